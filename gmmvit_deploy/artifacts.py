@@ -23,8 +23,9 @@ from gmmvit_deploy.families import spec_from_json, spec_to_json
 from gmmvit_deploy.golden import GoldenSet, golden_from_bytes, preprocessing_problem
 from gmmvit_deploy.graphs.constants import ConstantRecord
 from gmmvit_deploy.images import ImageSpec, image_from_json
+from gmmvit_deploy.labels import TASKS, LabelSet, Task
 from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.specs import ModelSpec, input_shape
+from gmmvit_deploy.specs import OUTPUTS, ModelSpec, OutputName, input_shape
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ _MOST_BATCH, _MOST_BLOCKS = 2**20, 1000
 """Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
 _EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 InputKind = Literal["pixels", "tensor"]
-Task = Literal["single-label"]
-"""Task of the network.  ``single-label``: each image has exactly one class; probabilities = softmax(logits)."""
-OutputMeaning = Literal["class logits"]
-"""Meaning of an output's values.  ``class logits``: a logit per class, in the order of the labels."""
+OutputMeaning = Literal["class logits", "pooled features"]
+"""Meaning of an output's values.  ``class logits``: a logit per class, in the order of the labels.
+``pooled features``: the values that the classifier head reads, or would read in a network without a classifier."""
+MEANINGS: dict[OutputName, OutputMeaning] = {"logits": "class logits", "features": "pooled features"}
 
 
 def tool_versions(*also: str) -> dict[str, str]:
@@ -88,15 +89,13 @@ class OutputRecord:
     meaning: the meaning of the values.
     """
 
-    name: str
+    name: OutputName
     shape: tuple[int, ...]
     meaning: OutputMeaning
 
     def __post_init__(self) -> None:
-        if self.meaning not in get_args(OutputMeaning):
-            raise ValueError(
-                f"output meaning: expected one of {', '.join(get_args(OutputMeaning))}, got {self.meaning!r}"
-            )
+        if MEANINGS.get(self.name) != self.meaning:
+            raise ValueError(f"output {self.name!r}: expected one of {', '.join(MEANINGS)}, with its meaning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +108,10 @@ class Manifest:
     input_kind, max_batch: as in `ExportOptions`.
     image: size, channels and normalisation of the input images. The mean and std are None if ``input_kind`` is
     ``tensor`` and no normalisation was given at export.
-    task: the task of the network.  outputs: the outputs of the network, in the order of the graph's outputs.
-    labels: the class names in the order of the class index.  opset: the version of the ONNX operators.
+    task: the task of the network (`labels.Task`).
+    outputs: the outputs of the network, in the order of the graph's outputs.
+    labels: the class names in the order of the class index; empty without logits.
+    opset: the version of the ONNX operators.
     folding: the names of the folding passes that changed the model.
     masks, biases: the record of the mask and of the bias on the attention scores of each layer.
     role_disagreements: a description of each node of ``model.onnx`` whose declared role differs from the inferred role.
@@ -119,7 +120,9 @@ class Manifest:
     differences.
     export_skipped: runner → reason why export could not compare the runner.
     float32_noise: the largest difference between PyTorch's float32 and float64 logits on the golden inputs, the inputs
-    in ``golden.npz``.
+    in ``golden.npz``. For a bundle without logits, the noise of the features.
+    thresholds: the threshold of each class of a multi-label network, between 0 and 1; empty for single-label.
+    features_noise: the same for the features of a bundle with logits and features; 0 for other bundles.
     versions: name → version of the toolkit, Python and packages at export.
     files: file name → SHA-256, for every file except the manifest.
     taken_from: what no tensor of the checkpoint shows, such as ``heads`` → where the value comes from, such as
@@ -148,6 +151,8 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, str]
     taken_from: dict[str, str] = field(default_factory=dict)
+    features_noise: float = 0.0
+    thresholds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.image.tensor_shape != input_shape(self.spec):
@@ -158,13 +163,32 @@ class Manifest:
             raise ValueError(f"max_batch: expected a number from 1 to {_MOST_BATCH}, got {self.max_batch!r}")
         if not all(isinstance(digest, str) for digest in self.files.values()):
             raise ValueError("files: expected a SHA-256 for each file")
-        if not 0 <= self.float32_noise < 1:  # False for NaN
-            raise ValueError(f"float32_noise: expected a number from 0 to 1, got {self.float32_noise!r}")
+        for noise in ("float32_noise", "features_noise"):
+            if not 0 <= getattr(self, noise) < 1:  # False for NaN
+                raise ValueError(f"{noise}: expected a number from 0 to 1, got {getattr(self, noise)!r}")
         depths = getattr(self.spec, "depths", (getattr(self.spec, "depth", 1),))
+        _ = self.label_set  # checks the task and the thresholds
+        if self.output_names not in OUTPUTS:
+            raise ValueError(f"outputs: expected logits, features, or both, got {', '.join(self.output_names)}")
         if sum(depths) > _MOST_BLOCKS:
             raise ValueError(f"spec: expected at most {_MOST_BLOCKS} blocks, got {sum(depths)}")
         if self.input_kind == "pixels" and self.image.normalisation is None:
             raise ValueError("image: expected mean and std, because input_kind is pixels, got no values")
+
+    @property
+    def output_names(self) -> tuple[OutputName, ...]:
+        """The names of the outputs.  The first output is the answer of every runner."""
+        return tuple(output.name for output in self.outputs)
+
+    @property
+    def label_set(self) -> LabelSet:
+        """The labels, and how logits become labels."""
+        return LabelSet(labels=self.labels, task=self.task, thresholds=self.thresholds)
+
+    @property
+    def has_logits(self) -> bool:
+        """True if the network has logits, so that it classifies."""
+        return "logits" in self.output_names
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
@@ -178,7 +202,7 @@ class Manifest:
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         """Rebuild a manifest.  Errors: KeyError, TypeError, ValueError or InputError for ``data`` of another form."""
         fields = {name: value for name, value in data.items() if name != "format"}
-        for name, known in (("input_kind", get_args(InputKind)), ("task", get_args(Task))):
+        for name, known in (("input_kind", get_args(InputKind)), ("task", TASKS)):
             if fields[name] not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {fields[name]!r}")
         fields["spec"] = spec_from_json(fields["spec"])
@@ -188,6 +212,7 @@ class Manifest:
             fields[name] = tuple(ConstantRecord(**{**m, "shape": tuple(m["shape"])}) for m in fields[name])
         for name in ("labels", "folding", "role_disagreements"):
             fields[name] = tuple(fields[name])
+        fields["thresholds"] = tuple(fields.get("thresholds", ()))
         return cls(**fields)
 
 

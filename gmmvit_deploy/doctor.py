@@ -72,6 +72,8 @@ _PACKAGES = {
     "nvidia-pytriton": "serve",
     "scikit-learn": "demo",
     "timm": "timm",
+    "transformers": "transformers",
+    "tensorboard": "train",
 }
 
 

@@ -11,6 +11,8 @@ of the images.
     image_pixels    the images, decoded and resized
     image_logits    PyTorch's logits for the images
 
+In a bundle without logits, ``features`` and ``image_features`` take the place of ``logits`` and ``image_logits``. A
+bundle with logits and features has all four arrays.
 A bundle without mean and std has no golden images. The images are encoded without loss, because the pixels must be
 equal, and two builds of libjpeg can decode a JPEG to pixels that differ by 1.
 """
@@ -23,13 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.preprocess import UnusableImage
+from gmmvit_deploy.specs import OutputName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["GoldenSet", "bytes_from_golden", "golden_from_bytes", "preprocessing_problem"]
 
-_ARRAYS = ("inputs", "tensors", "logits")
+_ARRAYS = ("inputs", "tensors")
+_ALSO = ("features", "image_features")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +44,9 @@ class GoldenSet:
     logits: PyTorch's logits for the inputs, float32 (B, C).  images: encoded images of various sizes.
     image_pixels: the images, decoded and resized, uint8 (I, height, width, channels).
     image_logits: PyTorch's logits for the images, float32 (I, C).
+    output: the name of the output that ``logits`` and ``image_logits`` hold; features take the place of the logits in
+    a bundle without logits.
+    features, image_features: the features, float32 (B, D) and (I, D), of a bundle with logits and features; else None.
     """
 
     inputs: NDArray[Any]
@@ -48,6 +55,9 @@ class GoldenSet:
     images: tuple[bytes, ...]
     image_pixels: NDArray[Any]
     image_logits: NDArray[Any]
+    output: OutputName = "logits"
+    features: NDArray[Any] | None = None
+    image_features: NDArray[Any] | None = None
 
 
 def bytes_from_golden(golden: GoldenSet) -> bytes:
@@ -55,13 +65,15 @@ def bytes_from_golden(golden: GoldenSet) -> bytes:
     import numpy as np
 
     file = io.BytesIO()
+    also = {"features": golden.features, "image_features": golden.image_features}
     np.savez(
         file,
         **{name: getattr(golden, name) for name in _ARRAYS},
         image_bytes=np.frombuffer(b"".join(golden.images), np.uint8),
         image_ends=np.cumsum([len(image) for image in golden.images], dtype=np.int64),
         image_pixels=golden.image_pixels,
-        image_logits=golden.image_logits,
+        **{golden.output: golden.logits, f"image_{golden.output}": golden.image_logits},
+        **{name: values for name, values in also.items() if values is not None},
     )
     return file.getvalue()
 
@@ -81,6 +93,7 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
             if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
                 raise ValueError("expected arrays without compression")
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            output: OutputName = "logits" if "logits" in file else "features"
             ends = file["image_ends"].tolist()
             joined = file["image_bytes"].tobytes()
             golden = GoldenSet(
@@ -89,7 +102,10 @@ def golden_from_bytes(data: bytes) -> GoldenSet:
                 if ends
                 else (),
                 image_pixels=file["image_pixels"],
-                image_logits=file["image_logits"],
+                logits=file[output],
+                image_logits=file[f"image_{output}"],
+                output=output,
+                **{name: file[name] for name in _ALSO if output == "logits" and name in file},
             )
     except (OSError, ValueError, KeyError, EOFError):
         raise
@@ -110,6 +126,12 @@ def _problem(golden: GoldenSet) -> str:
     shapes = {"uint8": channels_last, "float32": tensors.shape}
     if not len(inputs) == len(tensors) == len(logits) > 0 or inputs.shape != shapes.get(str(inputs.dtype)):
         return f"expected inputs of the tensors {_array(tensors)}, with logits, got {_array(inputs)}, {_array(logits)}"
+    if golden.features is not None and (
+        golden.image_features is None
+        or golden.features.shape[:-1] != logits.shape[:-1]
+        or golden.image_features.shape[:-1] != golden.image_logits.shape[:-1]
+    ):
+        return f"expected features for all logits, got {_array(golden.features)}"
     images = len(golden.images)
     if images and golden.image_logits.shape != (images, logits.shape[1]):
         return f"expected logits of {images} images, got {_array(golden.image_logits)}"

@@ -114,6 +114,11 @@ class ImageSpec:
                 f"image crop_pct: with {crop_pct}, an image would be resized to more than {MAX_IMAGE_PIXELS} pixels "
                 f"before the crop to {self.height}×{self.width}"
             )
+        if self._fit == "shortest" and self.height != self.width:
+            raise InputError(
+                f"the resize rule {self.resize} is for square images, got {self.height}×{self.width}",
+                hint="type --resize center-bilinear or --resize center-bicubic",
+            )
         if self._fit == "border" and self.mean is None:
             raise InputError(
                 f"the resize rule {self.resize} needs the mean of each channel for the colour of the padding",

@@ -16,6 +16,7 @@ __all__ = [
     "RESIZE_RULES",
     "STATE_PREPROCESSING",
     "ResizeRule",
+    "crops",
     "fit_of",
     "require_crop_pct",
     "resize_rule_from",
@@ -27,6 +28,8 @@ ResizeRule = Literal[
     "stretch-bicubic",
     "center-bilinear",
     "center-bicubic",
+    "shortest-bilinear",
+    "shortest-bicubic",
     "squash-bilinear",
     "squash-bicubic",
     "border-bilinear",
@@ -35,7 +38,8 @@ ResizeRule = Literal[
 """Rule for resizing images: the way in which an image is fitted to the network's height and width, and the filter.
 
 ``stretch`` resizes to the network's height and width, without keeping the aspect ratio. ``center``, ``squash`` and
-``border`` are timm's crop modes; `gmmvit_deploy.preprocess` defines them. The filters are antialiased."""
+``border`` are timm's crop modes, and ``shortest`` is that of Hugging Face transformers; `gmmvit_deploy.preprocess`
+defines them. The filters are antialiased."""
 RESIZE_RULES: tuple[ResizeRule, ...] = get_args(ResizeRule)
 
 STATE_PREPROCESSING = (
@@ -50,7 +54,12 @@ def fit_of(rule: ResizeRule) -> str:
     return rule.partition("-")[0]
 
 
-CROP_MODES = tuple(dict.fromkeys(fit_of(rule) for rule in RESIZE_RULES if fit_of(rule) != "stretch"))
+def crops(rule: ResizeRule) -> bool:
+    """Return True if a rule resizes to an intermediate size, which ``crop_pct`` determines."""
+    return fit_of(rule) != "stretch"
+
+
+CROP_MODES = ("center", "squash", "border")
 """timm's crop modes."""
 
 
@@ -71,10 +80,10 @@ def require_crop_pct(name: str, crop_pct: float, resize: ResizeRule) -> None:
         raise InputError(f"{name}: expected a number above 0 and at most 1, got {crop_pct!r}")
     fit = fit_of(resize)
     if fit == "stretch" and crop_pct != 1:
-        crops = [rule for rule in RESIZE_RULES if rule.endswith(resize.removeprefix(fit)) and rule != resize]
+        others = [rule for rule in RESIZE_RULES if rule.endswith(resize.removeprefix(fit)) and rule != resize]
         raise InputError(
             f"{name}: expected 1 with the resize rule {resize}, because this rule does not crop, got {crop_pct}",
-            hint=f"type --resize {_listed(crops)} for a rule that crops, or leave out --crop-pct",
+            hint=f"type --resize {_listed(others)} for a rule that crops, or leave out --crop-pct",
         )
 
 

@@ -16,10 +16,12 @@ from gmmvit_deploy.errors import SpecError
 __all__ = [
     "CHANNELS",
     "INTERPOLATIONS",
+    "OUTPUTS",
     "Interpolation",
     "MaskKind",
     "MaskSpec",
     "ModelSpec",
+    "OutputName",
     "input_shape",
     "interpolation_named",
     "mask_kind_named",
@@ -31,6 +33,10 @@ __all__ = [
     "spec_to_json",
 ]
 
+OutputName = Literal["logits", "features"]
+"""An output of a network.  ``logits``: a number for each class.  ``features``: the pooled tokens before the head."""
+OUTPUTS: tuple[tuple[OutputName, ...], ...] = (("logits",), ("features",), ("logits", "features"))
+"""The outputs that a network can have, in the order of the graph's outputs."""
 MaskKind = Literal["plain", "gmm", "elm", "decay"]
 Interpolation = Literal["timm", "torchvision", "deit", "dino"]
 """Algorithms that resample position embeddings for another image size (`layers.positions`)."""
@@ -148,8 +154,10 @@ class ModelSpec:
     """Fields common to all models.  Abstract class: each family derives a spec.
 
     family: the name of the family (`gmmvit_deploy.families`).  image_size: S, height and width in pixels.
-    classes: C, the number of classes.  mask: the mask on the attention scores.  channels: c, the image channels.
+    classes: C, the number of classes; 0 for a network without a classifier.  mask: the mask on the attention scores.
+    channels: c, the image channels.
     mask_kinds: the kinds of mask that the architecture supports.
+    headless: True if networks of the family can have no classifier.
     flags: the fields of variants, which are False in a network without the variant; JSON omits them while they are
     False, so that the JSON of such a network is the same as before the variant was supported.
     Errors: SpecError when a value is invalid.
@@ -158,6 +166,7 @@ class ModelSpec:
     family: ClassVar[str]
     mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain", "gmm", "elm")
     flags: ClassVar[tuple[str, ...]] = ()
+    headless: ClassVar[bool] = False
     image_size: int
     classes: int
     mask: MaskSpec
@@ -168,7 +177,7 @@ class ModelSpec:
             self.channels in CHANNELS,
             f"channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels!r}",
         )
-        require_counts(self, "image_size", "classes")
+        require_counts(self, "image_size", *([] if self.headless and self.classes == 0 else ["classes"]))
         require(
             self.mask.kind in self.mask_kinds,
             f"mask kind of a model of the family {self.family}: expected one of {', '.join(self.mask_kinds)}, got "

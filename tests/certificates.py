@@ -24,8 +24,11 @@ class Certificate:
     both: Path
 
 
-def self_signed(folder: Path, name: str = "server") -> Certificate:
-    """Write a certificate for 127.0.0.1, valid for a day, that is its own authority.  It does not name localhost."""
+def self_signed(folder: Path, name: str = "server", *, days: int = 1) -> Certificate:
+    """Write a certificate for 127.0.0.1 that is its own authority.  It does not name localhost.
+
+    days: the time until it expires; a negative number makes a certificate that has expired.
+    """
     private_key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -35,8 +38,8 @@ def self_signed(folder: Path, name: str = "server") -> Certificate:
         .issuer_name(subject)
         .public_key(private_key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - datetime.timedelta(days=10))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))]), critical=False
         )

@@ -100,6 +100,7 @@ _LONGEST = (
     "tests/serving/test_front.py",
     "tests/page/test_browser.py",
     "tests/demo/test_timm_demo.py",
+    "tests/training/test_train.py",
     "tests/engines/test_build.py",
     "tests/cli/test_cli.py",
     "tests/families/test_contract.py",

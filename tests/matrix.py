@@ -56,6 +56,9 @@ MATRIX: dict[str, tuple[str, ...]] = {
     "tests/pictures/test_every_system.py::test_the_attention_is_drawn_or_the_reason_is_stated": (),
     "tests/pictures/test_every_system.py::test_the_report_draws_every_step": (),
     "tests/pictures/test_masks.py::test_reports_of_every_golden_checkpoint": (),
+    "tests/rollout/test_kills.py::test_a_kill_at_each_step_leaves_a_service_that_serves_what_its_state_names": (
+        "victim",
+    ),
     "tests/serving/test_golden_logits.py::test_golden_logits": (),
 }
 """Test → the parameters by which cases are chosen; empty for all parameters."""

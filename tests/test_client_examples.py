@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.runners.classify import BundleClassifier, likeliest
+from gmmvit_deploy.runners.classify import BundleClassifier
 from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.repository import Repository
@@ -94,7 +94,7 @@ def expected(folder: Path, bundle: Bundle) -> tuple[list[tuple[str, float]], int
     """((label, probability) of the three likeliest classes of the photo, the index of the pixels' largest logit)."""
     with BundleClassifier(bundle, cpu_kernels=False) as classifier:
         (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
-    guesses = [(guess.label, guess.probability) for guess in likeliest(logits, bundle.manifest.labels, 3)]
+    guesses = [(guess.label, guess.probability) for guess in bundle.manifest.label_set.predictions(logits, 3)]
     return guesses, int(bundle.golden()[1][0].argmax())
 
 

@@ -1,16 +1,29 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from gmmvit_cli.access import CA, KEY_FILE, URL_VARIABLE, access_from
-from gmmvit_cli.options import CPU_KERNELS, INPUT, OUTPUT, SERVED_NAME, TARGET, cpu_kernels_from, existing
+from gmmvit_cli.options import (
+    CPU_KERNELS,
+    INPUT,
+    OUTPUT,
+    SERVED_NAME,
+    TARGET,
+    cpu_kernels_from,
+    existing,
+    require_output_file,
+)
 from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.labels import LabelSet
+    from gmmvit_deploy.runners.classify import Classification
 
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
 gmmvit classify photos/ --url grpc://localhost:8001 --top 3"""
@@ -59,16 +72,29 @@ def classify(
     top: int = typer.Option(
         5, min=1, metavar="N", rich_help_panel=OUTPUT, help="Number of classes to print per image."
     ),
+    features: Path | None = typer.Option(
+        None,
+        metavar="FILE.npz",
+        rich_help_panel=OUTPUT,
+        help="Also write the features of the images: the arrays features (N, D) and files (N). The bundle needs "
+        "features: gmmvit export --outputs features or --outputs both.",
+    ),
+    force: bool = typer.Option(
+        False, "--force", rich_help_panel=OUTPUT, help="Replace the file of --features if it exists."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Prints the most likely labels of each image with their probabilities. The exit status is 1 if a file cannot be
-    classified.
+    """Prints the most likely labels of each image with their probabilities; for a multi-label bundle, the labels that
+    reach their thresholds. The exit status is 1 if a file cannot be classified.
     """
     if bundle is not None and url is not None:
         raise InputError(
             "--bundle (classify locally) and --url (ask a server) exclude each other",
             hint="type --bundle or --url, not both",
         )
+    require_output_file(features, force=force)
+    if features is not None and features.suffix != ".npz":
+        raise InputError(f"--features {features}: expected the name of an .npz file", hint="type --features FILE.npz")
     kernels = cpu_kernels_from(cpu_kernels)
     if bundle is None and kernels is not None:
         raise InputError(
@@ -78,6 +104,7 @@ def classify(
     from gmmvit_deploy.artifacts import open_bundle
     from gmmvit_deploy.data.files import image_files
     from gmmvit_deploy.runners.classify import BundleClassifier, TritonClassifier, classify_files
+    from gmmvit_deploy.runners.features import write_features
 
     files = image_files(images)
     with progress("classify") as on_progress:
@@ -93,18 +120,28 @@ def classify(
         )
         with classifier:
             answers = classify_files(
-                classifier, files, top=top, batch=batch, concurrency=concurrency, on_progress=on_progress
+                classifier,
+                files,
+                top=top,
+                batch=batch,
+                concurrency=concurrency,
+                features=features is not None,
+                on_progress=on_progress,
             )
+    if features is not None:
+        write_features(features, answers, force=force)
     if classifier.notice:
         note(f"cpu kernels: off: {classifier.notice}")
     failed = [answer for answer in answers if answer.error]
     if as_json:
-        print_json([asdict(answer) for answer in answers])
+        print_json([answer.to_json() for answer in answers])
     else:
+        label_set = classifier.label_set
         for answer in answers:
-            if not answer.error:
-                labels = "  ".join(f"{p.label} {p.probability:.1%}" for p in answer.predictions)
-                typer.echo(f"{answer.path}: {labels}")
+            if answer.predictions:
+                typer.echo(f"{answer.path}: {_shown(answer, label_set)}")
+    if features is not None:
+        note(f"features: {features}")
     for answer in failed:
         complain(f"Error: {answer.path}: {answer.error}")
     if failed:
@@ -112,3 +149,14 @@ def classify(
             f"hint: {len(failed)} of {len(answers)} files were not classified; repair or remove the files named above"
         )
         raise typer.Exit(1)
+
+
+def _shown(answer: Classification, label_set: LabelSet) -> str:
+    """Return the classes with their probabilities; of a multi-label network, the classes that reach their threshold."""
+    names = label_set.names
+    shown = [
+        f"{names[guess.index] if names else guess.label} {guess.probability:.1%}"
+        for guess in answer.predictions
+        if guess.present
+    ]
+    return "  ".join(shown) or "no label reaches its threshold"

@@ -23,6 +23,7 @@ JOBS: Mapping[str, Mapping[str, str]] = {
         "inspect": "Describe a checkpoint: architecture, sizes, masks and problems.",
         "page": "Try a bundle in the browser: upload or draw images, view masks.",
     },
+    "Train": {"train": "Train a preset or a model of timm, with or without masks."},
     "Export and build": {
         "export": "Export a checkpoint to ONNX, and compare the graph with PyTorch.",
         "convert": "Add fp16, bf16, int8 or fp8 graphs to a bundle.",

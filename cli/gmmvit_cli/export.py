@@ -40,10 +40,12 @@ from gmmvit_cli.options import (
     normalisation_from,
     require_calibration,
     require_output,
+    thresholds_from,
 )
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import FAMILIES
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
@@ -51,12 +53,20 @@ from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.images import ImageSpec
+    from gmmvit_deploy.labels import Task
+    from gmmvit_deploy.specs import OutputName
     from gmmvit_deploy.variants import Variant
 
 EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
 gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
 
 _INPUT_KINDS = ("pixels", "tensor")
+_TASKS: dict[str, Task] = {"single": "single-label", "multi": "multi-label"}
+_OUTPUTS: dict[str, tuple[OutputName, ...]] = {
+    "logits": ("logits",),
+    "features": ("features",),
+    "both": ("logits", "features"),
+}
 _STRETCHED = tuple(family.name for family in FAMILIES if family.default_resize == "stretch-bilinear")
 _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
@@ -114,6 +124,30 @@ def export(
         help="Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
         callback=choice_from("--input", lambda: _INPUT_KINDS),
         autocompletion=complete(lambda: _INPUT_KINDS),
+    ),
+    task: str = typer.Option(
+        "single",
+        metavar="TASK",
+        rich_help_panel=INPUT,
+        help="single: an image has one class. multi: an image has any number of classes, by sigmoid and thresholds.",
+        callback=choice_from("--task", lambda: tuple(_TASKS)),
+        autocompletion=complete(lambda: tuple(_TASKS)),
+    ),
+    thresholds: str | None = typer.Option(
+        None,
+        metavar="FILE|NUMBER",
+        rich_help_panel=INPUT,
+        help="With --task multi: the probability from which on an image has a label. A file with a number on each line "
+        "in the order of the labels, a .json file with a list or with label: number, or a number for all labels.",
+    ),
+    outputs: str = typer.Option(
+        "logits",
+        metavar="NAMES",
+        rich_help_panel=OUTPUT,
+        help="Outputs of the graph: logits, features or both. features: the pooled values before the classifier head, "
+        "also of a backbone without a head.",
+        callback=choice_from("--outputs", lambda: tuple(_OUTPUTS)),
+        autocompletion=complete(lambda: tuple(_OUTPUTS)),
     ),
     heads: int | None = HEADS,
     preset: str | None = PRESET,
@@ -176,8 +210,16 @@ def export(
         scale_adjustment=scale_adjustment,
         transform_scale=transform_scale,
         decomposed_stages=decomposed_stages,
+        only_features=outputs == "features",
     )
+    if outputs == "features" and labels is not None:
+        raise InputError(
+            "--labels names the classes of the logits, and --outputs features writes no logits",
+            hint="leave --labels out, or type --outputs both",
+        )
     normalisation = normalisation_from(dataset, mean, std)
+    names = labels_from(labels) or normalisation.labels
+    limits = thresholds_from(thresholds, names)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
     variants: list[Variant] = []
@@ -192,7 +234,11 @@ def export(
             std=normalisation.std,
             resize=None if resize is None else resize_rule_from(resize),
             crop_pct=crop_pct,
-            labels=labels_from(labels) or normalisation.labels,
+            labels=names,
+            outputs=_OUTPUTS[outputs],
+            task=_TASKS[task],
+            thresholds=limits,
+            thresholds_source=thresholds or "--thresholds",
         )
 
         def check(image: ImageSpec) -> None:
@@ -224,7 +270,7 @@ def export(
     rows = [
         ("model", f"{manifest.spec.family}, {manifest.spec.mask} mask"),
         ("input", f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, {shape})"),
-        ("output", f"logits: float32 (1..{manifest.max_batch}, {manifest.spec.classes})"),
+        *(("output", f"{o.name}: float32 (1..{manifest.max_batch}, {o.shape[0]})") for o in manifest.outputs),
         (
             "folded",
             f"{len(manifest.masks)} masks and {len(manifest.biases)} biases stored as constants "
@@ -249,7 +295,9 @@ def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
     crop = f", crop_pct {image.crop_pct:g}" if image.crop_pct != 1 else ""
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (image.mean, image.std))
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
-    return [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}"), ("labels", f"{len(labels)}: {shown}")]
+    rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
+    task = " (multi-label)" if bundle.manifest.task == "multi-label" else ""
+    return [*rows, ("labels", f"{len(labels)}{task}: {shown}")] if labels else rows
 
 
 def _resized(bundle: Bundle) -> list[tuple[str, str]]:

@@ -300,6 +300,7 @@ def hints_from(
     scale_adjustment: float | None = None,
     transform_scale: bool | None = None,
     decomposed_stages: str | None = None,
+    only_features: bool = False,
 ) -> LoadHints:
     """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
     return LoadHints(
@@ -321,4 +322,5 @@ def hints_from(
         scale_adjustment=scale_adjustment,
         transform_scale=transform_scale,
         decomposed_stages=stages_from(decomposed_stages),
+        only_features=only_features,
     )

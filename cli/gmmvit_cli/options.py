@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -51,6 +52,7 @@ __all__ = [
     "require_output",
     "require_output_file",
     "server_from",
+    "thresholds_from",
 ]
 
 # Headings of the options in help.
@@ -74,7 +76,7 @@ DATA = typer.Option(
     metavar="KIND:PATH",
     rich_help_panel=INPUT,
     help=f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
-    f"{listed(KINDS[:-1])}; array is an .npz or .npy file. Append "
+    f"{listed(KINDS[:-1])}; array is an .npz or .npy file; table is a .csv file with labels of 0 and 1. Append "
     f"{' or '.join(f'#{split}' for split in SPLITS)} to choose the split (default: {SPLITS[0]}).",
     autocompletion=complete(lambda: _DATA_KINDS),
 )
@@ -244,6 +246,57 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
             f"--labels {text}: expected a file with a label on each line: {reason}",
             hint="type --labels FILE, or the labels themselves: --labels cat,dog",
         ) from exc
+
+
+def thresholds_from(text: str | None, labels: tuple[str, ...] | None) -> tuple[float, ...] | float | None:
+    """Read thresholds from a number, a file with a number on each line, or a .json file.
+
+    labels: the labels that the command names, for a .json file of label → number.
+    Errors: InputError when the file cannot be read, or holds something else.
+    """
+    if text is None:
+        return None
+    path = Path(text)
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        content = path.read_text(encoding="utf-8")
+        values = json.loads(content) if path.suffix == ".json" else content.split()
+        if isinstance(values, dict):
+            values = _in_order(path, values, labels)
+        if not isinstance(values, list):
+            raise ValueError(f"got {type(values).__name__}")
+        return tuple(float(value) for value in values)
+    except (OSError, ValueError, TypeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise InputError(
+            f"--thresholds {text}: expected a number on each line, or JSON with a list of numbers or label: number: "
+            f"{reason}",
+            hint="type --thresholds FILE, or a number for all labels, such as --thresholds 0.5",
+        ) from exc
+
+
+def _in_order(path: Path, values: dict[str, Any], labels: tuple[str, ...] | None) -> list[Any]:
+    """Return the thresholds in the order of the labels.  Repeated labels have the index added: ``crane (134)``."""
+    from gmmvit_deploy.labels import distinct_names
+
+    if labels is None:
+        raise InputError(
+            f"{path}: thresholds by label need the labels, which the command does not name",
+            hint="add --labels FILE, or write the thresholds as a list in the order of the labels",
+        )
+    names = distinct_names(labels)
+    missing = [name for name in names if name not in values]
+    unknown = [name for name in values if name not in names]
+    if missing or unknown:
+        other = f"there is no label {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
+        raise InputError(
+            f"{path}: expected {len(names)} thresholds, one for each label, got {len(values)}: {other}",
+            hint="write each label once; a label that occurs several times is written with its index: crane (134)",
+        )
+    return [values[name] for name in names]
 
 
 def require_calibration(precisions: tuple[Precision, ...], calibration: str | None) -> None:

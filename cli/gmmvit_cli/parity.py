@@ -206,6 +206,8 @@ def _limits(report: ParityReport) -> list[str]:
 
 
 def _print_flips(decisions: Mapping[str, Any]) -> None:
+    if not decisions:  # a bundle without logits
+        return
     for flip in decisions["flips"][:_MOST_REASONS]:
         kind = "within the noise" if flip["within_noise"] else "WRONG"
         typer.echo(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import typer
 from gmmvit_cli.options import INPUT, OUTPUT, TARGET
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.rollout.canary import CanaryOptions
 
 EXAMPLE = """gmmvit rollout new-bundle --to service
 gmmvit rollout new-bundle --to service --canary 5% --canary-images photos/
 gmmvit rollout --abort --to service"""
 
 _CANARY = "Canary"
+_DEFAULTS = CanaryOptions()
 
 
 def rollout(
@@ -29,20 +32,37 @@ def rollout(
         rich_help_panel=_CANARY,
         help="First share of the traffic for the new bundle, such as 5%.",
     ),
-    canary_requests: int = typer.Option(
-        200, min=1, metavar="N", rich_help_panel=_CANARY, help="Number of requests that the new bundle must answer."
+    canary_requests: int | None = typer.Option(
+        None,
+        min=1,
+        metavar="N",
+        rich_help_panel=_CANARY,
+        show_default=str(_DEFAULTS.requests),
+        help="Number of requests that the new bundle must answer.",
     ),
-    canary_timeout: float = typer.Option(
-        600.0, metavar="S", rich_help_panel=_CANARY, help="Maximum time for these requests, in seconds."
+    canary_timeout: float | None = typer.Option(
+        None,
+        metavar="S",
+        rich_help_panel=_CANARY,
+        show_default=f"{_DEFAULTS.timeout_s:g}",
+        help="Maximum time for these requests, in seconds.",
     ),
-    canary_slower: float = typer.Option(
-        1.5, metavar="RATIO", rich_help_panel=_CANARY, help="Maximum of the mean times, new divided by old."
+    canary_slower: float | None = typer.Option(
+        None,
+        metavar="RATIO",
+        rich_help_panel=_CANARY,
+        show_default=f"{_DEFAULTS.slower:g}",
+        help="Maximum of the mean times, new divided by old.",
     ),
     canary_images: list[str] = typer.Option(
         [], metavar="IMAGE|FOLDER|GLOB", rich_help_panel=_CANARY, help="Images that both bundles classify; repeatable."
     ),
-    canary_agreement: float = typer.Option(
-        0.95, metavar="SHARE", rich_help_panel=_CANARY, help="Minimum share of these images with the same label."
+    canary_agreement: float | None = typer.Option(
+        None,
+        metavar="SHARE",
+        rich_help_panel=_CANARY,
+        show_default=f"{_DEFAULTS.agreement:g}",
+        help="Minimum share of these images with the same label.",
     ),
     allow_contract_change: bool = typer.Option(
         False,
@@ -70,6 +90,15 @@ def rollout(
             "expected BUNDLE, --abort or --status, without the other two",
             hint=f"type gmmvit rollout BUNDLE --to {to}, or gmmvit rollout --abort --to {to}",
         )
+    compared = {
+        "--canary-requests": canary_requests,
+        "--canary-timeout": canary_timeout,
+        "--canary-slower": canary_slower,
+    }
+    if canary is None:
+        _require_needed("--canary", "--canary 5%", compared)
+    if not canary_images:
+        _require_needed("--canary-images", "--canary-images FOLDER", {"--canary-agreement": canary_agreement})
     order: dict[str, Any] = {"order": "abort" if abort else "status"}
     if bundle is not None:
         from gmmvit_deploy.artifacts import open_bundle
@@ -79,11 +108,11 @@ def rollout(
             "order": "rollout",
             "bundle": str(bundle.absolute()),
             "canary_share": None if canary is None else share_from(canary),
-            "canary_requests": canary_requests,
-            "canary_timeout_s": canary_timeout,
-            "canary_slower": canary_slower,
+            "canary_requests": canary_requests or _DEFAULTS.requests,
+            "canary_timeout_s": _DEFAULTS.timeout_s if canary_timeout is None else canary_timeout,
+            "canary_slower": _DEFAULTS.slower if canary_slower is None else canary_slower,
             "canary_images": _image_paths(canary_images),
-            "canary_agreement": canary_agreement,
+            "canary_agreement": _DEFAULTS.agreement if canary_agreement is None else canary_agreement,
             "allow_contract_change": allow_contract_change,
         }
     last: dict[str, Any] = {}
@@ -96,6 +125,17 @@ def rollout(
         print_json(last)
     else:
         typer.echo(str(last["done"]))
+
+
+def _require_needed(needed: str, typed: str, given: Mapping[str, object]) -> None:
+    """Refuse options that have no effect without the option ``needed``.
+
+    given: option → its value, or None if the option was not given.
+    Errors: InputError.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(f"{option} needs {needed}", hint=f"add {typed}, or remove {option}")
 
 
 def _image_paths(images: list[str]) -> list[str]:

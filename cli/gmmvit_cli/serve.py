@@ -129,6 +129,7 @@ def serve(
     from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+    from gmmvit_deploy.serving.server_log import stamped
     from gmmvit_deploy.serving.service import Service
     from gmmvit_deploy.serving.serving import serve_path
 
@@ -183,7 +184,7 @@ def serve(
                 tritonserver=tritonserver,
                 on_ready=lambda gateway, slots: announce(gateway, slots.server, gateway),
                 on_log_line=note if log is None else None,
-                on_gateway_line=note,
+                on_gateway_line=lambda line: note(stamped(line)),
                 on_progress=shown.enter_context(progress("serve")),
             )
         return
@@ -201,6 +202,6 @@ def serve(
             on_kernels=on_kernels,
             on_ready=lambda service: announce(service, service.server, service.gateway),
             on_log_line=note if log is None else None,
-            on_gateway_line=note,
+            on_gateway_line=lambda line: note(stamped(line)),
             on_progress=shown.enter_context(progress("serve")),
         )

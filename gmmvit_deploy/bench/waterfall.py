@@ -157,7 +157,7 @@ class _Decoding(_Program):
         self._server = server
 
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self._server.connection.infer(self._server.ensemble, "IMAGE", batch)
+        return self._server.infer(batch)
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -10,21 +10,24 @@ from pathlib import Path
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
+from gmmvit_deploy.checkpoints.hugging_face_folder import with_network_names
 from gmmvit_deploy.checkpoints.linear_head import with_linear_head
 from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
-from gmmvit_deploy.errors import CheckpointError, SpecError
+from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.families import FAMILIES, PRESETS, Family, family_of, family_of_preset, preset_spec, spec_from_json
 from gmmvit_deploy.families.counting import trainable_parameters
 from gmmvit_deploy.families.custom.spec import CustomSpec
+from gmmvit_deploy.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
 from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
 from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
+from gmmvit_deploy.images import image_from_json
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.sources.options import check_options, refuse_own_options
@@ -112,6 +115,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
         raise
     check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
     _compare_with_preset(spec, hints, name)
+    if source is HUGGING_FACE_FILES:
+        file = with_network_names(file, spec)
     with _errors_that_name(name):
         origins = source.tensors(spec)
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
@@ -144,6 +149,8 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     ``hints.source`` chooses between sources with equally many names.
     Errors: CheckpointError when the user must choose.
     """
+    if file.record.of_transformers:
+        return HUGGING_FACE_FILES
     if hints.model == CONV_STEM_VIT:
         return TORCHVISION_FILES
     for source in (DINOV2_FILES, DEIT3_FILES):
@@ -233,7 +240,8 @@ def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """Load the weights file of a bundle (the folder that ``gmmvit export`` writes), which contains the model spec.
+    """Load the weights file of a bundle (the folder that ``gmmvit export`` writes), or a checkpoint of
+    ``gmmvit train``: both contain the model spec.
 
     Errors: CheckpointError if a hint contradicts the spec, or if the tensors do not fit the spec.
     """
@@ -243,7 +251,7 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     refuse_own_options(
         source,
         hints,
-        reason="the weights of a bundle, which hold the spec of the model",
+        reason="a file that holds the spec of the model, as gmmvit export and gmmvit train write it",
         allowed=("model_args",) if isinstance(spec, CustomSpec) else (),
     )
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
@@ -260,7 +268,27 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     _compare_with_preset(spec, hints, source)
     _refuse_misfits(file, spec, None, {})
     model = resized_as_asked(filled_model(spec, file.tensors), hints, usual=None, source=source)
-    return _audited(file, model, used=set(file.tensors), unused={})
+    return replace(_audited(file, model, used=set(file.tensors), unused={}), images=_own_images(file, model.spec))
+
+
+def _own_images(file: TensorFile, spec: ModelSpec) -> KnownImages:
+    """Return the preprocessing and the class names that a checkpoint of ``gmmvit train`` states.
+
+    Errors: CheckpointError when they do not fit the spec.
+    """
+    stated = file.images_json()
+    if stated is None:
+        return KnownImages()
+    try:
+        image, labels = image_from_json(stated["image"]), tuple(map(str, stated["labels"]))
+    except (TypeError, KeyError, AttributeError, InputError) as exc:
+        raise CheckpointError(f"{file.path}: the preprocessing that the file states is not valid: {exc}") from exc
+    if len(labels) != spec.classes or image.channels != spec.channels:
+        raise CheckpointError(
+            f"{file.path}: the file states {len(labels)} labels and {image.channels} channels, but its model has "
+            f"{spec.classes} classes and {spec.channels} channels"
+        )
+    return KnownImages(mean=image.mean, std=image.std, resize=image.resize, crop_pct=image.crop_pct, labels=labels)
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:

@@ -23,14 +23,22 @@ from gmmvit_deploy.checkpoints.wrapping import (
     refuse_choice,
 )
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.sources.hints import WeightsKind
+from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.sources.record import TrainingRecord
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MODEL_METADATA_KEY", "SPEC_METADATA_KEY", "TensorFile", "read_tensors", "require_checkpoint"]
+__all__ = [
+    "IMAGES_METADATA_KEY",
+    "MODEL_METADATA_KEY",
+    "SPEC_METADATA_KEY",
+    "WEIGHTS_METADATA_KEY",
+    "TensorFile",
+    "read_tensors",
+    "require_checkpoint",
+]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
 """Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of the paper
@@ -39,7 +47,13 @@ weights file."""
 MODEL_METADATA_KEY = "gmmvit_model"
 """Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of this
 package's modules. Such a file has no other metadata entry, because safetensors writes several entries in varying order:
-two files of the same model would differ."""
+two files of the same model would differ. The checkpoints of ``gmmvit train`` have this entry and the following entries
+at their top level."""
+IMAGES_METADATA_KEY = "gmmvit_images"
+"""Key of the entry with the preprocessing and the class names as JSON, in checkpoints of ``gmmvit train``."""
+WEIGHTS_METADATA_KEY = "gmmvit_weights"
+"""Key of the entry that states which weights to export, ``trained`` or ``averaged``, in checkpoints of ``gmmvit train``
+unless the user chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +61,8 @@ class TensorFile:
     """The tensors of a checkpoint file by name, without prefixes such as ``module.``.
 
     wrapping: a description of the place of the tensors in the file.  tensors: name without prefix → tensor.
-    metadata: the text entries of a safetensors file; empty for a PyTorch file.
+    metadata: the text entries of a safetensors file, and those that ``gmmvit train`` writes into a PyTorch file; empty
+    for any other PyTorch file.
     weights: ``trained`` or ``averaged``; None when the file does not state the kind of its weights.
     record: the plain values that the training script stored beside the tensors.
     left_out: key of the state dict → the reason why the entry is no tensor of the model; these entries are not read.
@@ -64,7 +79,9 @@ class TensorFile:
 
     @property
     def has_own_names(self) -> bool:
-        """True if the tensors have the names of this package's modules, as in the weights file of a bundle."""
+        """True if the tensors have the names of this package's modules, as in the weights file of a bundle, and in a
+        checkpoint of ``gmmvit train``.
+        """
         return MODEL_METADATA_KEY in self.metadata
 
     def spec_json(self) -> Mapping[str, Any] | None:
@@ -72,15 +89,25 @@ class TensorFile:
 
         Errors: CheckpointError when the entry is not a JSON object.
         """
-        text = self.metadata.get(MODEL_METADATA_KEY, self.metadata.get(SPEC_METADATA_KEY))
+        return self._json(MODEL_METADATA_KEY if self.has_own_names else SPEC_METADATA_KEY, "model spec")
+
+    def images_json(self) -> Mapping[str, Any] | None:
+        """Return the preprocessing and the class names in a checkpoint of ``gmmvit train``; None for another file.
+
+        Errors: CheckpointError when the entry is not a JSON object.
+        """
+        return self._json(IMAGES_METADATA_KEY, "preprocessing")
+
+    def _json(self, key: str, what: str) -> Mapping[str, Any] | None:
+        text = self.metadata.get(key)
         if text is None:
             return None
         try:
             data = json.loads(text)
-        except ValueError as exc:
-            raise CheckpointError(f"{self.path}: expected the model spec in the metadata to be JSON: {exc}") from exc
+        except (ValueError, RecursionError) as exc:
+            raise CheckpointError(f"{self.path}: expected the {what} in the metadata to be JSON: {exc}") from exc
         if not isinstance(data, dict):
-            raise CheckpointError(f"{self.path}: expected the model spec in the metadata to be a JSON object")
+            raise CheckpointError(f"{self.path}: expected the {what} in the metadata to be a JSON object")
         return data
 
 
@@ -128,19 +155,31 @@ def _from_safetensors(path: Path, weights: WeightsKind | None) -> TensorFile:
 def _from_pytorch(path: Path, weights: WeightsKind | None) -> TensorFile:
     with open_torch_file(path) as file:
         record = record_of(path, file.value, file.namespaces)
-        chosen = choose_weights(path, file.value, weights)
+        own = _own_entries(record)
+        chosen = choose_weights(path, file.value, weights or _kind_in(own))
         refs = _only_tensors(path, chosen.entries)
-        plain = names_without_prefix(refs)
+        plain = PlainNames(names={name: name for name in refs}) if own else names_without_prefix(refs)
         return TensorFile(
             path=path,
             sha256=sha256_of_file(path),
             wrapping=chosen.wrapping + _prefix_in_words(plain.prefix),
             tensors={short: file.tensor(name, refs[name]) for name, short in plain.names.items()},
-            metadata={},
+            metadata=own,
             weights=chosen.kind,
             record=record,
             left_out=plain.left_out,
         )
+
+
+def _own_entries(record: TrainingRecord) -> dict[str, str]:
+    """Return the entries of a checkpoint of ``gmmvit train``; an empty dict for any other file."""
+    keys = (MODEL_METADATA_KEY, IMAGES_METADATA_KEY, WEIGHTS_METADATA_KEY)
+    own = {key: text for key in keys if isinstance(text := record.entries.get(key), str)}
+    return own if MODEL_METADATA_KEY in own else {}
+
+
+def _kind_in(own: Mapping[str, str]) -> WeightsKind | None:
+    return next((kind for kind in WEIGHTS_KINDS if kind == own.get(WEIGHTS_METADATA_KEY)), None)
 
 
 def _prefix_in_words(prefix: str) -> str:

@@ -66,7 +66,9 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
         )
     if reasons:
         raise BundleError(f"{weights}: {'; '.join(reasons)}", hint="write the bundle again with gmmvit export")
-    return filled_model(manifest.spec, file.tensors)
+    model = filled_model(manifest.spec, file.tensors)
+    model.outputs = manifest.output_names
+    return model
 
 
 def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:

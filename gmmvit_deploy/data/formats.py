@@ -201,6 +201,8 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 def array_file(path: Path) -> Images:
     """Read an .npz file with the array ``images`` and optionally the array ``labels``, or an .npy file of images.
 
+    ``labels`` holds class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).
+
     Errors: InputError when the file cannot be read, or has no array ``images``.
     """
     arrays = arrays_in(path)

@@ -14,7 +14,11 @@ from gmmvit_deploy.preprocess import MODES, UnusableImage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayImages", "FileImages", "Images"]
+__all__ = ["ArrayImages", "FileImages", "Images", "Label"]
+
+
+Label = int | tuple[int, ...] | None
+"""The index of the true class, the ascending indices of all true classes in multi-label data, or None."""
 
 
 class Images:
@@ -47,8 +51,8 @@ class Images:
         """
         raise NotImplementedError
 
-    def label(self, index: int) -> int | None:
-        """Return the index of the true class, or None if the image has no label."""
+    def label(self, index: int) -> Label:
+        """Return the true class or classes, or None if the image has no label."""
         raise NotImplementedError
 
     def where(self, index: int) -> str:
@@ -71,7 +75,7 @@ class ArrayImages(Images):
     ) -> None:
         """Store the images.
 
-        labels: the class index of each image, or None.
+        labels: the class index of each image, 0 and 1 for each class of each image, or None.
         Errors: InputError when ``images`` is empty or has another shape or data type, or when ``labels`` do not contain
         a whole number for each image.
         """
@@ -85,7 +89,7 @@ class ArrayImages(Images):
             )
         if not len(images):
             raise InputError(f"{name}: expected at least one image, got an empty array")
-        self._labels = None if labels is None else np.asarray(labels).reshape(-1)
+        self._labels = None if labels is None else _labels_array(np.asarray(labels), name)
         if self._labels is not None and (len(self._labels) != len(images) or self._labels.dtype.kind not in "iu"):
             raise InputError(
                 f"{name}: expected {len(images)} labels, all whole numbers, "
@@ -108,22 +112,40 @@ class ArrayImages(Images):
         image_from_pixels(self._images[index]).save(file, "PNG")
         return file.getvalue()
 
-    def label(self, index: int) -> int | None:
-        return None if self._labels is None else int(self._labels[index])
+    def label(self, index: int) -> Label:
+        if self._labels is None:
+            return None
+        label = self._labels[index]
+        return int(label) if label.ndim == 0 else tuple(map(int, label.nonzero()[0]))
 
     def where(self, index: int) -> str:
         return f"{self.name}[{index}]"
+
+
+def _labels_array(labels: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).
+
+    Errors: InputError when a two-dimensional array of several columns has other values than 0 and 1.
+    """
+    if labels.ndim != 2 or labels.shape[1] == 1:
+        return labels.reshape(-1)
+    if labels.dtype.kind not in "biu" or labels.min() < 0 or labels.max() > 1:
+        raise InputError(
+            f"{name}: expected labels (N, classes) of 0 and 1, got {labels.dtype} values from {labels.min()} to "
+            f"{labels.max()}"
+        )
+    return labels.astype("int64")
 
 
 class FileImages(Images):
     """Encoded images, each in a separate file."""
 
     def __init__(
-        self, name: str, files: Sequence[Path], labels: Sequence[int] | None, classes: tuple[str, ...] = ()
+        self, name: str, files: Sequence[Path], labels: Sequence[Label] | None, classes: tuple[str, ...] = ()
     ) -> None:
         """Store the paths of the files.
 
-        labels: the class index of each file, or None.
+        labels: the class or classes of each file, or None.
         Errors: InputError when ``files`` is empty.
         """
         if not files:
@@ -146,7 +168,7 @@ class FileImages(Images):
         except OSError as exc:
             raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
 
-    def label(self, index: int) -> int | None:
+    def label(self, index: int) -> Label:
         return None if self._labels is None else self._labels[index]
 
     def where(self, index: int) -> str:

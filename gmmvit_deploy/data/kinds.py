@@ -7,5 +7,5 @@ from __future__ import annotations
 
 __all__ = ["KINDS", "SPLITS"]
 
-KINDS = ("cifar10", "cifar100", "svhn", "mnist", "tiny-imagenet", "folder", "array", "digits")
+KINDS = ("cifar10", "cifar100", "svhn", "mnist", "tiny-imagenet", "folder", "table", "array", "digits")
 SPLITS = ("test", "train")

@@ -2,6 +2,7 @@
 
     cifar10:PATH   cifar100:PATH   svhn:PATH   mnist:PATH   tiny-imagenet:PATH
     folder:PATH    a folder with a subfolder per class, or a folder of images
+    table:PATH     a .csv file with a column of files and a column of 0 and 1 for each label (multi-label)
     array:PATH     an .npz or .npy file of images
     digits         the images of digits that are part of scikit-learn
 
@@ -17,9 +18,10 @@ from pathlib import Path
 from gmmvit_deploy.data import formats
 from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.data.tables import table
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["KINDS", "is_named", "open_data", "require_data"]
+__all__ = ["KINDS", "held_out_of", "is_named", "kind_of_data", "open_data", "require_data"]
 
 _WITHOUT_PATH = "digits"
 _READERS: dict[str, Callable[[Path, str], Images]] = {
@@ -29,6 +31,7 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
     "mnist": formats.idx,
     "tiny-imagenet": formats.tiny_imagenet,
     "folder": formats.class_folders,
+    "table": lambda path, split: table(path),
     "array": lambda path, split: formats.array_file(path),
     "digits": lambda path, split: formats.digits(split),
 }
@@ -39,14 +42,32 @@ def is_named(text: str) -> bool:
     return text.partition("#")[0].partition(":")[0] in KINDS
 
 
-def open_data(text: str) -> Images:
+def open_data(text: str, *, split: str = "test") -> Images:
     """Open the data that a text ``kind:path#split`` names.
 
+    split: the split if the text names no split.
     Errors: InputError when the kind or the split is unknown, when the path is missing or does not exist, or when the
     data at the path is of another kind.
     """
+    kind, path, named = _parts(text)
+    return _READERS[kind](path, named or split)
+
+
+def kind_of_data(text: str) -> str:
+    """Return the kind of data that a text names.  Errors: InputError when the text is not valid."""
+    return _parts(text)[0]
+
+
+def held_out_of(text: str) -> str | None:
+    """Return the text that names the split test of the same data, or None if the data has no other split.
+
+    Errors: InputError when the text is not valid.
+    """
     kind, path, split = _parts(text)
-    return _READERS[kind](path, split)
+    single = kind == "array" or (kind == "svhn" and path.is_file())
+    if split == "test" or single or (kind == "folder" and not (path / "test").is_dir()):
+        return None
+    return f"{text.partition('#')[0]}#test"
 
 
 def require_data(text: str) -> None:
@@ -60,7 +81,7 @@ def require_data(text: str) -> None:
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
-    """Split a text ``kind:path#split`` into (kind, path, split).
+    """Split a text ``kind:path#split`` into (kind, path, split); the split is empty if the text names no split.
 
     Errors: InputError when the kind or the split is unknown, or when the path is missing or not expected.
     """
@@ -78,4 +99,4 @@ def _parts(text: str) -> tuple[str, Path, str]:
     if (kind == _WITHOUT_PATH) == bool(path):
         problem = f"{kind} takes no path" if path else f"expected a path after {kind}:"
         raise InputError(f"data {text!r}: {problem}", hint=f"type {kind}" if path else f"type {kind}:PATH")
-    return kind, Path(path), split or "test"
+    return kind, Path(path), split

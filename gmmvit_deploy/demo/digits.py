@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
 from gmmvit_deploy.data.formats import digits
+from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.models import DemoModel
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.training.images import TrainingData
+from gmmvit_deploy.training.recipe import RECIPES
+from gmmvit_deploy.training.trainer import Epoch, Trainer
 
 __all__ = ["Digits", "load_digit_images", "train"]
 
@@ -56,32 +60,23 @@ def train(
     model: DemoModel[Network],
     *,
     epochs: int,
-    batch: int = 64,
     on_progress: OnProgress = ignore,
 ) -> Network:
-    """Train a model from scratch with AdamW, a one-cycle schedule, and random shifts by up to two pixels.
+    """Train a model from scratch by the recipe ``light`` of ``gmmvit train``.
 
     on_progress: called after each epoch, with the mean loss of the epoch as the detail.
     Returns the trained network in evaluation mode.
     """
     torch.manual_seed(_SEED)
-    images = torch.from_numpy(model.image.tensor_from_pixels(digits.train_pixels))
-    classes = torch.from_numpy(digits.train_classes).long()
     network = model.build().train()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.05)
-    steps = epochs * -(-len(images) // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.2)
-    for epoch in range(1, epochs + 1):
-        losses = []
-        for rows in torch.randperm(len(images)).split(batch):
-            shift = tuple(int(s) for s in torch.randint(-2, 3, (2,)))
-            logits = network(images[rows].roll(shift, dims=(2, 3)))
-            loss = functional.cross_entropy(logits, classes[rows], label_smoothing=0.05)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(float(loss.detach()))
-        on_progress(Progress("train", epoch, epochs, f"loss {sum(losses) / len(losses):.3f}"))
+    data = TrainingData(
+        train=ArrayImages("digits train", digits.train_pixels, digits.train_classes),
+        test=None,
+        image=replace(model.image, resize="stretch-bilinear", crop_pct=1.0),  # the pixels have the model's size
+        labels=dataset("digits").labels,
+    )
+    trainer = Trainer(network, data, replace(RECIPES["light"], epochs=epochs), seed=_SEED)
+    for record in trainer.run():
+        if isinstance(record, Epoch):
+            on_progress(Progress("train", record.epoch, epochs, f"loss {record.loss:.3f}"))
     return network.eval()

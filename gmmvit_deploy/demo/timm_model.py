@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.models import IMAGE_SIZE, DemoModel
-from gmmvit_deploy.errors import InputError, SpecError
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.families.timm.network import architecture_from, require_timm
 from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
@@ -27,6 +26,7 @@ from gmmvit_deploy.resize_rules import resize_rule_from_timm
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.specs import MaskKind
 from gmmvit_deploy.timm import create
+from gmmvit_deploy.training.networks import timm_arguments
 
 __all__ = ["DemoTimmModel"]
 
@@ -84,7 +84,8 @@ class DemoTimmModel(DemoModel[nn.Module]):
         self.png = ImageSpec(height=_DIGITS_SIDE, width=_DIGITS_SIDE, channels=_CHANNELS)
         self.hints, self.export_options = LoadHints(), ExportOptions()
         self.every_attention_fused = False  # TensorRT has no fused kernel for the attention of some architectures
-        self.model_args = _model_args(self.architecture, {"in_chans": _CHANNELS, "num_classes": len(self.labels)})
+        required = {"in_chans": _CHANNELS, "num_classes": len(self.labels)}
+        self.model_args = timm_arguments(self.architecture, required, IMAGE_SIZE, _SIZES)
 
     def build(self) -> nn.Module:
         if self.mask != "plain":
@@ -101,50 +102,3 @@ class DemoTimmModel(DemoModel[nn.Module]):
             data_config=dict(self.data_config),
             safe_serialization=True,
         )
-
-
-def _model_args(architecture: str, required: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``timm.create_model`` for images of 32 × 32 pixels.
-
-    Errors: SpecError when timm builds the architecture for such images with no arguments of `_SIZES`.
-    """
-    reasons = []
-    for size in _SIZES:
-        arguments = {**required, **size}
-        network = _tried(architecture, arguments)
-        if isinstance(network, nn.Module):
-            return {**arguments, **_for_masks(architecture, arguments, network)}
-        reasons.append(f"with {size or 'no size'}: {network}")
-    raise SpecError(
-        f"--model: timm cannot build {architecture} for images of {IMAGE_SIZE}×{IMAGE_SIZE} pixels: "
-        f"{'; '.join(reasons)}",
-        hint="add --model test_vit, or another architecture that takes small images",
-    )
-
-
-def _for_masks(architecture: str, arguments: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
-    """Return the arguments that let every mask have an effect, if the architecture takes them.
-
-    A mask belongs to images of one size. If the head reads only the class token, the last mask has no effect.
-    """
-    changed: dict[str, Any] = {}
-    if getattr(network, "dynamic_img_size", False):
-        changed["dynamic_img_size"] = False
-    average = {**changed, "global_pool": "avg"}
-    if getattr(network, "global_pool", None) == "token" and isinstance(
-        _tried(architecture, {**arguments, **average}), nn.Module
-    ):
-        changed = average
-    return changed
-
-
-def _tried(architecture: str, arguments: Mapping[str, Any]) -> nn.Module | Exception:
-    """Build a network without weights and run it on two images.  Return the network, or the error."""
-    try:
-        with torch.device("meta"):
-            network: nn.Module = require_timm().create_model(architecture, **arguments)
-            network(torch.zeros(2, arguments["in_chans"], IMAGE_SIZE, IMAGE_SIZE))
-    # The code of an architecture raises errors of any class for arguments and images that it does not take.
-    except Exception as exc:
-        return exc
-    return network

@@ -48,8 +48,15 @@ def engine_from_bundle(
     variant: the graph in one of the bundle's precisions.
     out: the folder to write; None writes a folder in the bundle's ``engines/``.
     The other arguments are as in `engine_from_onnx`.
-    Errors: as in `engine_from_onnx`, and ExportError when the graph computes a mask at run time.
+    Errors: as in `engine_from_onnx`, InputError for a bundle with several outputs, and ExportError when the graph
+    computes a mask at run time.
     """
+    if len(bundle.manifest.outputs) > 1:
+        raise InputError(
+            f"{bundle.path}: the network has {len(bundle.manifest.outputs)} outputs, "
+            f"{' and '.join(bundle.manifest.output_names)}, and an engine has a single output",
+            hint="export the checkpoint again with --outputs logits or --outputs features",
+        )
     source = source_from_onnx(variant.path)
     if source.unfolded:
         require_folded(source.proto)

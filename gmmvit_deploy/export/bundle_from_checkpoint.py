@@ -13,27 +13,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gmmvit_deploy import artifacts
-from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, OutputRecord, open_bundle
+from gmmvit_deploy.artifacts import Bundle, InputKind, Manifest, open_bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.batch_proof import require_batches
 from gmmvit_deploy.export.golden import golden_from_model
-from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
-from gmmvit_deploy.export.onnx_from_model import OPSET, OUTPUT_NAME, onnx_from_model
+from gmmvit_deploy.export.numeric_proof import golden_features, golden_rows, proven_features, proven_programs
+from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
+from gmmvit_deploy.export.outputs import output_records, require_outputs
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.golden import bytes_from_golden
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.labels import Task
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.resize_rules import CROP_MODES, RESIZE_RULES, ResizeRule, fit_of, require_crop_pct, resize_rule_from
+from gmmvit_deploy.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct, resize_rule_from
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.specs import OUTPUTS, ModelSpec, OutputName
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
@@ -55,6 +57,10 @@ class ExportOptions:
     resize: the rule by which the images were resized when the model was evaluated; None is ``stretch-bilinear``.
     crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
+    outputs: the outputs of the network. Without logits, labels are neither required nor stored.
+    task: the task of the network, which no checkpoint states.
+    thresholds: for a multi-label network, the probability from which on an image has a label: a number for each label
+    or a number for all labels; None for single-label.  thresholds_source: where they come from, for messages.
     A value that is None is first taken from the checkpoint, if the checkpoint states the value.
     Errors: InputError when ``max_batch`` is below 1, or when ``resize`` is not a rule or does not take ``crop_pct``.
     """
@@ -66,12 +72,60 @@ class ExportOptions:
     resize: ResizeRule | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
+    outputs: tuple[OutputName, ...] = ("logits",)
+    task: Task = "single-label"
+    thresholds: tuple[float, ...] | float | None = None
+    thresholds_source: str = "--thresholds"
+
+    @property
+    def has_logits(self) -> bool:
+        return "logits" in self.outputs
 
     def __post_init__(self) -> None:
+        if self.outputs not in OUTPUTS:
+            raise InputError(f"--outputs: expected logits, features or both, got {', '.join(self.outputs)}")
+        if self.task == "multi-label" and not self.has_logits:
+            raise InputError(
+                "--task multi says how logits become labels, and --outputs features writes no logits",
+                hint="leave --task out, or type --outputs both",
+            )
+        if self.task == "multi-label" and self.thresholds is None:
+            raise InputError(
+                "--task multi needs the probability from which on an image has a label, for each label",
+                hint="add --thresholds FILE with a number for each label, or a number such as --thresholds 0.5",
+            )
+        if self.task == "single-label" and self.thresholds is not None:
+            raise InputError(
+                "--thresholds belongs to a multi-label network, and the task is single",
+                hint="add --task multi, or leave --thresholds out",
+            )
         if self.max_batch < 1:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
         if self.crop_pct is not None and self.resize is not None:
             require_crop_pct("--crop-pct", self.crop_pct, resize_rule_from(self.resize))
+
+    def fitting_thresholds(self, labels: Sequence[str]) -> tuple[float, ...]:
+        """Return the threshold of each label; empty for single-label.
+
+        Errors: InputError when the number of thresholds is not that of the labels, or when a threshold is not between
+        0 and 1.
+        """
+        if self.task == "single-label" or self.thresholds is None:
+            return ()
+        numbers = (self.thresholds,) * len(labels) if isinstance(self.thresholds, float) else self.thresholds
+        if len(numbers) != len(labels):
+            raise InputError(
+                f"{self.thresholds_source}: expected {len(labels)} thresholds, one for each label, got {len(numbers)}",
+                hint="write a number for each label, in the order of the labels",
+            )
+        for label, number in zip(labels, numbers, strict=True):
+            if not 0 < number < 1:
+                raise InputError(
+                    f"{self.thresholds_source}: the threshold of {label}: expected a number above 0 and below 1, got "
+                    f"{number:g}",
+                    hint="a threshold is a probability, such as 0.5",
+                )
+        return numbers
 
     def completed(self, known: KnownImages, *, default: ResizeRule | None = "stretch-bilinear") -> ExportOptions:
         """Return the options with the values of the checkpoint in place of None.
@@ -88,7 +142,7 @@ class ExportOptions:
             )
         rule = resize_rule_from(self.resize or known.resize or default or "stretch-bilinear")
         # A rule without crop, which the user typed, takes the place of the checkpoint's rule and crop.
-        crop_pct = known.crop_pct if self.crop_pct is None and fit_of(rule) in CROP_MODES else self.crop_pct
+        crop_pct = known.crop_pct if self.crop_pct is None and crops(rule) else self.crop_pct
         if crop_pct is not None:
             if self.crop_pct is None and crop_pct > 1:
                 raise InputError(
@@ -105,7 +159,8 @@ class ExportOptions:
             labels=self.labels or known.labels,
         )
         if options.input_kind == "pixels":
-            missing = [name for name in ("mean", "std", "labels") if getattr(options, name) is None]
+            needed = ("mean", "std", "labels") if self.has_logits else ("mean", "std")
+            missing = [name for name in needed if getattr(options, name) is None]
             _require_stated(missing, not (self.resize or known.resize or default), known.usual_resize)
         return options
 
@@ -173,16 +228,19 @@ def bundle_from_checkpoint(
     loaded = load_checkpoint(checkpoint, hints)
     options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
     image = _image(options, loaded.spec)
-    labels = _fitting_labels(options.labels, loaded.spec)
+    loaded.model.outputs = options.outputs
+    require_outputs(loaded)
+    labels = _fitting_labels(options.labels, loaded.spec) if options.has_logits else ()
+    options.fitting_thresholds(labels)
     check(image)
     steps.begin("fold the masks")
     folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
-        manifest, noise = _write(folder, loaded, folded, options, image, labels, steps)
+        manifest, noises = _write(folder, loaded, folded, options, image, labels, steps)
         _write_manifest(folder, manifest)
         # The comparison reads the bundle from the files on disk, as every later step does.
         steps.begin("compare the runtimes with PyTorch")
-        differences, skipped = _prove_numerically(open_bundle(folder), loaded, noise)
+        differences, skipped = _prove_numerically(open_bundle(folder), loaded, noises)
         manifest.export_parity.update(differences)
         manifest.export_skipped.update(skipped)
         _write_manifest(folder, manifest)
@@ -213,9 +271,6 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
     if broken := [label for label in labels if not label.strip() or "\n" in label or ":" in label]:
         # Triton's classification extension returns "score:index:label", where ":" in a label would be ambiguous.
         raise InputError(f"labels must not be empty, or contain ':' or a line break, got {broken[:3]}")
-    if len(set(labels)) != len(labels):
-        repeated = sorted({label for label in labels if labels.count(label) > 1})
-        raise InputError(f"labels must be unique; these labels occur more than once: {repeated[:3]}")
     return labels
 
 
@@ -244,8 +299,8 @@ def _write(
     image: ImageSpec,
     labels: Sequence[str],
     steps: _Steps,
-) -> tuple[Manifest, Noise]:
-    """Write all files except the manifest; return (the manifest, the noise of the model's float32 logits)."""
+) -> tuple[Manifest, tuple[Noise, ...]]:
+    """Write all files except the manifest; return (the manifest, the float32 noise of each output)."""
     inside = image if options.input_kind == "pixels" else None
     steps.begin("export to ONNX")
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
@@ -257,7 +312,7 @@ def _write(
     (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))
     (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
     steps.begin("compute the golden logits")
-    golden, noise = golden_from_model(loaded.model, options.input_kind, image)
+    golden, noises = golden_from_model(loaded.model, options.input_kind, image)
     (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
     (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     manifest = Manifest(
@@ -273,8 +328,9 @@ def _write(
         input_kind=options.input_kind,
         max_batch=options.max_batch,
         image=image,
-        task="single-label",
-        outputs=(OutputRecord(name=OUTPUT_NAME, shape=(loaded.spec.classes,), meaning="class logits"),),
+        task=options.task,
+        thresholds=options.fitting_thresholds(labels),
+        outputs=output_records(golden),
         labels=tuple(labels),
         opset=OPSET,
         folding=tuple(name for name, changed in folded.passes.items() if changed),
@@ -283,11 +339,12 @@ def _write(
         role_disagreements=role_disagreements(proto.graph),
         export_parity={},
         export_skipped={},
-        float32_noise=noise.largest,
+        float32_noise=noises[0].largest,
+        features_noise=noises[1].largest if len(noises) > 1 else 0.0,
         versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
         files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
     )
-    return manifest, noise
+    return manifest, noises
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -296,7 +353,7 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _prove_numerically(
-    bundle: Bundle, loaded: LoadedCheckpoint, noise: Noise
+    bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the logits with the golden logits.
 
@@ -304,13 +361,14 @@ def _prove_numerically(
     built-in operators, as the C++ backends of a Triton server do, and with this project's CPU kernels, as this
     project's Triton models do on CPUs. Each combination of runtime and operators is called a runner.
     Returns two dicts. The first maps ``<runner>_largest_abs`` to the largest difference of each runner, and ``limit``
-    to the limit. The second maps each skipped runner to the reason.
+    to the limit; for the features beside logits, ``<runner>_features_largest_abs`` and ``features_limit``. The second
+    maps each skipped runner to the reason.
     Errors: ExportError as in `proven_programs`, and when every runner was skipped.
     """
     inputs, expected = golden_rows(bundle)
     # `limit_from_noise` limits the difference from the float64 logits. The golden logits are float32, and differ from
     # the float64 logits by at most the noise.
-    limit = limit_from_noise(noise).largest + noise.largest
+    limit = limit_from_noise(noises[0]).largest + noises[0].largest
     programs = proof_programs(bundle, open_variant(bundle, "fp32"))
     what = str(loaded.file.path)
     differences, skipped = proven_programs(programs, inputs, expected, limit, what=what)
@@ -318,9 +376,19 @@ def _prove_numerically(
         raise ExportError(
             f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
         )
+    features: dict[str, float] = {}
+    if len(noises) > 1:
+        features["features_limit"] = limit_from_noise(noises[1]).largest + noises[1].largest
+        expected_features = golden_features(bundle)
+        for name in differences:
+            with programs[name]() as runner:
+                features[f"{name}_features_largest_abs"] = proven_features(
+                    runner, inputs, expected_features, features["features_limit"], what=what
+                )
     if loaded.model.foreign:
         _prove_batches(bundle, next(programs[name] for name in programs if name in differences), limit)
-    return {**{f"{name}_largest_abs": difference for name, difference in differences.items()}, "limit": limit}, skipped
+    logits = {f"{name}_largest_abs": difference for name, difference in differences.items()}
+    return {**logits, "limit": limit, **features}, skipped
 
 
 def _prove_batches(bundle: Bundle, open_program: Callable[[], Runner], limit: float) -> None:

@@ -28,11 +28,11 @@ _SEED = 20230905
 _BATCH = 8
 
 
-def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, Noise]:
+def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, tuple[Noise, ...]]:
     """Compute the golden set of a trained model, before the model is folded.
 
-    Returns (the golden set, the noise). The noise is the difference between the float32 logits and the float64 logits
-    of the model.
+    Returns (the golden set, the noise of each output). The noise is the difference between the float32 values and the
+    float64 values of the output.
     """
     generator = np.random.default_rng(_SEED)
     normalised = image.normalisation is not None
@@ -45,14 +45,10 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
     decoded = np.array([image.pixels_from_bytes(data) for data in images], np.uint8).reshape(-1, *image.pixels_shape)
     everything = np.concatenate([tensors, image.tensor_from_pixels(decoded)]) if normalised else tensors
     with torch.inference_mode():
-        logits = model(torch.from_numpy(everything)).numpy()
-        exact = copy.deepcopy(model).double()(torch.from_numpy(everything).double()).numpy()
-    errors = logits - exact
-    noise = Noise(
-        largest=float(np.abs(errors).max()),
-        rms=float(np.sqrt((errors**2).mean())),
-        scale=float(np.abs(exact).max()),
-    )
+        answers = [answer.numpy() for answer in model.answers(torch.from_numpy(everything))]
+        exact = copy.deepcopy(model).double().answers(torch.from_numpy(everything).double())
+    noises = tuple(_noise(answer, true.numpy()) for answer, true in zip(answers, exact, strict=True))
+    logits, features = answers[0], answers[1] if len(answers) > 1 else None
     golden = GoldenSet(
         inputs=inputs,
         tensors=tensors,
@@ -60,8 +56,20 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
         images=images,
         image_pixels=decoded,
         image_logits=logits[len(tensors) :],
+        output=model.outputs[0],
+        features=None if features is None else features[: len(tensors)],
+        image_features=None if features is None else features[len(tensors) :],
     )
-    return golden, noise
+    return golden, noises
+
+
+def _noise(answers: NDArray[Any], exact: NDArray[Any]) -> Noise:
+    errors = answers - exact
+    return Noise(
+        largest=float(np.abs(errors).max()),
+        rms=float(np.sqrt((errors**2).mean())),
+        scale=float(np.abs(exact).max()),
+    )
 
 
 def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:

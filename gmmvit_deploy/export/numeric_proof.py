@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.runners.runner import Runner
 
-__all__ = ["golden_rows", "proven_difference", "proven_programs"]
+__all__ = ["golden_features", "golden_rows", "proven_difference", "proven_features", "proven_programs"]
 
 
 def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -36,6 +36,33 @@ def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
         return golden.inputs, golden.logits
     images = bundle.inputs_from_pixels(golden.image_pixels)
     return np.concatenate([golden.inputs, images]), np.concatenate([golden.logits, golden.image_logits])
+
+
+def golden_features(bundle: Bundle) -> NDArray[Any]:
+    """Return the features (B, D) of the inputs of `golden_rows`, for a bundle with logits and features."""
+    golden = bundle.golden_set()
+    if golden.features is None or golden.image_features is None:
+        raise BundleError(f"{bundle.path}: golden.npz has no features, which the manifest states")
+    return np.concatenate([golden.features, golden.image_features]) if golden.images else golden.features
+
+
+def proven_features(runner: Runner, inputs: NDArray[Any], expected: NDArray[Any], limit: float, *, what: str) -> float:
+    """Return the largest absolute difference between the runner's features and ``expected``.
+
+    The arguments and errors are those of `proven_difference`, with features in place of logits.
+    """
+    size = runner.max_batch
+    parts = [runner.run_all(inputs[i : i + size])["features"] for i in range(0, len(inputs), size)]
+    features = np.concatenate(parts)
+    if features.shape != expected.shape:
+        raise ExportError(f"{what}: expected features {expected.shape}, got {features.shape} from {runner.label}")
+    largest = float(np.abs(features - expected).max())
+    if not largest <= limit:  # also True if the difference is NaN
+        raise ExportError(
+            f"{what}: the features of {runner.label} differ from PyTorch's by {largest:.3g}; expected at most "
+            f"{limit:.3g}"
+        )
+    return largest
 
 
 def proven_programs(

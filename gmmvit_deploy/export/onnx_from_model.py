@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
@@ -26,14 +26,13 @@ from gmmvit_deploy.specs import input_shape
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["OPSET", "OUTPUT_NAME", "PixelInput", "onnx_from_model"]
+__all__ = ["OPSET", "PixelInput", "onnx_from_model"]
 
 OPSET = 20  # the first opset with Gelu; LayerNormalization exists since opset 17
-OUTPUT_NAME = "logits"
 
 
 class PixelInput(nn.Module):
-    """Scale and normalise uint8 pixels (B, height, width, channels), then compute the model's logits (B, C).
+    """Scale and normalise uint8 pixels (B, height, width, channels), then compute the outputs of the model.
 
         x = (pixels / 255 − mean) / std
 
@@ -45,7 +44,7 @@ class PixelInput(nn.Module):
     std: Tensor
     operator_roles: ClassVar[Mapping[str, Role]] = dict.fromkeys(("_to_copy", "to", "div", "sub"), "input")
 
-    def __init__(self, model: nn.Module, image: ImageSpec) -> None:
+    def __init__(self, model: Model, image: ImageSpec) -> None:
         """Wrap a model.  Errors: InputError when ``image`` has no mean and std."""
         super().__init__()
         if image.normalisation is None:
@@ -57,14 +56,14 @@ class PixelInput(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32))
 
-    def forward(self, pixels: UInt8[Tensor, "batch height width channels"]) -> Float[Tensor, "batch classes"]:
+    def forward(self, pixels: UInt8[Tensor, "batch height width channels"]) -> Tensor | tuple[Tensor, ...]:
         images = (pixels.to(torch.float32) / 255.0 - self.mean) / self.std
-        logits: Tensor = self.model(images.permute(0, 3, 1, 2))
-        return logits
+        answers: Tensor | tuple[Tensor, ...] = self.model(images.permute(0, 3, 1, 2))
+        return answers
 
 
 def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch: int) -> ModelProto:
-    """Export a folded model to an ONNX graph with the output ``logits`` (float32, B × C) and a dynamic batch B.
+    """Export a folded model to an ONNX graph with the outputs of the model (float32) and a dynamic batch B.
 
     preprocessing: with an `ImageSpec`, the input of the graph is ``pixels`` (uint8, B × height × width × channels), and
     the graph normalises the pixels. With None, the input is ``tensor`` (float32, B × channels × height × width).
@@ -81,6 +80,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         name, example = "pixels", torch.zeros(2, *preprocessing.pixels_shape, dtype=torch.uint8)
     # torch.export treats a dimension as dynamic only if its range has at least two values.
     batch = torch.export.Dim("batch", min=1, max=max(2, max_batch))
+    model.returns_all = len(model.outputs) > 1
     try:
         with quiet_exporter():
             program = torch.onnx.export(
@@ -89,7 +89,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=[name],
-                output_names=[OUTPUT_NAME],
+                output_names=[*model.outputs],
                 dynamic_shapes=({0: batch},),
                 optimize=not model.foreign,  # `optimized_graph` keeps small scalars
                 verbose=False,
@@ -97,6 +97,8 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     except torch.onnx.OnnxExporterError as exc:
         reason = reason_of_exporter(exc)
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} failed: {reason}") from exc
+    finally:
+        model.returns_all = False
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
     if model.foreign:

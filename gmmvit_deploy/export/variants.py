@@ -32,7 +32,7 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.runners.open import proof_programs
-from gmmvit_deploy.runtime.emulated_precision import emulated_logits
+from gmmvit_deploy.runtime.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
@@ -269,8 +269,9 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:
-    inputs, expected = bundle.golden()
-    logits = emulated_logits(proto, inputs, name=onnx_file(precision))
+    golden = bundle.golden_set()
+    expected = golden.logits
+    logits, *features = emulated_outputs(proto, golden.inputs, name=onnx_file(precision))
     if not np.isfinite(logits).all():
         raise ExportError(
             f"{bundle.path}: the logits in {precision} are not finite, because a value exceeds the range of the "
@@ -278,7 +279,11 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[s
             hint="type --precision bf16: bfloat16 has the range of float32",
         )
     largest = float(np.abs(logits - expected).max())
+    also: dict[str, float] = {}
+    if features and golden.features is not None:
+        also["features_largest_abs"] = float(np.abs(features[0] - golden.features).max())
     return {
+        **also,
         "largest_abs": largest,
         "largest_rel": largest / float(np.abs(expected).max()),
         "argmax_agreement": float((logits.argmax(1) == expected.argmax(1)).mean()),

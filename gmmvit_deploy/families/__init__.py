@@ -15,6 +15,7 @@ from gmmvit_deploy.families.custom import CUSTOM
 from gmmvit_deploy.families.deepvit import DEEPVIT
 from gmmvit_deploy.families.eanet import EANET
 from gmmvit_deploy.families.family import Family
+from gmmvit_deploy.families.hugging_face import HUGGING_FACE
 from gmmvit_deploy.families.naive_vit import NAIVE_VIT
 from gmmvit_deploy.families.pit import PIT
 from gmmvit_deploy.families.rmt import RMT
@@ -42,7 +43,9 @@ __all__ = [
     "spec_to_json",
 ]
 
-FAMILIES: tuple[Family, ...] = (VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, DEEPVIT, RMT, EANET, VIT_PYTORCH, TIMM)
+FAMILIES: tuple[Family, ...] = (
+    VIT, SWIN, CAIT, PIT, T2T, NAIVE_VIT, DEEPVIT, RMT, EANET, VIT_PYTORCH, TIMM, HUGGING_FACE,
+)  # fmt: skip
 """The families whose code is in this package.  `CUSTOM`, the record of a user's own classes, is not among them."""
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {

@@ -1,9 +1,10 @@
 """Remove nodes that copy a tensor without changing the logits of a graph.
 
     Pad      without padding: Swin pads every image to whole windows, also if the image already has whole windows
+    Reshape  to the shape that the tensor has: transformers does so after each fused attention call
     Expand   before an elementwise operator, if the operator broadcasts the tensor to the same shape: x / Expand(norm)
 
-The rewritten graph computes the same logits bit for bit. A runtime executes both operators as copies.
+The rewritten graph computes the same logits bit for bit. A runtime executes these operators as copies.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def without_no_ops(proto: ModelProto) -> ModelProto:
     outputs = {value.name for value in proto.graph.output}
     same: dict[str, str] = {}  # output of a removed node → the tensor that its readers read instead
     for node in proto.graph.node:
-        if node.output[0] not in outputs and (_pads_nothing(node, wiring) or _only_broadcasts(node, wiring, shapes)):
+        if node.output[0] not in outputs and (
+            _pads_nothing(node, wiring) or _keeps_shape(node, shapes) or _only_broadcasts(node, wiring, shapes)
+        ):
             same[node.output[0]] = same.get(node.input[0], node.input[0])
     if not same:
         return proto
@@ -53,6 +56,12 @@ def without_no_ops(proto: ModelProto) -> ModelProto:
 def _pads_nothing(node: NodeProto, wiring: Wiring) -> bool:
     pads = wiring.array(node.input[1]) if node.op_type == "Pad" else None
     return pads is not None and not pads.any()
+
+
+def _keeps_shape(node: NodeProto, shapes: dict[str, list[int | str]]) -> bool:
+    """Return whether the node is a Reshape whose input has the shape of the output."""
+    shape = shapes.get(node.output[0]) if node.op_type == "Reshape" else None
+    return shape is not None and "" not in shape and shapes.get(node.input[0]) == shape
 
 
 def _only_broadcasts(node: NodeProto, wiring: Wiring, shapes: dict[str, list[int | str]]) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
+from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.layers.roles import layer_role
 from gmmvit_deploy.scores.step import Oddity
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.specs import ModelSpec, OutputName
 
 if TYPE_CHECKING:
     from gmmvit_deploy.layers.token_grids import TokenGrids
@@ -24,12 +25,40 @@ class Model(nn.Module):
     unfolded_patches: (name, side) of the first linear layer, if it reads overlapping patches of side × side pixels that
     an `Unfold` cuts, or a norm of these patches; otherwise None.
     spec: the spec that the model was built from.
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C), for B images with c channels and C classes.
+    outputs: the outputs that `answers` returns and that export writes.
+    returns_all: True if ``forward`` returns all outputs, as a tuple: only while the model is exported.
+    forward: images (B, c, S, S), normalised, float32 → the first of the outputs, for B images with c channels: logits
+    (B, C) for C classes, or features (B, D).
     """
 
     foreign: ClassVar[bool] = False
+    outputs: tuple[OutputName, ...] = ("logits",)
+    returns_all: bool = False
     unfolded_patches: ClassVar[tuple[str, int] | None] = None
     spec: ModelSpec
+
+    def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return (logits, features).  Features (B, D) are the pooled tokens that the classifier head reads.
+
+        An output that the model does not have, or that is not in ``outputs``, can be None. A model that defines
+        ``forward`` in place of this method has logits and no features.
+        """
+        if type(self).forward is Model.forward:
+            raise NotImplementedError
+        return self.forward(images), None  # type: ignore[return-value]  # such a forward returns a tensor
+
+    def answers(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the ``outputs`` of the model for a batch of images, in their order."""
+        logits, features = self.logits_and_features(images)
+        named = {"logits": logits, "features": features}
+        missing = [name for name in self.outputs if named[name] is None]
+        if missing:
+            raise SpecError(f"{self.spec.description}: the network has no {missing[0]}")
+        return tuple(answer for name in self.outputs if (answer := named[name]) is not None)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        answers = self.answers(images)
+        return answers if self.returns_all else answers[0]
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
         """Yield (name of a tensor or module, unusual property) for the audit of a checkpoint.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gmmvit_deploy.bench.waterfall import Step
+    from gmmvit_deploy.labels import Prediction
     from gmmvit_deploy.page.facts import ExportParity
     from gmmvit_deploy.page.trial import Agreement, Answer
     from gmmvit_deploy.pictures.drawings import Drawings
@@ -51,17 +52,23 @@ def message_html(text: str, *, kind: str = "note") -> str:
 def predictions_html(answer: Answer) -> str:
     """Return a table with a row for each class: label, probability, and the probability as a bar."""
     rows = "".join(
-        f'<tr><th scope="row">{escape(p.label)}</th><td>{p.probability:.1%}</td>'
+        f'<tr><th scope="row">{escape(p.label)}</th><td>{p.probability:.1%}{_threshold(p)}</td>'
         f'<td class="track"><div class="bar" style="width:{100 * p.probability:.2f}%"></div></td></tr>'
         for p in answer.predictions
     )
     head = '<tr><th scope="col">label</th><th scope="col">probability</th><td></td></tr>'
-    best = answer.predictions[0]
     return (
-        f'<p class="verdict">{escape(best.label)}, {best.probability:.1%}</p>'
+        f'<p class="verdict">{escape(answer.verdict)}</p>'
         f'<table class="predictions"><caption>The {len(answer.predictions)} likeliest classes</caption>'
         f"<thead>{head}</thead><tbody>{rows}</tbody></table>"
     )
+
+
+def _threshold(prediction: Prediction) -> str:
+    """Return the threshold of a label, and whether the probability reaches it; empty for a single-label network."""
+    if prediction.threshold is None:
+        return ""
+    return f" ({'at least' if prediction.present else 'below'} {prediction.threshold:.1%})"
 
 
 def agreement_html(answer: Answer, *, url: str | None) -> str:
@@ -107,8 +114,8 @@ def _agreement_row(agreement: Agreement) -> str:
         words += ", another class within rounding"
     shown = "not a number" if math.isnan(agreement.distance) else f"{agreement.distance:.2g}"
     return (
-        f'<tr><th scope="row">{escape(agreement.program)}</th><td>{escape(agreement.prediction.label)}, '
-        f"{agreement.prediction.probability:.1%}</td><td>{shown}</td><td>{agreement.limit:.2g}</td><td>{words}</td></tr>"
+        f'<tr><th scope="row">{escape(agreement.program)}</th><td>{escape(agreement.verdict)}</td>'
+        f"<td>{shown}</td><td>{agreement.limit:.2g}</td><td>{words}</td></tr>"
     )
 
 

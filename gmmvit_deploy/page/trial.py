@@ -23,6 +23,7 @@ from gmmvit_deploy.bench.waterfall import Step, server_parts, timings_of
 from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
 from gmmvit_deploy.families import family_of
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.labels import LabelSet, Prediction, distinct_names
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.pictures.attention_of_image import ImageAttention, attention_of_image
@@ -31,7 +32,6 @@ from gmmvit_deploy.pictures.drawings import drawings_of
 from gmmvit_deploy.pictures.mask_numbers import masks_of
 from gmmvit_deploy.preprocess import UnusableImage
 from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.runners.classify import Prediction, likeliest
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.access import NO_ACCESS, Access
@@ -61,7 +61,7 @@ _Result = TypeVar("_Result")
 class Agreement:
     """The comparison of a program with PyTorch on an image.
 
-    prediction: the class that the program predicts.
+    verdict: the class that the program predicts, or the labels of a multi-label network, with probabilities.
     distance: the largest distance of the program's logits from PyTorch's float64 logits; NaN if the logits cannot be
     compared.
     limit: the largest allowed distance.  derivation: the computation of the limit, in words and numbers.
@@ -70,7 +70,7 @@ class Agreement:
     """
 
     program: str
-    prediction: Prediction
+    verdict: str
     distance: float
     limit: float
     derivation: str
@@ -86,7 +86,7 @@ class Agreement:
 class Answer:
     """The result for an image.
 
-    predictions: the predicted classes, likeliest first.
+    predictions: the predicted classes, likeliest first.  verdict: as in `Agreement`.
     pixels: uint8 (height, width, channels), after decoding and resizing.
     steps: the time of each step, as in the waterfall of ``gmmvit bench``.
     attention: the mean attention distances, and the attention rollout if the rollout is defined.
@@ -96,6 +96,7 @@ class Answer:
     """
 
     predictions: tuple[Prediction, ...]
+    verdict: str
     pixels: NDArray[Any]
     steps: tuple[Step, ...]
     agreements: tuple[Agreement, ...]
@@ -129,7 +130,7 @@ class Trial:
         access: the key and the trusted certificates for the server.
         cpu_kernels: True to use this project's CPU kernels if the kernels are available.
         Errors:
-            InputError: the bundle has no mean and std, or the URL is not valid.
+            InputError: the bundle has no mean and std or no logits, or the URL is not valid.
             BundleError: the weights or the graph of the bundle cannot be loaded.
         """
         manifest = bundle.manifest
@@ -138,9 +139,16 @@ class Trial:
                 f"{bundle.path}: the bundle has no mean and std, without which the page cannot classify an image",
                 hint=STATE_PREPROCESSING,
             )
+        if not manifest.has_logits:
+            raise InputError(
+                f"{bundle.path}: the bundle has only features, and the page shows the classes of images",
+                hint="type gmmvit export CHECKPOINT -o BUNDLE --outputs both to export logits and features",
+            )
         self.bundle, self.url, self.model, self._access = bundle, url, model, access
         if url is not None:
             parse_url(url)
+        names = distinct_names(manifest.labels)
+        self._labels = LabelSet(labels=names, task=manifest.task, thresholds=manifest.thresholds)
         self.reference = Reference(bundle)
         self.masks = masks_of(self.reference.model)
         self.drawings = drawings_of(self.reference.model)
@@ -195,7 +203,8 @@ class Trial:
                 self._forget_server()
                 server_error = f"{exc} ({exc.hint})"
         return Answer(
-            predictions=likeliest(logits[0], self.bundle.manifest.labels, TOP),
+            predictions=self._labels.predictions(logits[0], TOP),
+            verdict=verdict_of(self._labels, logits[0]),
             pixels=pixels,
             steps=_steps(times),
             agreements=tuple(agreements),
@@ -229,16 +238,17 @@ class Trial:
     ) -> Agreement:
         record = open_variant(self.bundle, precision).record if precision in QUANTIZED else None
         limit = limit_from_noise(noise, precision, recorded=record.golden["largest_abs"] if record else None)
-        expected, actual = int(exact[0].argmax()), int(logits[0].argmax())
-        margin = float(exact[0, expected] - exact[0, actual]) if logits.shape == exact.shape else np.inf
+        same, margin = _compared(self._labels, logits[0], exact[0])
+        # Two logits can exchange their order; a threshold is exact.
+        noise_margin = limit.largest if self._labels.task == "multi-label" else 2 * limit.largest
         return Agreement(
             program=program,
-            prediction=likeliest(logits[0], self.bundle.manifest.labels, 1)[0],
+            verdict=verdict_of(self._labels, logits[0]),
             distance=distance(logits, exact),
             limit=limit.largest,
             derivation=limit.derivation,
-            same_class=actual == expected,
-            close=actual != expected and margin <= 2 * limit.largest,
+            same_class=same,
+            close=not same and margin <= noise_margin,
         )
 
     def _connected(self, url: str) -> TritonRunner:
@@ -259,6 +269,25 @@ class Trial:
             server.close()
 
 
+def verdict_of(label_set: LabelSet, logits: NDArray[Any]) -> str:
+    """Return the class with its probability, or the labels that reach their thresholds, of a row of logits (C,)."""
+    guesses = label_set.predictions(logits, 1)
+    shown = [f"{guess.label}, {guess.probability:.1%}" for guess in guesses if guess.present]
+    return "; ".join(shown) or "no label reaches its threshold"
+
+
+def _compared(label_set: LabelSet, logits: NDArray[Any], exact: NDArray[Any]) -> tuple[bool, float]:
+    """Return (whether both rows of logits (C,) give the same class or labels, the largest margin that was crossed)."""
+    if logits.shape != exact.shape:
+        return False, np.inf
+    if label_set.task == "multi-label":
+        thresholds = np.array(label_set.threshold_logits)
+        crossed = (logits >= thresholds) != (exact >= thresholds)
+        return not crossed.any(), float(np.abs(exact - thresholds)[crossed].max(initial=0.0))
+    expected, actual = int(exact.argmax()), int(logits.argmax())
+    return actual == expected, float(exact[expected] - exact[actual])
+
+
 def _asked(
     runner: TritonRunner, inputs: NDArray[Any], data: bytes
 ) -> Iterator[tuple[str, NDArray[Any], float, dict[str, float]]]:
@@ -270,7 +299,7 @@ def _asked(
         (
             f"{runner.label} + decoding",
             (server.preprocess, server.network),
-            lambda: server.connection.infer(server.ensemble, "IMAGE", encoded),
+            lambda: server.infer(encoded),
         ),
     )
     for program, models, request in requests:

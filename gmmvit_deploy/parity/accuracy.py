@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.data.images import Label
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.paired import Paired, images_needed, mcnemar
 from gmmvit_deploy.parity.verdict import Check, Verdict
 from gmmvit_deploy.precision import Precision
 
-__all__ = ["GATES", "Accuracy", "Classes", "classes_of", "gate_of"]
+__all__ = ["GATES", "Accuracy", "Classes", "classes_of", "gate_of", "numbers_of"]
 
 GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
 _TOP = 5
@@ -60,25 +62,32 @@ class Classes:
 def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Classes:
     """Match the data's classes with the bundle's labels, by name.
 
+    A label that several classes of the bundle have is matched by its distinct name, such as ``crane (134)``.
+
     data: the names of the data's classes; empty if the data names no classes.  labels: the names of the bundle's
     classes.  source: the name of the data, for messages.
-    Errors: InputError when the data has classes that the bundle lacks.
+    Errors: InputError when the data has classes that the bundle lacks, or a label that several classes of the bundle
+    have.
     """
     if not data:
         return Classes(to_logit=None, note="the data names no classes; its labels are used as indices of the logits")
-    if tuple(data) == tuple(labels):
+    names = distinct_names(labels)
+    if tuple(data) in (tuple(labels), names):
         return Classes(to_logit=None, note="")
-    if set(data) == set(labels):
-        return Classes(
-            to_logit=tuple(list(labels).index(name) for name in data),
-            note="the data lists the classes in another order than the bundle; they were matched by name",
-        )
-    alien = [name for name in data if name not in set(labels)]
-    if len(data) < len(labels) and not alien:
-        return Classes(
-            to_logit=tuple(list(labels).index(name) for name in data),
-            note=f"the data has {len(data)} of the bundle's {len(labels)} classes",
-        )
+    index = {name: number for number, name in enumerate(names)}
+    alien = [name for name in data if name not in index]
+    if len(data) <= len(labels) and not alien:
+        order = "the data lists the classes in another order than the bundle; they were matched by name"
+        part = f"the data has {len(data)} of the bundle's {len(labels)} classes"
+        note = order if len(data) == len(labels) else part
+        return Classes(to_logit=tuple(index[name] for name in data), note=note)
+    for name in alien:
+        if alike := [f"'{names[number]}'" for number, label in enumerate(labels) if label == name]:
+            raise InputError(
+                f"{source}: the bundle has {len(alike)} classes with the label {name}, so the label does not tell "
+                "which class the images belong to",
+                hint=f"name the folder of each class by label and index: {', '.join(alike)}",
+            )
     raise InputError(
         f"{source}: expected the bundle's {len(labels)} classes, such as {', '.join(labels[:3])}; "
         f"the data has {len(data)} classes, such as {', '.join(alien[:3] or data[:3])}",
@@ -92,21 +101,27 @@ class Accuracy:
 
     def __init__(self, labels: Sequence[str], classes: Classes) -> None:
         count = len(labels)
-        self._labels, self._classes = labels, classes
+        self._labels, self._classes = distinct_names(labels), classes
         self._top1 = np.zeros((count, 2, 2), np.int64)  # axes: true class, PyTorch correct, runner correct
         self._top5 = np.zeros((2, 2), np.int64)
         self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts
         self._unlabelled = 0
 
-    def add(self, labels: Sequence[int | None], trained: NDArray[Any], logits: NDArray[Any]) -> None:
+    def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
         """Add a batch; logits of the runner that are not finite count as −∞.
 
         labels: the data's class index of each image; None for an unlabelled image, which only counts as unlabelled.
         trained: (B, C), the logits of PyTorch.  logits: (B, C), the logits of the runner.
-        Errors: InputError when a label lies outside the model's classes.
+        Errors: InputError when a label lies outside the model's classes, or when an image has a set of labels.
         """
         known = np.array([label is not None for label in labels], bool)
         self._unlabelled += int((~known).sum())
+        if any(isinstance(label, tuple) for label in labels):
+            raise InputError(
+                "the data has a set of labels for each image, and the bundle is single-label",
+                hint="type --data with data that has a class for each image, or export the checkpoint again with "
+                "--task multi",
+            )
         raw = np.array([label for label in labels if label is not None], np.int64)
         if not len(raw):
             return
@@ -168,8 +183,8 @@ class Accuracy:
                 "unlabelled": self._unlabelled,
                 "gate": gate,
                 "lowest_difference_allowed": allowed,
-                "top1": _numbers(pairs),
-                "top5": _numbers(_paired(self._top5)) if len(self._labels) > _TOP else None,
+                "top1": numbers_of(pairs),
+                "top5": numbers_of(_paired(self._top5)) if len(self._labels) > _TOP else None,
                 "images_needed": needed if verdict == "undecided" else None,
                 "classes": self._classes.note,
                 "per_class": self.per_class(),
@@ -231,7 +246,8 @@ def _paired(counts: NDArray[Any]) -> Paired:
     return Paired(both=int(counts[1, 1]), lost=int(counts[1, 0]), gained=int(counts[0, 1]), neither=int(counts[0, 0]))
 
 
-def _numbers(pairs: Paired) -> dict[str, Any]:
+def numbers_of(pairs: Paired) -> dict[str, Any]:
+    """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
     low, high = pairs.interval()
     return {
         "pytorch": pairs.pytorch_accuracy,

@@ -43,10 +43,12 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.accuracy import Accuracy, classes_of, gate_of
 from gmmvit_deploy.parity.calibration import check_calibration
 from gmmvit_deploy.parity.constants import check_constants
+from gmmvit_deploy.parity.crossings import decisions_of
 from gmmvit_deploy.parity.decisions import Decisions
 from gmmvit_deploy.parity.inputs import Batch, ImageStream, OnBroken, golden_batch, random_batch
 from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.localize import localize
+from gmmvit_deploy.parity.multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored, comparable
 from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity.reference import Reference, why_no_model
@@ -66,6 +68,7 @@ __all__ = ["ParityOptions", "check_parity"]
 
 _BATCH = 32
 _SAMPLES = 128
+_NO_LOGITS = "the bundle has no logits; its features are compared by the check numeric"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,7 @@ def check_parity(
     kept: dict[str, _Known] = {}
     for name, batch in (("golden", golden), ("random", random)):
         on_progress(Progress(f"{name} inputs"))
-        kept[name] = _Known(batch, *reference.logits(batch.inputs))
+        kept[name] = _known_batch(reference, batch)
         for tally in tallies:
             tally.add(name, kept[name], keep=True)
     stream = _stream(bundle, options)
@@ -148,11 +151,26 @@ def check_parity(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """A batch with PyTorch's logits: ``trained`` in float32, ``exact`` in float64, both (B, C)."""
+    """A batch with PyTorch's logits: ``trained`` in float32, ``exact`` in float64, both (B, C).
+
+    features: (float32, float64), both (B, D), of a bundle with logits and features; else None. For a bundle without
+    logits, the features take the place of the logits.
+    """
 
     batch: Batch
     trained: NDArray[Any]
     exact: NDArray[Any]
+    features: tuple[NDArray[Any], NDArray[Any]] | None
+
+    @property
+    def inputs(self) -> NDArray[Any]:
+        return self.batch.inputs
+
+
+def _known_batch(reference: Reference, batch: Batch) -> _Known:
+    answers = reference.answers(batch.inputs)
+    trained, exact = answers[reference.model.outputs[0]]
+    return _Known(batch, trained, exact, answers["features"] if len(answers) > 1 else None)
 
 
 class _Tally:
@@ -163,11 +181,16 @@ class _Tally:
         labels = bundle.manifest.labels
         record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
         self._recorded = record.golden["largest_abs"] if record else None
+        self._recorded_features = record.golden.get("features_largest_abs") if record else None
         self._distances: dict[str, Distances] = {}
-        self._decisions = Decisions(labels)
-        self._accuracy: Accuracy | None = None
-        if options.data is not None:
-            self._accuracy = Accuracy(labels, classes_of(options.data.classes, labels, options.data.name))
+        self._of_features: dict[str, Distances] = {}
+        self._decisions = decisions_of(bundle.manifest.label_set) if bundle.manifest.has_logits else None
+        self._accuracy: Accuracy | MultiLabelAccuracy | None = None
+        if options.data is not None and bundle.manifest.has_logits:
+            classes = classes_of(options.data.classes, labels, options.data.name)
+            multi = bundle.manifest.task == "multi-label"
+            label_set = bundle.manifest.label_set
+            self._accuracy = MultiLabelAccuracy(label_set, classes) if multi else Accuracy(labels, classes)
         self._kept_logits: dict[str, NDArray[Any]] = {}
 
     def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:
@@ -176,7 +199,11 @@ class _Tally:
         inputs: the name of the set of inputs.  keep: True for golden and random inputs, whose logits are also stored;
         False for the data, whose accuracy is also recorded.
         """
-        logits = self._runner.rows(known.batch.inputs)
+        answers = self._runner.rows_all(known.inputs)
+        logits = answers[self._runner.outputs[0]]
+        if known.features is not None:
+            name = f"{inputs}, features"
+            self._of_features.setdefault(name, Distances(name)).add(answers["features"], *known.features)
         if keep:
             self._kept_logits[inputs] = logits
         self._distances.setdefault(inputs, Distances(inputs)).add(logits, known.trained, known.exact)
@@ -184,12 +211,17 @@ class _Tally:
             logits = np.full(known.exact.shape, np.nan, np.float32)
         whole = np.isfinite(logits).all(1)
         where = [place for place, fine in zip(known.batch.where, whole, strict=True) if fine]
-        self._decisions.add(where, logits[whole], known.trained[whole], known.exact[whole])
+        if self._decisions is not None:
+            self._decisions.add(where, logits[whole], known.trained[whole], known.exact[whole])
         if self._accuracy is not None and not keep:
             self._accuracy.add(known.batch.labels, known.trained, logits)
 
     def sets(self) -> list[SetNumbers]:
         return [distances.numbers(self._runner.precision, self._recorded) for distances in self._distances.values()]
+
+    def feature_sets(self) -> list[SetNumbers]:
+        precision, recorded = self._runner.precision, self._recorded_features
+        return [distances.numbers(precision, recorded) for distances in self._of_features.values()]
 
     def report(
         self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], on_progress: OnProgress
@@ -199,10 +231,11 @@ class _Tally:
         random = kept["random"]
         limit = next(numbers.limit for numbers in sets if numbers.inputs == "random")
         widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
-        numeric = check_numeric(sets)
+        numeric = check_numeric([*sets, *self.feature_sets()])
         if numeric.verdict == "failed":
             numeric = self._explained(numeric, reference, kept, limit)
-        checks = [numeric, self._decisions.check(widest), self._judged_accuracy()]
+        decisions = skipped_check("decisions", _NO_LOGITS) if self._decisions is None else self._decisions.check(widest)
+        checks = [numeric, decisions, self._judged_accuracy()]
         checks.append(
             check_invariance(
                 runner,
@@ -238,10 +271,12 @@ class _Tally:
             precision=runner.precision,
             provenance=runner.provenance(),
             checks=tuple(checks),
-            points=self._decisions.points(),
+            points=(self._decisions or Decisions(())).points(),
         )
 
     def _judged_accuracy(self) -> Check:
+        if self._decisions is None:
+            return skipped_check("accuracy", _NO_LOGITS)
         if self._accuracy is None:
             check = skipped_check("accuracy", "no labelled images were given; add --data")
         else:
@@ -281,7 +316,7 @@ def _stream(bundle: Bundle, options: ParityOptions) -> ImageStream | None:
 
 def _known(reference: Reference, stream: ImageStream, on_progress: OnProgress) -> Iterator[_Known]:
     for batch in stream:
-        yield _Known(batch, *reference.logits(batch.inputs))
+        yield _known_batch(reference, batch)
         on_progress(Progress(stream.images.name, stream.handed_out + stream.broken_count, stream.count))
 
 

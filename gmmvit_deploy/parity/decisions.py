@@ -19,19 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Decisions", "Flip"]
+__all__ = ["MOST_LISTED", "Decisions", "Flip"]
 
-_MOST_LISTED = 1000
+MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
     """An input that the runner and PyTorch classify differently.
 
-    where: a text that identifies the input.  pytorch_class, runner_class: the labels of the predicted classes.
+    where: a text that identifies the input.  pytorch_class, runner_class: the distinct names of the predicted classes.
     margin: as defined at the head of this module.  within_noise: True if the margin is at most twice the limit.
     """
 
@@ -46,7 +47,7 @@ class Decisions:
     """Accumulate predicted classes batch by batch, with the margin and the largest error of each input."""
 
     def __init__(self, labels: Sequence[str]) -> None:
-        self._labels = labels
+        self._labels = distinct_names(labels)
         self._margins: list[NDArray[Any]] = []
         self._errors: list[NDArray[Any]] = []
         self._flipped: list[NDArray[Any]] = []
@@ -68,7 +69,7 @@ class Decisions:
         self._errors.append(np.abs(logits - exact).max(1).astype(np.float32))
         self._flipped.append(flipped)
         self._seen += len(logits)
-        for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
+        for row in np.flatnonzero(flipped)[: MOST_LISTED - len(self._flips)]:
             self._flips.append((where[row], int(pytorch_class[row]), int(runner_class[row]), float(margins[row])))
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

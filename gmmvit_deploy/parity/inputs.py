@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.data.images import Images
+from gmmvit_deploy.data.images import Images, Label
 from gmmvit_deploy.data.open import is_named, open_data
 from gmmvit_deploy.errors import ImageError, InputError
 
@@ -34,12 +34,12 @@ class Batch:
     """A batch of inputs.
 
     inputs: (B, …) in the form of the graph's input.  where: a text that identifies each input.
-    labels: index of the true class of each input; None for an input without a label.
+    labels: index of the true class of each input, or the indices of its classes; None for an input without a label.
     """
 
     inputs: NDArray[Any]
     where: tuple[str, ...]
-    labels: tuple[int | None, ...]
+    labels: tuple[Label, ...]
 
 
 def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:

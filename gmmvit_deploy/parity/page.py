@@ -96,7 +96,7 @@ def _runner(runner: RunnerReport) -> str:
         what = f"{checks['localize'].summary}. Reading the blocks' outputs changed the logits by {changed:.2g}."
         figures.append(figure(block_plot(blocks), f"Error by block: {name}", what))
     accuracy = checks["accuracy"].details
-    if accuracy:
+    if "top1" in accuracy:
         what = f"Top-1 on {accuracy['images']:,} images. {accuracy['classes']}"
         figures.append(figure(class_plot(accuracy["per_class"]), f"Accuracy by class: {name}", what))
     return section(
@@ -142,6 +142,8 @@ def _distances(name: str, sets: Sequence[Mapping[str, Any]]) -> str:
 def _accuracy(name: str, details: Mapping[str, Any]) -> str:
     if not details:
         return ""
+    if "measures" in details:
+        return _multi_label_accuracy(name, details)
     rows = []
     for measure in ("top1", "top5"):
         numbers = details[measure]
@@ -174,8 +176,29 @@ def _accuracy(name: str, details: Mapping[str, Any]) -> str:
     return f'{table(f"Accuracy: {name}", head, rows)}<p class="quiet">{gate}</p>'
 
 
+def _multi_label_accuracy(name: str, details: Mapping[str, Any]) -> str:
+    shown = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
+    measures, pairs = details["measures"], details["all_right"]
+    rows = [
+        (
+            words,
+            *(f"{measures[who][key]:.4f}" if measures[who][key] is not None else "" for who in ("pytorch", "runner")),
+        )
+        for key, words in shown.items()
+    ]
+    rows.append(("all labels right", f"{pairs['pytorch']:.2%}", f"{pairs['runner']:.2%}"))
+    low, high = pairs["interval"]
+    gate = (
+        f"On {details['images']:,} images. mAP and macro F1 must be at least {details['gate']:g} times PyTorch's. The "
+        f"difference of all labels right is {low:+.2%} to {high:+.2%}; it passes at "
+        f"{details['lowest_difference_allowed']:+.3%} or above."
+    )
+    table_html = table(f"Accuracy: {name}", ("measure", "PyTorch", "runner"), rows)
+    return f'{table_html}<p class="quiet">{escape(gate)}</p>'
+
+
 def _flips(name: str, details: Mapping[str, Any]) -> str:
-    flips = details["flips"]
+    flips = details.get("flips")  # a bundle without logits decides nothing
     if not flips:
         return '<p class="quiet">No predicted class flipped.</p>'
     rows = [

@@ -178,9 +178,7 @@ def _preprocess_problems(
 
 def _ensemble_problems(server: Served, golden: GoldenSet, limit: Limit, max_batch: int) -> list[str]:
     size = min(server.connection.model(server.ensemble).max_batch, max_batch)
-    logits = np.concatenate(
-        [server.connection.infer(server.ensemble, "IMAGE", part) for part in _encoded(golden, size)]
-    )
+    logits = np.concatenate([server.infer(part) for part in _encoded(golden, size)])
     largest = distance(logits, golden.image_logits)
     if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
         return []
@@ -202,7 +200,7 @@ def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) ->
     samples = samples[:_MOST_SENT]
     for sample in samples:
         image = np.array([[sample.encoded]], dtype=np.object_)
-        logits = server.connection.infer(server.ensemble, "IMAGE", image)[0]
+        logits = server.infer(image)[0]
         largest = distance(logits, sample.exact)
         if not largest <= limit.largest:
             reasons.append(

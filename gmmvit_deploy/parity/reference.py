@@ -17,6 +17,7 @@ from gmmvit_deploy.families import family_of
 from gmmvit_deploy.layers.dead_masks import dead_masks
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.runners.eager import EagerRunner
+from gmmvit_deploy.specs import OutputName
 
 __all__ = ["Reference", "why_no_model"]
 
@@ -50,8 +51,13 @@ class Reference:
         return self._eager.tensors(inputs)
 
     def logits(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return (float32 logits, float64 logits), both (B, C)."""
+        """Return (float32 logits, float64 logits), both (B, C).  A model without logits gives its features (B, D)."""
+        return self.answers(inputs)[self.model.outputs[0]]
+
+    def answers(self, inputs: NDArray[Any]) -> dict[OutputName, tuple[NDArray[Any], NDArray[Any]]]:
+        """Return name of an output of the model → (float32 values, float64 values)."""
         tensors = self.tensors(inputs)
         with torch.inference_mode():
-            trained, exact = self.model(tensors), self.exact(tensors.double())
-        return trained.numpy(), exact.numpy()
+            trained, exact = self.model.answers(tensors), self.exact.answers(tensors.double())
+        pairs = zip(trained, exact, strict=True)
+        return {name: (a.numpy(), b.numpy()) for name, (a, b) in zip(self.model.outputs, pairs, strict=True)}

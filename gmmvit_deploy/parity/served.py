@@ -71,7 +71,8 @@ def check_served(
     if bundle.manifest.image.normalisation is not None:
         on_progress(Progress("encoded images"))
         _images_at_once(bundle, server, generator, judged)
-        judged.reasons += _label_problems(bundle, server, runner.max_batch)
+        if bundle.manifest.has_logits:
+            judged.reasons += _label_problems(bundle, server, runner.max_batch)
     verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
     reasons = list(judged.reasons)
     if verdict == "undecided":
@@ -197,7 +198,7 @@ def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generat
 
     def ask(index: int) -> NDArray[Any]:
         image = np.array([[golden.images[index]]], dtype=np.object_)
-        return server.connection.infer(server.ensemble, "IMAGE", image)
+        return server.infer(image)
 
     with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
         answers = list(pool.map(ask, chosen))
@@ -209,9 +210,9 @@ def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generat
 def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:
     labels = bundle.manifest.labels
     reasons = []
-    if server.connection.model(server.ensemble).labels != labels:
+    if server.connection.model(server.ensemble).label_set != bundle.manifest.label_set:
         reasons.append(
-            f"labels: expected the bundle's classes in the bundle's order, got other classes or another order from "
+            f"labels: expected the bundle's classes in the bundle's order, its task and thresholds, got others from "
             f"{server.ensemble} on the server"
         )
     golden = bundle.golden_set()

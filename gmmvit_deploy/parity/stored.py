@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.graphs.quantize import QUANTIZED
-from gmmvit_deploy.parity.decisions import Decisions
+from gmmvit_deploy.parity.crossings import decisions_of
 from gmmvit_deploy.parity.inputs import Batch, golden_batch
 from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.numeric import Distances, check_numeric, comparable
@@ -74,8 +74,8 @@ def _report(
     distances.add(logits, stored, stored)
     record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
     numbers = distances.numbers(runner.precision, record.golden["largest_abs"] if record else None)
-    decisions = Decisions(bundle.manifest.labels)
-    if comparable(logits, stored):
+    decisions = decisions_of(bundle.manifest.label_set)
+    if bundle.manifest.has_logits and comparable(logits, stored):
         whole = np.isfinite(logits).all(1)
         where = [place for place, fine in zip(golden.where, whole, strict=True) if fine]
         decisions.add(where, logits[whole], stored[whole], stored[whole])
@@ -83,7 +83,9 @@ def _report(
     needs_model = f"needs PyTorch's logits of further images: {why}"
     checks = [
         check_numeric([numbers]),
-        decisions.check(numbers.limit),
+        decisions.check(numbers.limit)
+        if bundle.manifest.has_logits
+        else skipped_check("decisions", "the bundle has no logits"),
         skipped_check("accuracy", needs_model),
         check_invariance(runner, golden.inputs, stored, numbers.limit, on_progress=progress),
         skipped_check("calibration", _no_calibration(runner, why if record else "")),

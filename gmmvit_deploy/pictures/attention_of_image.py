@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.labels import distinct_names
 from gmmvit_deploy.layers.attention import attentions_without_scores
 from gmmvit_deploy.pictures.attention_numbers import mean_attention_distance, rollout
 from gmmvit_deploy.pictures.attention_weights import AttentionRecord, LayerWeights, attention_record
@@ -82,7 +83,7 @@ class ImageRollout:
 class ImageAttention:
     """The attention of a model for an image.
 
-    label: the predicted class.
+    label: the distinct name of the predicted class; empty for a network without logits.
     distances: the distances of each layer, in the order of the run.
     no_distances: name of an attention without distances → the reason.
     rollout: the rollout, or None if the rollout is not defined.  no_rollout: the reason; empty with a rollout.
@@ -172,7 +173,7 @@ def attention_of_image(
             distances.append(_distances(layer, *place, unit=unit, size=size))
     reason = _why_no_rollout(model, record, observed, grids)
     return ImageAttention(
-        label=labels[int(record.logits.argmax())],
+        label=distinct_names(labels)[int(record.logits.argmax())] if labels else "",
         distances=tuple(distances),
         no_distances=without,
         rollout=None if reason else _rollout(record, *grids[record.layers[-1].layer]),

@@ -42,7 +42,8 @@ def write_attention_report(
                 f"{bundle}: the model has no attention to draw: {attention.no_rollout}",
                 hint="type --report FILE.html for a page with the reason for each attention",
             )
-        lines = (f"{bundle}: attention for {image}, classified as {attention.label}", _line(attention))
+        classified = f", classified as {attention.label}" if attention.label else ""
+        lines = (f"{bundle}: attention for {image}{classified}", _line(attention))
         data = png(attention_sheet(pixels, attention.rollout, attention.distances, lines=lines))
     else:
         data = attention_page(pixels, attention, bundle=bundle, image=image).encode()
@@ -76,7 +77,7 @@ def attention_page(pixels: NDArray[Any], attention: ImageAttention, *, bundle: s
 
 def _summary(attention: ImageAttention, image: str) -> Summary:
     defined = attention.rollout is not None
-    sentence = f"The model classifies {image} as {attention.label}."
+    sentence = f"The model classifies {image} as {attention.label}." if attention.label else f"The image is {image}."
     if not defined:
         sentence += f" The rollout is not defined for this model: {attention.no_rollout}."
     return Summary(

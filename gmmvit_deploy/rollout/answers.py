@@ -6,7 +6,7 @@ agreement   share of images to which both servers give the same most likely labe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +37,11 @@ class Agreement:
         return 1 - len(self.differing) / self.images
 
 
-def require_golden_answers(bundle: Bundle, grpc_url: str) -> str:
+def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], None]) -> str:
     """Ask a server for the logits of every golden input and image of its bundle.
 
     Returns a sentence with the largest difference and its limit.
+    go_on: called before each request; an error of it ends the comparison.
     Errors:
         ServerError: the logits differ by more than the limit, or the server does not answer.
         BundleError: the server serves another bundle.
@@ -53,16 +54,15 @@ def require_golden_answers(bundle: Bundle, grpc_url: str) -> str:
         record = open_variant(bundle, runner.precision).record
         recorded = record.golden["largest_abs"] if record else None
         limit = limit_from_stored(stored_noise(bundle, golden.logits), runner.precision, recorded=recorded)
-        answers = [
-            ("golden inputs", runner.run(golden.inputs[row : row + 1])[0], golden.logits[row], row)
-            for row in range(len(golden.inputs))
-        ]
+        answers = []
+        for row in range(len(golden.inputs)):
+            go_on()
+            answers.append(("golden inputs", runner.run(golden.inputs[row : row + 1])[0], golden.logits[row], row))
         if golden.images:
             classifier = opened.enter_context(closing(TritonClassifier(grpc_url)))
-            answers += [
-                ("golden images", classifier.logits([data])[0], golden.image_logits[row], row)
-                for row, data in enumerate(golden.images)
-            ]
+            for row, data in enumerate(golden.images):
+                go_on()
+                answers.append(("golden images", classifier.logits([data])[0], golden.image_logits[row], row))
     largest = 0.0
     for kind, logits, expected, row in answers:
         off = float(np.abs(np.asarray(logits, np.float64) - expected).max())
@@ -76,26 +76,27 @@ def require_golden_answers(bundle: Bundle, grpc_url: str) -> str:
     return f"{len(answers)} golden answers, largest difference {largest:.2g} of {limit.largest:.2g} allowed"
 
 
-def label_agreement(files: Sequence[Path], old_url: str, new_url: str) -> Agreement:
+def label_agreement(files: Sequence[Path], old_url: str, new_url: str, go_on: Callable[[], None]) -> Agreement:
     """Classify each file with both servers.
 
+    go_on: called after each batch; an error of it ends the comparison.
     Errors:
         InputError: an image cannot be classified, or there are no images.
         ServerError: a server does not answer.
     """
     if not files:
         raise InputError("--canary-images: expected images, the folder has none")
-    labels = []
+    answered = []
     for url in (old_url, new_url):
         with TritonClassifier(url) as classifier:
-            results = classify_files(classifier, files, top=1)
+            results = classify_files(classifier, files, top=1, on_progress=lambda progress: go_on())
         for result in results:
             if result.error:
                 raise InputError(
                     f"{result.path}: {result.error}", hint="remove this file from the folder of --canary-images"
                 )
-        labels.append([result.predictions[0].label for result in results])
-    pairs = zip(files, *labels, strict=True)
+        answered.append([", ".join(classifier.label_set.decided(result.predictions)) for result in results])
+    pairs = zip(files, *answered, strict=True)
     return Agreement(
         images=len(files),
         differing=tuple(f"{file}: {before} → {after}" for file, before, after in pairs if before != after),

@@ -6,7 +6,8 @@
     decisions  share of the images for which both servers give the same label; below `CanaryOptions.agreement` the
                canary fails
 
-The counts are those of Triton's metrics, so they hold requests over gRPC and HTTP.
+The counts are those of the gateway's access log (`traffic`), over gRPC and HTTP. Without requests of clients, the
+canary fails after `CanaryOptions.timeout_s`.
 """
 
 from __future__ import annotations
@@ -40,36 +41,29 @@ class CanaryOptions:
     agreement: float = 0.95
 
     def __post_init__(self) -> None:
-        for name, valid, expected in (
-            ("--canary", 0.0 < self.share < 1.0, "a share above 0% and below 100%"),
-            ("--canary-requests", self.requests >= 1, "at least 1"),
-            ("--canary-timeout", self.timeout_s > 0, "a time above 0 seconds"),
-            ("--canary-slower", self.slower > 0, "a ratio above 0"),
-            ("--canary-agreement", 0.0 <= self.agreement <= 1.0, "a share from 0 to 1"),
+        for name, value, valid, expected, example in (
+            ("--canary", self.share, 0.0 < self.share < 1.0, "a share above 0% and below 100%", "5%"),
+            ("--canary-requests", self.requests, self.requests >= 1, "at least 1", "200"),
+            ("--canary-timeout", self.timeout_s, self.timeout_s > 0, "a time above 0 seconds", "600"),
+            ("--canary-slower", self.slower, self.slower > 0, "a ratio above 0", "1.5"),
+            ("--canary-agreement", self.agreement, 0.0 <= self.agreement <= 1.0, "a share from 0 to 1", "0.95"),
         ):
             if not valid:
-                raise InputError(f"{name}: expected {expected}")
+                likely = f"{value / 100:g}" if name == "--canary-agreement" and 1 < value <= 100 else example
+                raise InputError(f"{name}: expected {expected}, got {value:g}", hint=f"type {name} {likely}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """What a server did during the canary.
 
-    answered, failed: the numbers of requests that were answered and that failed through the server's fault.
+    answered, failed: the numbers of requests that were answered, and that got an error or no answer.
     time_us: the sum of the times of the answered requests, in microseconds.
     """
 
     answered: int
     failed: int
     time_us: int
-
-    def since(self, before: Counts) -> Counts:
-        """Return the difference from an earlier reading of the same counters."""
-        return Counts(
-            answered=self.answered - before.answered,
-            failed=self.failed - before.failed,
-            time_us=self.time_us - before.time_us,
-        )
 
     @property
     def mean_ms(self) -> float:
@@ -86,11 +80,17 @@ class Verdict:
 
 
 def share_from(text: str) -> float:
-    """Convert ``5%`` or ``0.05`` to a share.  Errors: InputError for other text."""
+    """Convert ``5%`` or ``0.05`` to a share.  Errors: InputError for other text, and for a share outside 0 to 1."""
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise InputError(f"--canary: expected a share such as 5%, got {text!r}", hint="type --canary 5%") from None
+        share = math.nan
+    if 0.0 < share < 1.0:
+        return share
+    likely = f"{share:g}" if 1.0 <= share < 100.0 and not text.endswith("%") else "5"
+    raise InputError(
+        f"--canary: expected a share above 0% and below 100%, such as 5%, got {text!r}", hint=f"type --canary {likely}%"
+    )
 
 
 def canary_verdict(old: Counts, new: Counts, options: CanaryOptions) -> Verdict:

@@ -61,7 +61,7 @@ class Rollouts:
         self._log = on_log_line or (lambda line: None)
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._busy = threading.Lock()
-        self._aborted = threading.Event()
+        self._order: _Order | None = None
         self._step = ""
         self._ended = {"promoted": 0, "failed": 0}
         self._thread = threading.Thread(target=self._work, name="gmmvit-rollouts", daemon=True)
@@ -88,12 +88,13 @@ class Rollouts:
         )
 
     def abort(self) -> None:
-        """End a running rollout at its next step."""
-        self._aborted.set()
+        """End a running rollout, unless its bundle is promoted already."""
+        if (order := self._order) is not None:
+            order.aborted.set()
 
     def _work(self) -> None:
         while (order := self._orders.get()) is not None:
-            order.carry_out(self._slots, self._state, self._report(order), self._aborted.is_set)
+            order.carry_out(self._slots, self._state, self._report(order))
             self._step = ""
 
     def _report(self, order: _Order) -> Callable[[str], None]:
@@ -112,10 +113,11 @@ class Rollouts:
                 hint=f"wait, or type gmmvit rollout --abort --to {self._state.folder}",
             )
         try:
-            self._aborted.clear()
+            self._order = order
             self._orders.put(order)
             order.ended.wait()
         finally:
+            self._order = None
             self._busy.release()
         self._ended["promoted" if order.error is None else "failed"] += 1
         if order.error is not None:
@@ -124,10 +126,18 @@ class Rollouts:
         return {"done": f"the service serves bundle {order.served}", "bundle": order.served}
 
     def _abort(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
-        if not self._busy.locked():
+        order = self._order
+        if order is None:
             raise InputError(f"{self._state.folder}: no rollout is running", hint="type gmmvit rollout --status")
-        self.abort()
-        return {"done": f"the rollout ends; the service goes on with bundle {self._slots.served.sha256[:12]}"}
+        order.aborted.set()
+        order.ended.wait()
+        served = self._slots.served
+        if order.error is None:
+            raise ServerError(
+                f"too late: the rollout has promoted bundle {served.sha256[:12]}",
+                hint=f"type gmmvit rollout BUNDLE --to {self._state.folder} with the bundle before",
+            )
+        return {"done": f"the rollout has ended; the service goes on with bundle {served.sha256[:12]}"}
 
     def _status(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
         promoted = self._state.promoted()
@@ -147,6 +157,7 @@ class _Order:
         """Errors: InputError when a value is missing or invalid."""
         self.send = send
         self.ended = threading.Event()
+        self.aborted = threading.Event()
         self.error: GmmvitError | None = None
         self.served = ""
         try:
@@ -163,9 +174,9 @@ class _Order:
         except (KeyError, TypeError, ValueError) as exc:
             raise InputError(f"the order of the rollout is invalid: {type(exc).__name__}: {exc}") from exc
 
-    def carry_out(self, slots: Slots, state: State, report: Callable[[str], None], aborted: Callable[[], bool]) -> None:
+    def carry_out(self, slots: Slots, state: State, report: Callable[[str], None]) -> None:
         try:
-            bundle = roll_out(self._bundle, slots, state, self._options, report=report, aborted=aborted)
+            bundle = roll_out(self._bundle, slots, state, self._options, report=report, aborted=self.aborted.is_set)
             self.served = bundle.sha256
         except GmmvitError as exc:
             self.error = exc

@@ -6,7 +6,6 @@ takes the other place.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.rollout.canary import Counts
+from gmmvit_deploy.rollout.traffic import Traffic
 from gmmvit_deploy.serving.gateway.options import PLACES
 from gmmvit_deploy.serving.gateway.places import Places
 from gmmvit_deploy.serving.gateway.service import Gateway
@@ -26,20 +26,16 @@ from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
-from gmmvit_deploy.serving.supervisor_metrics import fetched_metrics
 
-__all__ = ["Slots", "counts_from_metrics"]
+__all__ = ["Slots"]
 
 _WEIGHTS = 256
 """HAProxy's largest weight of a server."""
 _POLL_S = 0.05
+_SERVES_S = 15.0
+"""The maximum time in which a HAProxy that is started again passes requests to the new server."""
 _DRAIN_S = 60.0
 """The maximum time of a request in the gateway."""
-_COUNTED = re.compile(
-    r"^nv_inference_(request_success|request_failure|request_duration_us)\{(.*?)\} ([0-9.e+]+)$", re.M
-)
-_SERVERS_FAULTS = ("BACKEND", "OTHER")
-"""Reasons of failed requests in Triton's metrics that are the server's fault: not REJECTED, not CANCELED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +71,8 @@ class Slots:
         self._lock = threading.RLock()  # held while a server restarts or ends
         self._old: _Slot | None = None
         self._new: _Slot | None = None
+        self._new_death = ""
+        self._traffic = Traffic()
 
     @property
     def _places(self) -> Places:
@@ -99,7 +97,9 @@ class Slots:
         place = next(place for place in PLACES if place != self._served().place)
         slot = self._started(place, bundle, aborted)
         with self._lock:
-            self._new = slot
+            self._new, self._new_death = slot, ""
+        if aborted():
+            return
         self._gateway.serve([self.server.repository, slot.server.repository])
         self._places.put(place, slot.server, bundle.sha256)
 
@@ -108,31 +108,61 @@ class Slots:
 
     def counts(self) -> tuple[Counts, Counts]:
         old, new = self._served(), self._begun()
-        return _counts(old.server), _counts(new.server)
+        return self._traffic.counts(old.place), self._traffic.counts(new.place)
 
     def share(self, new: float) -> None:
         old, begun = self._served(), self._begun()
+        self._traffic = Traffic()
+        self._gateway.watch_requests(self._traffic.count if new < 1 else None)
         weight = min(_WEIGHTS, max(1, round(_WEIGHTS * new)))
         self._places.set_weights({begun.place: weight, old.place: _WEIGHTS - weight if new < 1 else 0})
 
+    def death_of_new(self) -> str:
+        new = self._new
+        if new is not None and not self._new_death:
+            try:
+                new.server.require_running()
+            except ServerError as exc:
+                self._new_death = str(exc).partition("\n")[0]
+        return self._new_death
+
+    def require_serving(self) -> None:
+        new, deadline = self._begun(), time.monotonic() + _SERVES_S
+        while not (self._places.is_up(new.place) and self._gateway.answers_with(new.bundle.sha256)):
+            if time.monotonic() > deadline:
+                raise ServerError(f"the gateway passed no request to the new server within {_SERVES_S:g} s")
+            time.sleep(_POLL_S)
+
     def end_old(self) -> None:
-        old, self._old = self._served(), self._begun()
-        self._new = None
+        with self._lock:
+            old, self._old, self._new = self._served(), self._begun(), None
         self._end(old)
 
     def end_new(self) -> None:
-        new, self._new = self._new, None
-        self._places.set_weights({self._served().place: _WEIGHTS})
-        if new is not None:
-            self._places.set_weights({new.place: 0})
-            self._end(new)
+        new = self._new
+        if new is None:
+            return
+        self._gateway.watch_requests(None)
+        try:
+            self._places.set_weights({self._served().place: _WEIGHTS, new.place: 0})
+        finally:
+            try:
+                self._end(new)
+            finally:
+                self._new = None
 
     def step(self, stopped: Callable[[], bool]) -> None:
-        """Restart each server that is dead; call it often.  Errors: ServerError when the served server stays dead."""
-        for slot in (self._old, self._new):
-            with self._lock:
-                if slot is not None and slot in (self._old, self._new):
-                    slot.supervisor.step(stopped)
+        """Restart the served server if it is dead, and note the death of a new server; call it often.
+
+        A new server is not restarted: its death ends the rollout.  Errors: ServerError when the served server stays
+        dead.
+        """
+        with self._lock:
+            if self._old is not None:
+                self._old.supervisor.step(stopped)
+            if self._new is not None and not self._new_death:
+                problem = self._new.supervisor.look()
+                self._new_death = problem[1] if problem else ""
 
     def metrics_text(self) -> str:
         """Return the metrics of the served server and of its supervisor."""
@@ -170,9 +200,9 @@ class Slots:
     def _end(self, slot: _Slot) -> None:
         """Wait until the gateway has no request for the server, then end the server."""
         deadline = time.monotonic() + _DRAIN_S
-        while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
         try:
+            while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
             self._places.free(slot.place)
             self._gateway.serve([self.server.repository])
         finally:
@@ -188,32 +218,6 @@ class Slots:
         if self._new is None:
             raise ServerError("the service has no new server")
         return self._new
-
-
-def counts_from_metrics(text: str) -> Counts:
-    """Return what the network of a server did, from Triton's metrics.
-
-    Requests to the ensemble also run the network, so the network's counts hold every request once.
-    """
-    sums = {"request_success": 0.0, "request_failure": 0.0, "request_duration_us": 0.0}
-    for name, labels, value in _COUNTED.findall(text):
-        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if not named.get("model", "").endswith("_network"):
-            continue
-        if name != "request_failure" or named.get("reason") in _SERVERS_FAULTS:
-            sums[name] += float(value)
-    return Counts(
-        answered=int(sums["request_success"]),
-        failed=int(sums["request_failure"]),
-        time_us=int(sums["request_duration_us"]),
-    )
-
-
-def _counts(server: TritonServer) -> Counts:
-    text = fetched_metrics(server.metrics_url)
-    if not text:
-        raise ServerError(f"{server.metrics_url}: the server does not answer with its metrics")
-    return counts_from_metrics(text)
 
 
 def _marked(place: str, on_log_line: Callable[[str], None]) -> Callable[[str], None]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.writing import new_file, new_folder
 
@@ -50,10 +50,11 @@ class State:
         """Hold the lock of the folder.
 
         Errors:
-            InputError: the folder cannot be created or written.
+            InputError: the folder cannot be created or written, or holds other files than those of a service.
             ServerError: another service holds the lock.
         """
         try:
+            self._require_own()
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("a", encoding="utf-8")
         except OSError as exc:
@@ -71,6 +72,18 @@ class State:
                     "service",
                 ) from None
             yield self
+
+    def _require_own(self) -> None:
+        """Refuse a folder with files that no service wrote.  Errors: InputError; OSError for an unreadable folder."""
+        present = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
+        foreign = sorted(name for name in present - {"lock", "control", "bundles"} if not name.startswith("."))
+        if "promoted.json" in present or not foreign:
+            return
+        named = "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
+        raise InputError(
+            f"{self.folder}: expected an empty or new folder, or the state folder of a service, got {named}",
+            hint="type --state with a folder that does not exist yet; the service creates the folder",
+        )
 
     def promoted(self) -> Promoted | None:
         """Read which bundle was promoted last; None if the folder is new.

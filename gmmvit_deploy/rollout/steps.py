@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gmmvit_deploy.artifacts import Bundle, open_bundle
-from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.rollout.answers import label_agreement, require_golden_answers
 from gmmvit_deploy.rollout.canary import CanaryOptions, Counts, canary_verdict
 from gmmvit_deploy.rollout.contract import contract_changes, require_same_contract
@@ -54,10 +54,16 @@ class Backends(Protocol):
         """Return the gRPC URLs of the old and of the new server."""
 
     def counts(self) -> tuple[Counts, Counts]:
-        """Return what the old and the new server did since they started.  Errors: ServerError."""
+        """Return what clients got from the old and from the new server since the last `share`."""
 
     def share(self, new: float) -> None:
         """Send the share ``new`` of new requests to the new server, and the rest to the old server."""
+
+    def death_of_new(self) -> str:
+        """Return why the new server is dead; empty while it lives."""
+
+    def require_serving(self) -> None:
+        """Wait until the gateway passes requests to the new server.  Errors: ServerError when it does not."""
 
     def end_old(self) -> None:
         """End the old server when its requests are answered; the new server takes its place."""
@@ -95,32 +101,48 @@ def roll_out(
         require_same_contract(old, bundle)
     report(f"copy bundle {bundle.sha256[:12]}")
     copied = state.copy_of(bundle)
+
+    def go_on() -> None:
+        _require_not(aborted)
+        if death := backends.death_of_new():
+            raise _died(death)
+
     report("start the new server beside the old server")
     try:
         backends.start_new(copied, aborted)
-        _require_not(aborted)
-        report(require_golden_answers(copied, backends.urls()[1]))
-        _compare_labels(backends, options, report)
-        _require_not(aborted)
+        go_on()
+        report(require_golden_answers(copied, backends.urls()[1], go_on))
+        _compare_labels(backends, options, report, go_on)
         if options.canary is not None:
-            _run_canary(backends, options.canary, report, aborted)
+            _run_canary(backends, options.canary, report, go_on)
+        go_on()
         report("all traffic to the new server")
         backends.share(1.0)
+        backends.require_serving()
+        go_on()
         state.promote(copied)
-    except BaseException:
+    except BaseException as exc:
+        death = backends.death_of_new()
         report(f"go back to bundle {old.sha256[:12]}")
         backends.end_new()
+        if death and isinstance(exc, GmmvitError):
+            raise _died(death) from exc
         raise
     report("end the old server when its requests are answered")
-    backends.end_old()
+    try:
+        backends.end_old()
+    except GmmvitError as exc:  # the old server has ended, and all requests go to the new server
+        report(f"the gateway keeps the settings of the rollout: {exc}")
     return copied
 
 
-def _compare_labels(backends: Backends, options: RolloutOptions, report: Callable[[str], None]) -> None:
+def _compare_labels(
+    backends: Backends, options: RolloutOptions, report: Callable[[str], None], go_on: Callable[[], None]
+) -> None:
     if not options.canary_images:
         return
     least = options.agreement
-    agreement = label_agreement(options.canary_images, *backends.urls())
+    agreement = label_agreement(options.canary_images, *backends.urls(), go_on)
     same = agreement.images - len(agreement.differing)
     report(f"canary images: both servers give the same label to {same} of {agreement.images}")
     if agreement.share < least:
@@ -134,18 +156,16 @@ def _compare_labels(backends: Backends, options: RolloutOptions, report: Callabl
 
 
 def _run_canary(
-    backends: Backends, options: CanaryOptions, report: Callable[[str], None], aborted: Callable[[], bool]
+    backends: Backends, options: CanaryOptions, report: Callable[[str], None], go_on: Callable[[], None]
 ) -> None:
     """Give the new server its share until it has answered enough requests, then compare.  Errors: ServerError."""
     report(f"{options.share:.3g} of the traffic to the new server until it has answered {options.requests} requests")
-    old_before, new_before = backends.counts()
     backends.share(options.share)
     deadline = time.monotonic() + options.timeout_s
     while True:
         time.sleep(_POLL_S)
-        _require_not(aborted)
-        old_now, new_now = backends.counts()
-        old, new = old_now.since(old_before), new_now.since(new_before)
+        go_on()
+        old, new = backends.counts()
         if new.answered + new.failed >= options.requests:
             break
         if time.monotonic() > deadline:
@@ -162,6 +182,13 @@ def _run_canary(
             "the canary failed: " + "; ".join(verdict.reasons),
             hint="the old server has all of the traffic again; see the service's log for the errors of the new server",
         )
+
+
+def _died(death: str) -> ServerError:
+    return ServerError(
+        f"the new server ended during the rollout: {death}",
+        hint="the old server has all of the traffic; see the service's log for the last lines of the new server",
+    )
 
 
 def _require_not(aborted: Callable[[], bool]) -> None:

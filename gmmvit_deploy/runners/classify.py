@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.labels import LabelSet, Prediction
 from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
@@ -33,7 +34,6 @@ __all__ = [
     "Prediction",
     "TritonClassifier",
     "classify_files",
-    "likeliest",
 ]
 
 DEFAULT_RETRY_S = 30.0
@@ -41,20 +41,12 @@ DEFAULT_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A class with its softmax probability."""
-
-    label: str
-    index: int
-    probability: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
     """The result for a file: predictions in order of decreasing probability, or an error.
 
     runner: name of the runner that computed the predictions.
-    error: the reason why the file has no predictions; empty if there are predictions.
+    features: the features (D,), if they were asked for.
+    error: the reason why the file has no answer; empty if there is an answer.
     notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or were not requested.
     """
 
@@ -63,6 +55,17 @@ class Classification:
     predictions: tuple[Prediction, ...] = ()
     error: str = ""
     notice: str = ""
+    features: NDArray[Any] | None = field(default=None, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields except the features as JSON values."""
+        return {
+            "path": self.path,
+            "runner": self.runner,
+            "predictions": [prediction.to_json() for prediction in self.predictions],
+            "error": self.error,
+            "notice": self.notice,
+        }
 
 
 class Classifier:
@@ -71,20 +74,44 @@ class Classifier:
     runner: name of the runner that computes the logits.
     notice: the reason why this project's CPU kernels, which are faster, are not used; empty if the kernels are used or
     were not requested.
-    labels: label of each class.  max_batch: maximum number of images in a call of `logits`.
+    label_set: the labels, and how logits become labels.  max_batch: maximum number of images in a call of `logits`.
+    outputs: the outputs of the network.  source: the bundle, or the model on the server, for messages.
     """
 
     runner: str
     notice: str = ""
-    labels: tuple[str, ...]
+    label_set: LabelSet
     max_batch: int
+    outputs: tuple[str, ...]
+    source: str
 
     def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
         """Compute the float32 logits (B, C) of B encoded images for C classes.
 
+        A network without logits gives its features (B, D).
         Errors: RequestRejectedError or ImageError when any of the images cannot be decoded.
         """
+        return self.answers(images, self.outputs[:1])[self.outputs[0]]
+
+    def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Compute the named outputs of B encoded images: name of the output → float32 (B, …).
+
+        Errors: as `logits`.
+        """
         raise NotImplementedError
+
+    def require_outputs(self, *, logits: bool, features: bool) -> None:
+        """Check that the network has the outputs that are asked for.
+
+        Errors: InputError that names the source, its outputs, and the command that exports the other output.
+        """
+        for name, asked in (("logits", logits), ("features", features)):
+            if asked and name not in self.outputs:
+                raise InputError(
+                    f"{self.source}: expected a network with {name}, but its only output is {', '.join(self.outputs)}",
+                    hint="type gmmvit export CHECKPOINT -o BUNDLE --outputs both to export logits and features"
+                    + ("" if features else ", or add --features FILE.npz to write the features"),
+                )
 
     def close(self) -> None:
         """Release the classifier's resources."""
@@ -134,13 +161,18 @@ class TritonClassifier(Classifier):
                 hint="type --served-name NAME with the name of the ensemble; "
                 "the command gmmvit repository prints the names of the models that it writes",
             )
-        self.labels, self.max_batch = served.labels, served.max_batch
+        self.label_set, self.max_batch, self.outputs = served.label_set, served.max_batch, served.outputs
+        self.source = f"{model} at {url}"
 
-    def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
+    def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         import numpy as np
 
         encoded = np.array([[data] for data in images], dtype=np.object_)
-        return with_retries(lambda: self._connection.infer(self._model, "IMAGE", encoded), deadline_s=self._retry_s)
+        answers = with_retries(
+            lambda: self._connection.infer_all(self._model, "IMAGE", encoded, outputs=outputs),
+            deadline_s=self._retry_s,
+        )
+        return dict(zip(outputs, answers, strict=True))
 
     def close(self) -> None:
         self._connection.close()
@@ -166,9 +198,10 @@ class BundleClassifier(Classifier):
             self.notice = fused_graph(open_variant(bundle, "fp32").path)[1]
         self._runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
         self.runner = self._runner.name
-        self.labels, self.max_batch = bundle.manifest.labels, bundle.manifest.max_batch
+        self.label_set, self.max_batch = bundle.manifest.label_set, bundle.manifest.max_batch
+        self.outputs, self.source = bundle.manifest.output_names, str(bundle.path)
 
-    def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
+    def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         import numpy as np
 
         decoded = []
@@ -177,7 +210,11 @@ class BundleClassifier(Classifier):
                 decoded.append(self._image.pixels_from_bytes(data))
             except UnusableImage as exc:
                 raise ImageError(f"image {position}: {exc}") from exc
-        return self._runner.run(self._bundle.inputs_from_pixels(np.stack(decoded)))
+        inputs = self._bundle.inputs_from_pixels(np.stack(decoded))
+        if tuple(outputs) == self.outputs[:1]:  # the runtime need not compute the other output
+            return {outputs[0]: self._runner.run(inputs)}
+        answers = self._runner.run_all(inputs)
+        return {name: rows for name, rows in answers.items() if name in outputs}
 
 
 def classify_files(
@@ -187,22 +224,29 @@ def classify_files(
     top: int = 5,
     batch: int = 16,
     concurrency: int = 4,
+    features: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Classification]:
     """Classify files in concurrent batches; the results have the order of ``files``.
 
     top: number of predictions per file.  batch: maximum number of files in a batch.
     concurrency: number of batches that run at once.
+    features: True to also return the features. For a network without logits, there are only features.
     If a file cannot be read or decoded, the result of this file has an ``error``. The other files are classified.
     A batch that is too large for the server is sent again image by image.
     Errors: ServerError when the server fails or stops answering.
+    InputError when the network has no logits and ``features`` is False, or has no features and ``features`` is True.
     """
+    classifier.require_outputs(logits=not features, features=features)
+    asked = classifier.outputs if features else ("logits",)
     size = max(1, min(batch, classifier.max_batch))
     batches = (files[start : start + size] for start in range(0, len(files), size))
     answers: dict[Path, Classification] = {}
     notice = classifier.notice
     with ThreadPoolExecutor(max_workers=concurrency) as pool:
-        for done in _bounded(pool, lambda group: _classify_batch(classifier, group, top), batches, concurrency * 2):
+        for done in _bounded(
+            pool, lambda group: _classify_batch(classifier, group, top, asked), batches, concurrency * 2
+        ):
             answers |= {answer.path: replace(answer, notice=notice) for answer in done}
             on_progress(Progress("classify", len(answers), len(files)))
     return [answers[file] for file in files]
@@ -230,7 +274,9 @@ def _bounded(
             future.cancel()
 
 
-def _classify_batch(classifier: Classifier, files: Sequence[Path], top: int) -> list[Classification]:
+def _classify_batch(
+    classifier: Classifier, files: Sequence[Path], top: int, asked: Sequence[str]
+) -> list[Classification]:
     answers: dict[Path, Classification] = {}
     images: dict[Path, bytes] = {}
     for file in files:
@@ -239,7 +285,7 @@ def _classify_batch(classifier: Classifier, files: Sequence[Path], top: int) -> 
         except ImageError as exc:
             answers[file] = Classification(path=file, runner=classifier.runner, error=str(exc))
     if images:
-        answers |= _ask(classifier, images, top)
+        answers |= _ask(classifier, images, top, asked)
     return [answers[file] for file in files]
 
 
@@ -255,32 +301,26 @@ def _read(file: Path) -> bytes:
     return data
 
 
-def _ask(classifier: Classifier, images: dict[Path, bytes], top: int) -> dict[Path, Classification]:
+def _ask(
+    classifier: Classifier, images: dict[Path, bytes], top: int, asked: Sequence[str]
+) -> dict[Path, Classification]:
     try:
-        logits = classifier.logits(list(images.values()))
+        answers = classifier.answers(list(images.values()), asked)
     except (RequestRejectedError, ImageError) as exc:
         if len(images) == 1:
             (file,) = images
             error = str(exc).partition("image 0: ")[2] or str(exc)
             return {file: Classification(path=file, runner=classifier.runner, error=error)}
         # An image that cannot be decoded makes its whole batch fail. Retry with each image in a separate batch.
-        alone = [_ask(classifier, {file: data}, top) for file, data in images.items()]
-        return {file: answer for answers in alone for file, answer in answers.items()}
+        alone = [_ask(classifier, {file: data}, top, asked) for file, data in images.items()]
+        return {file: answer for answered in alone for file, answer in answered.items()}
+    logits, features = answers.get("logits"), answers.get("features")
     return {
-        file: Classification(path=file, runner=classifier.runner, predictions=likeliest(row, classifier.labels, top))
-        for file, row in zip(images, logits, strict=True)
+        file: Classification(
+            path=file,
+            runner=classifier.runner,
+            predictions=() if logits is None else classifier.label_set.predictions(logits[row], top),
+            features=None if features is None else features[row],
+        )
+        for row, file in enumerate(images)
     }
-
-
-def likeliest(logits: NDArray[Any], labels: Sequence[str], top: int) -> tuple[Prediction, ...]:
-    """Return the ``top`` most likely classes of a row of logits (C,), with their softmax probabilities."""
-    import numpy as np
-
-    # The softmax is computed in float64, so that the displayed probabilities add up to 1.
-    exponentials = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = exponentials / exponentials.sum()
-    order = np.argsort(-logits, kind="stable")[:top]
-    return tuple(
-        Prediction(label=labels[i] if i < len(labels) else str(i), index=int(i), probability=float(probabilities[i]))
-        for i in order
-    )

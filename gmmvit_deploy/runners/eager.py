@@ -8,7 +8,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runners.runner import Device, Inspection, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -68,6 +68,12 @@ class EagerRunner(Runner):
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._logits(self.model, self.tensors(batch))
+
+    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        import torch
+
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return [answer.cpu().numpy() for answer in self.model.answers(self.tensors(batch))]
 
     def _logits(self, model: Callable[[Tensor], Tensor], tensors: Tensor) -> NDArray[Any]:
         import torch

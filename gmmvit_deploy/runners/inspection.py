@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LOGITS", "inspectable_in_onnxruntime", "stand_in"]
 
 LOGITS = "logits"
+"""The key of the first output among the tensors of an inspected graph, also if the output is called features."""
 _NAMED = "{}, with the outputs of its blocks as additional outputs"
 
 
@@ -60,9 +61,9 @@ def _values(
     tapped = without_bfloat16(_with_outputs(proto, tensors))
     session = open_session(tapped.SerializeToString(), _NAMED.format(name))
     (image,) = (value.name for value in proto.graph.input)
-    names = list(dict.fromkeys([*tensors, LOGITS]))
+    names = {name: name for name in tensors} | {LOGITS: proto.graph.output[0].name}
     try:
-        return dict(zip(names, session.run(names, {image: inputs}), strict=True))
+        return dict(zip(names, session.run([*names.values()], {image: inputs}), strict=True))
     # ONNX Runtime raises its own exception classes, which have no common base.
     except Exception as exc:
         raise BundleError(f"{_NAMED.format(name)}: ONNX Runtime cannot run the graph: {str(exc).strip()}") from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +105,16 @@ class OnnxRuntimeRunner(Runner):
         )
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        logits: NDArray[Any] = self._computed(self._program.run, batch)
+        return logits
+
+    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        answers: Sequence[NDArray[Any]] = self._computed(self._program.answers, batch)
+        return answers
+
+    def _computed(self, run: Callable[[NDArray[Any]], Any], batch: NDArray[Any]) -> Any:
         try:
-            logits: NDArray[Any] = self._program.run(batch)
+            return run(batch)
         # ONNX Runtime raises a dozen unrelated exception classes, for example for a tensor of a terabyte.
         except Exception as exc:
             raise BundleError(f"{self.graph.path}: ONNX Runtime cannot compute this graph: {exc}") from exc
-        return logits

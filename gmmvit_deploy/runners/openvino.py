@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import openvino_library
+from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.runner import InspectableGraph, Inspection, Runner
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, kernels_for_graph
 from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
@@ -134,18 +135,22 @@ class OpenVinoRunner(Runner):
 
         model = self.program.model(CHUNK).clone()
         there = {name for node in model.get_ordered_ops() for value in node.outputs() for name in value.names}
-        (logits,) = (name for value in model.outputs for name in value.names)
+        logits = next(iter(model.outputs[0].names))
         kept = sorted(set(tensors) & there - {logits})
         if kept:
             model.add_outputs(kept)
         settings = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[self.precision]}
         request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
         request.infer({0: inputs})
-        return {name: request.get_tensor(name).data.copy() for name in (*kept, logits)}
+        values = {name: request.get_tensor(name).data.copy() for name in kept}
+        return {**values, LOGITS: request.get_tensor(logits).data.copy()}
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         logits: NDArray[Any] = self.program.run(batch)
         return logits
+
+    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        return self.program.answers(batch)
 
 
 def sha256_of_model(*models: Any) -> str:

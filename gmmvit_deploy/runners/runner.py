@@ -13,7 +13,7 @@ name:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtime.triton import TritonConnection
+    from gmmvit_deploy.specs import OutputName
     from gmmvit_deploy.variants import Variant
 
 __all__ = ["Device", "InspectableGraph", "Inspection", "Runner", "Served"]
@@ -67,6 +68,7 @@ class Served:
     network: name of the model that the runner calls.  ensemble: name of the model that takes encoded images.
     preprocess: name of the model that is the first step of the ensemble.
     other_bundle: message about the mismatch if the server serves another bundle; otherwise empty.
+    output: the name of the bundle's first output.
     """
 
     connection: TritonConnection
@@ -74,13 +76,19 @@ class Served:
     ensemble: str
     preprocess: str
     other_bundle: str
+    output: OutputName = "logits"
+
+    def infer(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Return the first output, float32 (B, C), for encoded images, an array (B, 1) of bytes objects."""
+        return self.connection.infer(self.ensemble, "IMAGE", images, output=self.output)
 
 
 class Runner:
     """Computes the logits of a batch: ``run(batch) -> logits``.  Abstract; used as a context manager.
 
     A batch is an input of the bundle's graph: uint8 (B, height, width, channels) if the bundle's input is ``pixels``,
-    float32 (B, channels, height, width) if the input is ``tensor``. Logits are float32 (B, C).
+    float32 (B, channels, height, width) if the input is ``tensor``. Logits are float32 (B, C). For a bundle without
+    logits, the features (B, D) take the place of the logits.
 
     precision: precision of the computation; the tolerance of the logits depends on the precision.
     device: device that computes the logits.
@@ -107,7 +115,7 @@ class Runner:
         self.input_shape = bundle.input_shape
         self.input_dtype = bundle.input_dtype
         self.max_batch = bundle.manifest.max_batch
-        self.classes = bundle.manifest.spec.classes
+        self.outputs = bundle.manifest.output_names
 
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
         """Compute the float32 logits (B, C) of a batch.
@@ -116,6 +124,16 @@ class Runner:
         """
         self._check(batch)
         return self._run(batch)
+
+    def run_all(self, batch: NDArray[Any]) -> Mapping[OutputName, NDArray[Any]]:
+        """Compute all outputs of the bundle for a batch: name of the output → float32 (B, …).
+
+        Errors: as `run`.
+        """
+        self._check(batch)
+        if len(self.outputs) == 1:
+            return {self.outputs[0]: self._run(batch)}
+        return dict(zip(self.outputs, self._run_all(batch), strict=True))
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -157,19 +175,37 @@ class Runner:
         """
         import numpy as np
 
+        return np.concatenate([self.run(fits)[:count] for fits, count in self._fitting(inputs)])
+
+    def rows_all(self, inputs: NDArray[Any]) -> dict[OutputName, NDArray[Any]]:
+        """Compute all outputs of any number of inputs: name of the output → (N, …).  Batches are those of `rows`."""
+        import numpy as np
+
+        parts = [(self.run_all(fits), count) for fits, count in self._fitting(inputs)]
+        return {name: np.concatenate([answers[name][:count] for answers, count in parts]) for name in self.outputs}
+
+    def _fitting(self, inputs: NDArray[Any]) -> Iterator[tuple[NDArray[Any], int]]:
+        """Yield (batch of an accepted size, number of rows that are inputs)."""
+        import numpy as np
+
         size = self.max_batch
-        parts = []
         for start in range(0, len(inputs), size):
             part = inputs[start : start + size]
             fits = part if self.takes(len(part)) else np.resize(part, (self._next_size(len(part)), *part.shape[1:]))
-            parts.append(self.run(fits)[: len(part)])
-        return np.concatenate(parts)
+            yield fits, len(part)
 
     def _next_size(self, batch: int) -> int:
         return min(least for least, _ in self.ranges if least >= batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError
+
+    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        """Compute the outputs of a bundle with several outputs, in their order."""
+        raise InputError(
+            f"runner {self.name} computes only the {self.outputs[0]}, and the bundle also has {self.outputs[1]}",
+            hint="type --runner with another runner, or export with --outputs logits or --outputs features",
+        )
 
     def close(self) -> None:
         """Release the runner's resources."""

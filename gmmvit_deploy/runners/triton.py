@@ -13,6 +13,8 @@ from gmmvit_deploy.runtime.triton import DEFAULT_MODEL, TritonConnection
 from gmmvit_deploy.variants import open_variant
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from gmmvit_deploy.artifacts import Bundle
@@ -64,7 +66,11 @@ class TritonRunner(Runner):
         if served.bundle_sha256 != bundle.sha256:
             source = f"bundle {served.bundle_sha256[:12]}…" if served.bundle_sha256 else "an unknown bundle"
             other_bundle = f"{url} serves {self._network} from {source}, not from {bundle.path} ({bundle.sha256[:12]}…)"
-            alike = served.inputs == {self._input: bundle.input_shape} and served.labels == bundle.manifest.labels
+            alike = (served.inputs, served.outputs, served.label_set) == (
+                {self._input: bundle.input_shape},
+                self.outputs,
+                bundle.manifest.label_set,
+            )
             if not (takes_other_bundle and alike):
                 self._connection.close()
                 raise BundleError(
@@ -76,6 +82,7 @@ class TritonRunner(Runner):
             ensemble=model,
             preprocess=f"{model}_preprocess",
             other_bundle=other_bundle,
+            output=self.outputs[0],
         )
         self.precision = precision_from(served.precision)
         self.device = "gpu" if served.on_gpu else "cpu"
@@ -98,7 +105,10 @@ class TritonRunner(Runner):
         return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be inspected")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self._connection.infer(self._network, self._input, batch)
+        return self._connection.infer(self._network, self._input, batch, output=self.outputs[0])
+
+    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        return self._connection.infer_all(self._network, self._input, batch, outputs=self.outputs)
 
     def close(self) -> None:
         self._connection.close()

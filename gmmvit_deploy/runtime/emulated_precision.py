@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = ["emulated_logits"]
+__all__ = ["emulated_logits", "emulated_outputs"]
 
 
-def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch: int = 8) -> NDArray[Any]:
-    """Compute float32 logits (B, C) with every rounding of the graph.
+def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> NDArray[Any]:
+    """Compute the first output of `emulated_outputs`, the float32 logits (B, C)."""
+    return emulated_outputs(proto, inputs, name=name)[0]
+
+
+def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch: int = 8) -> tuple[NDArray[Any], ...]:
+    """Compute the float32 outputs (B, …) of a graph with every rounding of the graph.
 
     proto: the graph.  inputs: B inputs of the graph, (B, …).  name: the graph's name in error messages.
     batch: the number of inputs that run at once.
@@ -31,6 +36,5 @@ def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch
 
     session = session_from_bytes(without_bfloat16(proto).SerializeToString(), name, exact=True)
     (image,) = (value.name for value in proto.graph.input)
-    parts = [session.run(["logits"], {image: inputs[i : i + batch]})[0] for i in range(0, len(inputs), batch)]
-    logits: NDArray[Any] = np.concatenate(parts)
-    return logits
+    parts = [session.run(None, {image: inputs[i : i + batch]}) for i in range(0, len(inputs), batch)]
+    return tuple(np.concatenate(rows) for rows in zip(*parts, strict=True))

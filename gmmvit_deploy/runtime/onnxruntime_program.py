@@ -25,7 +25,6 @@ __all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "session_options", "why_not"]
 
 ROWS_A_CORE = 4
 """The maximum number of rows in a chunk."""
-OUTPUT = "logits"
 _SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
 """After its last operator, a thread spins for this time, looking for more work, before it sleeps. 200 µs cover the
 pauses between the operators of an image. ONNX Runtime's default is about 40 ms, during which other programs cannot use
@@ -77,6 +76,7 @@ class OnnxRuntimeProgram:
         self._open = open_session
         self._shared = open_session(self.threads)  # opened now, so that a graph that cannot be loaded fails here
         self._input = self._shared.get_inputs()[0].name
+        self._outputs = [output.name for output in self._shared.get_outputs()]
         self._workers: tuple[Any, ThreadPoolExecutor] | None = None
         self._lock = threading.Lock()
 
@@ -86,19 +86,29 @@ class OnnxRuntimeProgram:
             self._made_workers()
 
     def run(self, batch: Any) -> Any:
-        """Return the logits, float32 (B, C), of a batch of the graph's input (B, …)."""
+        """Return the first output, float32 (B, C), for a batch of the graph's input (B, …)."""
+        return self._run(batch, self._outputs[:1])[0]
+
+    def answers(self, batch: Any) -> list[Any]:
+        """Return all outputs, each float32 (B, …), for a batch of the graph's input (B, …)."""
+        return self._run(batch, self._outputs)
+
+    def _run(self, batch: Any, names: list[str]) -> list[Any]:
         if len(batch) < self.threads:
-            return self._logits(self._shared, batch)
+            return self._answers(self._shared, batch, names)
         # Each core gets the same number of chunks, so that no core idles at the end.
         each = -(-len(batch) // (ROWS_A_CORE * self.threads))
         chunks = np.array_split(batch, min(len(batch), each * self.threads))
         if self.threads == 1:
-            return np.concatenate([self._logits(self._shared, chunk) for chunk in chunks])
-        session, pool = self._made_workers()
-        return np.concatenate(list(pool.map(lambda chunk: self._logits(session, chunk), chunks)))
+            parts = [self._answers(self._shared, chunk, names) for chunk in chunks]
+        else:
+            session, pool = self._made_workers()
+            parts = list(pool.map(lambda chunk: self._answers(session, chunk, names), chunks))
+        return [np.concatenate(rows) for rows in zip(*parts, strict=True)]
 
-    def _logits(self, session: Any, batch: Any) -> Any:
-        return session.run([OUTPUT], {self._input: batch})[0]
+    def _answers(self, session: Any, batch: Any, names: list[str]) -> list[Any]:
+        answers: list[Any] = session.run(names, {self._input: batch})
+        return answers
 
     def _made_workers(self) -> tuple[Any, ThreadPoolExecutor]:
         """Return (a session with single-threaded operators, a pool with a thread per core), created on first use."""

@@ -79,7 +79,14 @@ class OpenVinoProgram:
                 self._prepared(CHUNK, streams)
 
     def run(self, batch: Any) -> Any:
-        """Return the logits, float32 (B, C), of a batch of the graph's input (B, …)."""
+        """Return the first output, float32 (B, C), for a batch of the graph's input (B, …)."""
+        return self._run(batch, 1)[0]
+
+    def answers(self, batch: Any) -> list[Any]:
+        """Return all outputs, each float32 (B, …), for a batch of the graph's input (B, …)."""
+        return self._run(batch, len(self._small.outputs))
+
+    def _run(self, batch: Any, outputs: int) -> list[Any]:
         with self._lock:
             starts, streams = self._cut(len(batch))
             answers: list[Any] = [None] * len(starts)
@@ -88,14 +95,14 @@ class OpenVinoProgram:
             for index, (start, size) in enumerate(starts):
                 requests = self._prepared(size, streams if size == CHUNK else 1)
                 if used[size] >= len(requests):
-                    self._collect(waiting.pop(0), answers)  # the oldest request: the next chunk uses it again
+                    self._collect(waiting.pop(0), answers, outputs)  # the oldest request: the next chunk uses it again
                 request = requests[used[size] % len(requests)]
                 used[size] += 1
                 request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
                 waiting.append((request, index))
             for pending in waiting:
-                self._collect(pending, answers)
-        return np.concatenate(answers) if len(answers) > 1 else answers[0]
+                self._collect(pending, answers, outputs)
+        return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*answers, strict=True)]
 
     def _cut(self, rows: int) -> tuple[list[tuple[int, int]], int]:
         """Return ([(start, size) of each chunk], number of full chunks that run at once).
@@ -112,10 +119,10 @@ class OpenVinoProgram:
             start += size
         return starts, streams
 
-    def _collect(self, pending: tuple[Any, int], answers: list[Any]) -> None:
+    def _collect(self, pending: tuple[Any, int], answers: list[Any], outputs: int) -> None:
         request, index = pending
         request.wait()
-        answers[index] = request.get_output_tensor(0).data.copy()
+        answers[index] = [request.get_output_tensor(output).data.copy() for output in range(outputs)]
 
     def _prepared(self, size: int, streams: int) -> list[Any]:
         """Return the inference requests for chunks of this size, compiled on first use."""

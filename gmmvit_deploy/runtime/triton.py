@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.labels import LabelSet
 from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.server_url import parse_url
 from gmmvit_deploy.runtime.triton_clients import last_retry_after, open_client
@@ -19,7 +20,7 @@ from gmmvit_deploy.runtime.triton_errors import Request, error_from_refusal, err
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "parse_url"]
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from", "parse_url"]
 
 DEFAULT_MODEL = "gmmvit"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
@@ -33,8 +34,8 @@ class ServedModel:
     """A model's configuration, as the server reports it.
 
     max_batch: the maximum batch size; 0 for a model that takes no batches.
-    inputs: name of the input → shape without the batch.
-    labels: the names of the classes; empty if the model has no labels.
+    inputs: name of the input → shape without the batch.  outputs: the names of the outputs.
+    label_set: the labels, and how logits become labels; without labels if the model states none.
     bundle_sha256: the hash of the bundle from which the model was made; None if the model was not made from a bundle.
     A bundle is the folder that ``gmmvit export`` writes.
     preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads; None for other
@@ -47,7 +48,8 @@ class ServedModel:
     name: str
     max_batch: int
     inputs: dict[str, tuple[int, ...]]
-    labels: tuple[str, ...]
+    outputs: tuple[str, ...]
+    label_set: LabelSet
     bundle_sha256: str | None
     preprocessing: Mapping[str, Any] | None
     precision: str
@@ -137,7 +139,14 @@ class TritonConnection:
         name: the name of the input.  values: the input (B, …) in uint8 or float32, or encoded images as an array of
         bytes objects.
         """
-        return self._infer(model, name, values, self._module.InferRequestedOutput(output), output)
+        return self.infer_all(model, name, values, outputs=(output,))[0]
+
+    def infer_all(
+        self, model: str, name: str, values: NDArray[Any], *, outputs: Sequence[str]
+    ) -> tuple[NDArray[Any], ...]:
+        """Run a model on an input tensor, and return the named outputs.  name, values: as for `infer`."""
+        requested = [self._module.InferRequestedOutput(output) for output in outputs]
+        return self._infer(model, name, values, requested, outputs)
 
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
         """Return (index, label) of the most likely class of each input, as classified by the server.
@@ -145,19 +154,26 @@ class TritonConnection:
         name, values: as for `infer`.
         """
         output = self._module.InferRequestedOutput("logits", class_count=1)
-        answers = self._infer(model, name, values, output, "logits")
+        (answers,) = self._infer(model, name, values, [output], ["logits"])
         texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
         return [(int(text.split(":")[1]), text.split(":", 2)[2]) for text in texts]
 
-    def _infer(self, model: str, name: str, values: NDArray[Any], requested: Any, output: str) -> NDArray[Any]:
+    def _infer(
+        self, model: str, name: str, values: NDArray[Any], requested: list[Any], outputs: Sequence[str]
+    ) -> tuple[NDArray[Any], ...]:
         tensor = self._module.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
         tensor.set_data_from_numpy(values)
-        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=[requested])
-        rows: NDArray[Any] | None = answer.as_numpy(output)
-        if rows is None or rows.shape[0] != values.shape[0]:
-            received = "no output" if rows is None else f"shape {rows.shape}"
-            raise ServerError(f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {received}")
-        return rows
+        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=requested)
+        answers: list[NDArray[Any]] = []
+        for output in outputs:
+            rows: NDArray[Any] | None = answer.as_numpy(output)
+            if rows is None or rows.shape[0] != values.shape[0]:
+                received = "no output" if rows is None else f"shape {rows.shape}"
+                raise ServerError(
+                    f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {received}"
+                )
+            answers.append(rows)
+        return tuple(answers)
 
     def model(self, name: str) -> ServedModel:
         """Read a model's configuration from the server."""
@@ -238,12 +254,27 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         name=name,
         max_batch=int(config.get("max_batch_size", 0)),
         inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
-        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+        outputs=tuple(output["name"] for output in config["output"]),
+        label_set=label_set_from(parameters),
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
         preprocessing=json.loads(parameters.get("preprocessing", "null")),
         precision=parameters.get("gmmvit_precision", "fp32"),
         on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
         settings=_settings(config, parameters),
+    )
+
+
+def label_set_from(parameters: Mapping[str, str]) -> LabelSet:
+    """Return the labels that the parameters of a served model state.
+
+    A model without the parameters has no labels, and a model without a task is single-label.
+    Errors: ValueError when the parameters contradict each other.
+    """
+    task: Any = parameters.get("gmmvit_task", "single-label")
+    return LabelSet(
+        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+        task=task,
+        thresholds=tuple(json.loads(parameters.get("gmmvit_thresholds", "[]"))),
     )
 
 

@@ -41,6 +41,7 @@ _LOCAL = re.compile(
 )
 """Texts with which gRPC's client reports that it has no connection, or lost the connection."""
 _UNTRUSTED = re.compile(r"certificate.?verify.?failed|peer name|hostname verification|not in peer certificate", re.I)
+_EXPIRED = re.compile(r"certificate.?(has.?)?expired", re.I)
 _NO_TLS = re.compile(r"wrong.version.number|record layer failure|unknown.protocol|packet length too long", re.I)
 _UNKNOWN_MODEL = re.compile(r"unknown model|has no available versions")
 _RESTRICTED = re.compile(r"(protocol|API) is restricted")
@@ -225,6 +226,11 @@ def _unreachable(detail: str, request: Request) -> ServerError:
 
 
 def _untrusted(detail: str, request: Request) -> ServerError:
+    if _EXPIRED.search(detail):
+        return ServerError(
+            f"the certificate of {request.url} has expired: {_short(detail)}",
+            hint="ask the operator of the service for a new certificate; if today's date is wrong here, correct it",
+        )
     return ServerError(
         f"the certificate of {request.url} is not trusted: {_short(detail)}",
         hint="type --ca FILE with the certificate authority of the server, or with its self-signed certificate; the "

@@ -1,8 +1,8 @@
 """Build the ``config.pbtxt`` files of the three models in a Triton repository.
 
-<name>             ensemble of the two models below: IMAGE (encoded bytes) → logits
+<name>             ensemble of the two models below: IMAGE (encoded bytes) → logits, features or both
 <name>_preprocess  IMAGE → the network's input: pixels or tensor
-<name>_network     pixels or tensor → logits
+<name>_network     pixels or tensor → logits, features or both
 
 A Triton repository is the folder of models that a Triton server loads. Each configuration is built as a protobuf and
 converted to text. As a check, the text is parsed again, and the parsed protobuf is compared with the original.
@@ -173,6 +173,8 @@ def _skeleton(bundle: Bundle, name: str) -> Any:
         "gmmvit_bundle_sha256": bundle.sha256,
         "gmmvit_checkpoint_sha256": bundle.manifest.checkpoint["sha256"],
         "gmmvit_labels": json.dumps(bundle.manifest.labels),
+        "gmmvit_task": bundle.manifest.task,
+        "gmmvit_thresholds": json.dumps(bundle.manifest.thresholds),
     }
     for key, value in parameters.items():
         config.parameters[key].string_value = value
@@ -186,13 +188,10 @@ def _input_tensor(bundle: Bundle) -> dict[str, Any]:
     return {"name": kind, "data_type": data_type, "dims": bundle.input_shape}
 
 
-def _logits(bundle: Bundle) -> dict[str, Any]:
-    return {
-        "name": "logits",
-        "data_type": _protobuf().TYPE_FP32,
-        "dims": [bundle.manifest.spec.classes],
-        "label_filename": LABELS_FILE,
-    }
+def _add_outputs(config: Any, bundle: Bundle) -> None:
+    for output in bundle.manifest.outputs:
+        labels = {"label_filename": LABELS_FILE} if output.name == "logits" else {}
+        config.output.add(name=output.name, data_type=_protobuf().TYPE_FP32, dims=output.shape, **labels)
 
 
 def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None, *, kernels: bool) -> Any:
@@ -204,7 +203,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     config.parameters["gmmvit_precision"].string_value = card.precision if card else options.precision
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
-    config.output.add(**_logits(bundle))
+    _add_outputs(config, bundle)
     on_gpu = options.backend == "tensorrt" or options.accelerator == "tensorrt"
     kind = pb.ModelInstanceGroup.KIND_GPU if on_gpu else pb.ModelInstanceGroup.KIND_CPU
     group = config.instance_group.add(count=options.instances, kind=kind)
@@ -276,12 +275,13 @@ def _ensemble(bundle: Bundle, options: RepositoryOptions) -> Any:
     _state_pixels(config, bundle, options)
     config.platform = "ensemble"
     config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[1])
-    config.output.add(**_logits(bundle))
+    _add_outputs(config, bundle)
     between = bundle.manifest.input_kind
     first = config.ensemble_scheduling.step.add(model_name=options.preprocess, model_version=-1)
     first.input_map[IMAGE_INPUT] = IMAGE_INPUT
     first.output_map[between] = between
     second = config.ensemble_scheduling.step.add(model_name=options.network, model_version=-1)
     second.input_map[between] = between
-    second.output_map["logits"] = "logits"
+    for name in bundle.manifest.output_names:
+        second.output_map[name] = name
     return config

@@ -134,6 +134,10 @@ class TritonServer:
     ) -> None:
         self.stop()
 
+    def check_repository(self) -> None:
+        """Raise RepositoryError if the folder is not a model repository, or needs a backend that is not here."""
+        _check_backends(self.repository, self.install)
+
     def start(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Start the server and wait until every model is ready, or until ``cancelled`` returns True.
 
@@ -142,7 +146,7 @@ class TritonServer:
             ServerError: a port is in use, a model fails to load, or a model is not ready after ``start_timeout_s``.
             OutputError: the log file cannot be opened.
         """
-        _check_backends(self.repository, self.install)
+        self.check_repository()
         try:
             self._log = ServerLog(self.options.log_path, self._on_log_line)
             self._start(cancelled)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from gmmvit_deploy.errors import OutputError
 
-__all__ = ["ServerLog"]
+__all__ = ["ServerLog", "stamped"]
 
 _LINES_KEPT = 2000
 _COMPLETED = "All models are stopped, unloading models"
@@ -49,7 +49,7 @@ class ServerLog:
 
     def note(self, text: str) -> None:
         """Add a line of this package, with the time in UTC as in Triton's lines."""
-        self.add(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} gmmvit serve: {text}")
+        self.add(stamped(text))
 
     def forget(self) -> None:
         """Forget the lines that are kept, before another process writes to this log."""
@@ -75,13 +75,21 @@ class ServerLog:
         return list(dict.fromkeys(causes))[:5]
 
 
+def stamped(text: str) -> str:
+    """Return a line of the log: the time in UTC as in Triton's lines, the name of the command, and the text."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} gmmvit serve: {text}"
+
+
 def _opened(path: Path | None) -> TextIO | None:
     if path is None:
         return None
     try:
         return path.open("a", encoding="utf-8")
     except OSError as exc:
-        raise OutputError(f"{path}: cannot open this file for the server's log: {exc.strerror}") from exc
+        raise OutputError(
+            f"{path}: cannot open this file for the server's log: {exc.strerror}",
+            hint="type --log with a file in a folder that exists and that this user can write",
+        ) from exc
 
 
 def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:

@@ -99,6 +99,7 @@ class BareService(Service):
     def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
         self.server = server
         self._supervisor = Supervisor(server)
+        server.check_repository()  # a mistake in the path is named before a port that is in use
         self._endpoint = MetricsEndpoint(self._options.host, self._options.metrics_port, self._metrics_text)
         self._opened.callback(self._endpoint.close)
         self._opened.callback(server.stop)
@@ -203,9 +204,9 @@ def start_gateway(
             bounds = queue_bounds(gateway.settings, server.repository)
             keeper = FrontKeeper(gateway.internal_url, model, gateway.settings, bounds=bounds, on_log_line=note)
         except MissingDependencyError as exc:
-            note(f"POST /classify is not offered: {exc}")
+            note(f"front: POST /classify is not offered: {exc}")
     else:
-        note("POST /classify is not offered: no model of the repository takes encoded images")
+        note("front: POST /classify is not offered: no model of the repository takes encoded images")
     if keeper is not None:
         opened.callback(keeper.stop)
     opened.callback(gateway.stop)

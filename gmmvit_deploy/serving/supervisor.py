@@ -75,11 +75,15 @@ class Supervisor:
 
     def step(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Look once, and restart the server if it is dead.  Errors: as for `run`."""
-        if self._watch is None:
-            self._begin_watch()
-        problem = self._problem()
+        problem = self.look()
         if problem is not None:
             self._restart(*problem, stopped)
+
+    def look(self) -> tuple[RestartReason, str] | None:
+        """Look once, and return why the server is dead, or None.  The server is not restarted."""
+        if self._watch is None:
+            self._begin_watch()
+        return self._problem()
 
     def _begin_watch(self) -> None:
         self._ready_at = time.monotonic()

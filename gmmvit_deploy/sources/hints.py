@@ -64,6 +64,7 @@ class LoadHints:
     transform_scale: True if the weights that a DeepViT mixes are also multiplied by 1/√d, with d the head dim.
     decomposed_stages: the stages of an RMT, counted from 1, whose attention is decomposed into rows and columns; empty
     if every stage attends to the whole grid.
+    only_features: True if only the features of the network are needed, so that a file may have no classifier.
     Errors: InputError when a value is out of range.
     """
 
@@ -85,6 +86,7 @@ class LoadHints:
     scale_adjustment: float | None = None
     transform_scale: bool | None = None
     decomposed_stages: tuple[int, ...] | None = None
+    only_features: bool = False
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:

@@ -20,13 +20,17 @@ class TrainingRecord:
     args: name → value for the options of the training script, from the ``argparse.Namespace`` or the dict under
     ``args``; empty if the file has no such entry.
     entries: name → text, number or boolean stored at the top level of the file, such as ``arch`` and ``epoch``.
-    config: the values of ``config.json`` in a model folder of timm; empty for any other file.
+    config: the values of ``config.json`` in a model folder of timm or of transformers; empty for any other file.
+    of_transformers: True for a model folder of Hugging Face transformers.
+    preprocessor: the values of ``preprocessor_config.json`` in such a folder; None without this file.
     interleaved_head: True if the features of a linear head alternate between class token and mean, as DINO orders them.
     """
 
     args: Mapping[str, PlainValue] = field(default_factory=dict)
     entries: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    of_transformers: bool = False
+    preprocessor: Mapping[str, Any] | None = None
     interleaved_head: bool = False
 
 

@@ -65,12 +65,13 @@ class TestRollout:
 
 LEAK = """
 import time
-kept, files = [], []
-while True:
-    kept.append(bytearray(b"x" * 400_000))
-    files.append(open("/dev/null"))
+kept = []
+for _ in range(800):
+    kept.append((bytearray(b"x" * 200_000), open("/dev/null")))
     time.sleep(0.02)
+time.sleep(60)
 """
+"""Fewer descriptors than the usual limit of a process, 1,024."""
 
 
 class TestGrowth:
@@ -111,8 +112,10 @@ class TestGrowth:
     def test_a_process_that_leaks_memory_and_descriptors_is_seen(self) -> None:
         with subprocess.Popen([sys.executable, "-c", LEAK]) as process:
             try:
+                deadline = time.monotonic() + 60
                 with Sampler(process.pid, interval_s=0.05) as sampler:
-                    time.sleep(2)
+                    while len(sampler.times) < 24 and time.monotonic() < deadline:
+                        time.sleep(0.1)
             finally:
                 process.kill()
         reasons = grown(sampler.growths(after=sampler.times[8]))

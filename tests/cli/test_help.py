@@ -27,6 +27,7 @@ from gmmvit_deploy.images import ResizeRule
 from gmmvit_deploy.precision import PRECISIONS
 from gmmvit_deploy.runners.names import RUNNERS
 from gmmvit_deploy.serving.names import BACKENDS, RUNTIMES
+from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS
 from tests.cli.terminal import gmmvit_here
 
 WIDTH = 80
@@ -118,6 +119,7 @@ class TestEveryCommand:
         ("export", DATASETS),
         ("export", PRESETS),
         ("inspect", PRESETS),
+        ("train", [*PRESETS, *KINDS, *RECIPES, *POLICIES, *REPETITIONS]),
         ("export", get_args(ResizeRule)),
         ("parity", [*KINDS, *SPLITS]),
         ("bench", KINDS),
@@ -217,6 +219,7 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
         "page nowhere",
         "doctor nowhere",
         "demo -o .",
+        "train -o . --data digits --preset vit",
     )
     assert {words.split()[0] for words in commands} == set(SUMMARIES)
     answer = subprocess.run(

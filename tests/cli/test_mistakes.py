@@ -27,7 +27,7 @@ from tests.cli.terminal import Answer, gmmvit_here
 from tests.cli.test_help import COMMANDS, GROUP
 from tests.conftest import GOLDEN
 
-REQUIRED = {"precision": "fp16", "bound_ms": "1", "out": "new", "to": "nowhere"}
+REQUIRED = {"precision": "fp16", "bound_ms": "1", "out": "new", "to": "nowhere", "data": "digits"}
 """Values of the options that a command requires; arguments that it requires are paths."""
 
 

@@ -98,6 +98,8 @@ def test_folding_keeps_golden_logits(case: Golden) -> None:
 
 @each_family
 def test_has_golden_files(family: Family) -> None:
+    if family.name == "hugging_face":
+        pytest.skip("transformers writes the folders of tests/hugging_face, and computes the expected logits there")
     assert any(MANIFEST[name]["family"] == family.name for name in NAMES)
 
 

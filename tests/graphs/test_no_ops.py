@@ -81,3 +81,12 @@ def test_removes_an_expand_that_the_next_operator_repeats(operator: str) -> None
 )
 def test_leaves_every_other_node(proto: onnx.ModelProto) -> None:
     assert without_no_ops(proto) is proto
+
+
+@pytest.mark.parametrize(("sizes", "kept"), [((0, 3, 4), False), ((0, 4, 3), True)])
+def test_removes_a_reshape_to_the_same_shape_only(sizes: tuple[int, ...], kept: bool) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "sizes"], ["same"]), helper.make_node("Relu", ["same"], ["y"])]
+    proto = graph(nodes, ("batch", *sizes[1:]), sizes=np.array(sizes, np.int64))
+    short = without_no_ops(proto)
+    assert operators(short) == (["Reshape", "Relu"] if kept else ["Relu"])
+    np.testing.assert_array_equal(run(short), run(proto))

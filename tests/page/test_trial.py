@@ -204,7 +204,7 @@ class TestFacts:
 
     def test_text_of_a_bundle_is_escaped(self, answer: Answer) -> None:
         odd = replace(answer.predictions[0], label="<script>alert(1)</script>")
-        assert "<script>" not in html.predictions_html(replace(answer, predictions=(odd,)))
+        assert "<script>" not in html.predictions_html(replace(answer, predictions=(odd,), verdict=odd.label))
         assert "<b>" not in html.facts_html({"<b>": "<b>"})
         assert "<i>" not in html.message_html("<i>")
 

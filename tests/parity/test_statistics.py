@@ -181,6 +181,26 @@ def test_classes_are_matched_by_name() -> None:
         classes_of(("a", "d"), ("a", "b", "c"), "data")
 
 
+def test_a_repeated_label_is_matched_by_label_and_index() -> None:
+    labels = ("crane", "hen", "crane")
+    assert classes_of(labels, labels, "data") == Classes(to_logit=None, note="")
+    assert classes_of(("crane (2)", "crane (0)", "hen"), labels, "data").to_logit == (2, 0, 1)
+    assert classes_of(("crane (2)", "hen"), labels, "data").to_logit == (2, 1)
+    with pytest.raises(InputError, match="has 2 classes with the label crane") as caught:
+        classes_of(("crane", "hen"), labels, "data")
+    assert "'crane (0)', 'crane (2)'" in caught.value.hint
+
+
+def test_a_repeated_label_is_counted_and_named_for_each_index() -> None:
+    labels = ("crane", "hen", "crane")
+    collected = Accuracy(labels, classes_of(labels, labels, "data"))
+    logits = np.eye(3)[[2, 2, 1]]
+    collected.add([0, 2, 1], logits, logits)  # the crane of index 0 is taken for the crane of index 2
+    details = collected.check(0.999).details
+    assert details["top1"]["pytorch"] == pytest.approx(2 / 3)
+    assert [row["class"] for row in details["per_class"]] == ["crane (0)", "hen", "crane (2)"]
+
+
 def test_gates_are_those_of_mlperf() -> None:
     assert [gate_of(precision, None) for precision in ("fp32", "fp16", "bf16", "int8", "fp8")] == [
         0.999,

@@ -54,10 +54,6 @@ def test_a_server_that_answered_nothing_does_not_pass() -> None:
     assert not canary_verdict(counts(100), counts(0), CanaryOptions()).good
 
 
-def test_counts_are_differences_of_readings() -> None:
-    assert counts(50, 5).since(counts(20, 2)) == counts(30, 3)
-
-
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("12.5%", 0.125)])
 def test_a_share_is_written_in_percent_or_as_a_number(text: str, share: float) -> None:
     assert share_from(text) == pytest.approx(share)

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,16 @@ import pytest
 from PIL import Image
 
 from benchmarks.reported import soak
-from benchmarks.shared.checked_load import CheckedLoad
 from benchmarks.shared.state_service import ORDER, StateService
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.rollout.control import send_order
 from gmmvit_deploy.rollout.service import first_bundle
-from gmmvit_deploy.rollout.slots import counts_from_metrics
 from gmmvit_deploy.rollout.state import State
-from tests.conftest import cifar_options, golden, once
+from tests.rollout.services import load, other_bundle, promoted
 from tests.serving.gateways import KEY, key_file, request, require_haproxy
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
-
-
-@pytest.fixture(scope="module")
-def bundles(shared: Path, bundle: Bundle) -> dict[str, Bundle]:
-    """Bundles with the same contract and other weights: gmm and elm; and ``labels``, with two classes exchanged."""
-    case = golden("vit_elm")
-    labels = list(cifar_options().labels or ())
-    labels[0], labels[1] = labels[1], labels[0]
-    made = {
-        name: once(
-            shared / f"pixels_{name}", partial(bundle_from_checkpoint, case.path, options=options, hints=case.hints)
-        )
-        for name, options in {"elm": cifar_options(), "labels": cifar_options(labels=tuple(labels))}.items()
-    }
-    return {"gmm": bundle, **made}
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +33,6 @@ def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]
     running = StateService(folder, key_file(folder), str(bundles["gmm"].path), "--max-body", str(soak.MAX_BODY_BYTES))
     yield running
     running.kill()
-
-
-def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
-    pixels = bundles["gmm"].golden()[0]
-    assert np.array_equal(pixels, bundles["elm"].golden()[0])
-    expected = {each.sha256: each.golden()[1] for each in bundles.values()}
-    return CheckedLoad(
-        grpc_url=service.where["grpc"],
-        http_url=service.where["http"],
-        key=KEY,
-        pixels=pixels,
-        expected=expected,
-        rate=rate,
-        clients=1,
-    )
-
-
-def promoted(service: StateService) -> str:
-    record = State(service.state).promoted()
-    assert record is not None
-    return record.bundle
 
 
 def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
@@ -104,11 +64,21 @@ def test_a_canary_that_fails_goes_back_under_load(service: StateService, bundles
         time.sleep(1)
     assert "the canary failed" in answer["error"]
     assert (clients.lost, clients.wrong) == ([], [])
-    # The supervisor's probes are requests, too.
-    assert clients.answered[bundles["elm"].sha256] >= ORDER["canary_requests"] / 2
+    assert clients.answered[bundles["elm"].sha256] >= ORDER["canary_requests"]
     assert promoted(service) == before
     pixels = request(service.where["http"], "/v2/models/gmmvit/config")
     assert pixels.headers["x-gmmvit-bundle"] == before
+
+
+def test_a_canary_counts_requests_of_clients_only(service: StateService, bundles: dict[str, Bundle]) -> None:
+    """Probes and checks reach both servers every second; without clients, the canary has nothing to judge."""
+    before = promoted(service)
+    answer = service.order(
+        bundle=str(other_bundle(service, bundles).path), canary_share=0.5, canary_requests=3, canary_timeout_s=4.0
+    )
+    assert "the new server got 0 requests in 4 s, expected at least 3 for a verdict" in answer["error"]
+    assert "--canary-timeout" in answer["hint"]
+    assert promoted(service) == before
 
 
 def test_another_decision_on_canary_images_goes_back(
@@ -167,7 +137,7 @@ def test_an_abort_goes_back(service: StateService, bundles: dict[str, Bundle]) -
     second = service.order(bundle=str(other.path))
     assert "another rollout is running" in second["error"]
     (aborted,) = send_order(service.state, {"order": "abort"})
-    assert "the rollout ends" in aborted["done"]
+    assert f"the rollout has ended; the service goes on with bundle {before[:12]}" in aborted["done"]
     thread.join(60)
     assert results[0]["error"] == "the rollout was aborted"
     assert promoted(service) == before
@@ -228,17 +198,3 @@ def test_a_service_starts_with_its_promoted_bundle_or_asks_for_a_bundle(
     with pytest.raises(GmmvitError, match="not this bundle") as caught:
         first_bundle(state, bundles["elm"])
     assert "gmmvit rollout" in caught.value.hint
-
-
-def test_counts_are_those_of_the_network_and_of_the_servers_faults() -> None:
-    text = """
-nv_inference_request_success{model="gmmvit",version="1"} 7
-nv_inference_request_success{model="gmmvit_network",version="1"} 10
-nv_inference_request_failure{model="gmmvit_network",reason="OTHER",version="1"} 2
-nv_inference_request_failure{model="gmmvit_network",reason="BACKEND",version="1"} 1
-nv_inference_request_failure{model="gmmvit_network",reason="CANCELED",version="1"} 5
-nv_inference_request_duration_us{model="gmmvit_network",version="1"} 20500
-nv_inference_request_duration_us{model="gmmvit_preprocess",version="1"} 99
-"""
-    counts = counts_from_metrics(text)
-    assert (counts.answered, counts.failed, counts.time_us) == (10, 3, 20500)

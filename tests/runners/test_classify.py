@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.data.files import image_files
 from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.runners.classify import (
     BundleClassifier,
     Classifier,
@@ -19,6 +21,7 @@ from gmmvit_deploy.runners.classify import (
 )
 from gmmvit_deploy.runtime import onnxruntime as runtime_module
 from gmmvit_deploy.serving.server import TritonServer
+from tests.conftest import cifar_options, golden
 from tests.test_preprocess import encoded, photo
 
 
@@ -115,6 +118,22 @@ def test_a_model_that_takes_no_images(server: TritonServer) -> None:
         ServerError, match="expected a model with encoded images as its input IMAGE, got the inputs pixels"
     ):
         TritonClassifier(server.grpc_url, model="gmmvit_network")
+
+
+@pytest.mark.export
+def test_a_repeated_label_is_printed_with_its_index(
+    tmp_path: Path, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    labels = ("crane", *"123", "crane", *"56789")
+    bundle = bundle_from_checkpoint(golden("vit_gmm").path, tmp_path / "bundle", cifar_options(labels=labels))
+    image = folder / "0.png"
+    with BundleClassifier(bundle) as opened:
+        (answer,) = classify_files(opened, [image], top=10)
+    shown = {prediction.index: prediction.label for prediction in answer.predictions}
+    assert (shown[0], shown[4], shown[1]) == ("crane", "crane", "1")
+    printed = gmmvit("classify", image, "--bundle", bundle.path, "--top", 10).stdout
+    assert printed.count("crane (0) ") == printed.count("crane (4) ") == 1
+    assert "  1 " in printed
 
 
 class TestImageFiles:

@@ -20,7 +20,7 @@ import pytest
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, MissingDependencyError, ServerError
-from gmmvit_deploy.runners.classify import TritonClassifier, likeliest
+from gmmvit_deploy.runners.classify import TritonClassifier
 from gmmvit_deploy.serving.front import process as front_process
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, FrontOptions, options_from_json
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
@@ -60,7 +60,7 @@ class TestAnswers:
         assert answer.headers[BUNDLE_HEADER] == bundle.sha256
         with TritonClassifier(server.grpc_url) as client:
             (row,) = client.logits(IMAGES[:1])
-            expected = likeliest(row, client.labels, 3)
+            expected = client.label_set.predictions(row, 3)
         body = answer.json()
         assert (body["model"], body["bundle"]) == ("gmmvit", bundle.sha256)
         (predictions,) = body["predictions"]

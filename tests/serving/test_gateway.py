@@ -7,6 +7,7 @@ import http.client
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -635,6 +636,9 @@ class TestObservability:
         assert over_http["bytes_out"] > 8 * 10 * 4
         assert over_http["queue_ms"] >= 0
         assert over_http["total_ms"] >= over_http["network_ms"] >= 0
+        assert over_http["server"] == over_grpc["server"] == "triton"
+        assert 0 < over_http["network_us"] / 1000 <= over_http["total_ms"] + 1
+        assert over_grpc["network_us"] > 0 > refused["network_us"]
         assert {"client": "-", "status": 401, "path": '/v2/"quoted"'}.items() <= refused.items()
         assert refused["refused"].startswith("401 ")
         assert {"client": "tester", "model": "gmmvit_network", "protocol": "grpc"}.items() <= over_grpc.items()
@@ -821,7 +825,7 @@ class TestCommand:
             process.kill()
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
-        assert "gateway: reloaded 1 keys" in errors
+        assert re.search(r"^\d{4}-\d\d-\d\dT[\d:]{8}Z gmmvit serve: gateway: reloaded 1 key$", errors, re.M)
         # HAProxy writes messages at its end; every line of the access log is JSON all the same.
         assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401]
         assert "cumulated" not in errors

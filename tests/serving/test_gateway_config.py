@@ -69,7 +69,7 @@ class TestKeys:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ("web", r"keys\.txt:2: expected NAME KEY, got a line of 1 words"),
+            ("web", r"keys\.txt:2: expected NAME KEY, got a line of 1 word$"),
             (f"web {KEY} more", "a line of 3 words"),
             (f"the/web {KEY}", "expected a name of 1 to 64"),
             ("web short", "expected a key of 16 to 512 .*, got 5 characters"),

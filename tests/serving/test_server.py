@@ -454,7 +454,7 @@ def test_clients_ask_this_machine_without_a_proxy(
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     with TritonConnection(url_of(server, protocol), timeout_s=10) as opened:
-        assert opened.model("gmmvit").labels[6] == "frog"
+        assert opened.model("gmmvit").label_set.labels[6] == "frog"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

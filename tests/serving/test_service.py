@@ -38,7 +38,7 @@ def test_the_front_asks_the_ensemble_of_the_repository_if_there_is_an_ensemble(
         assert (answer.status, answer.json()["model"]) == (200, name)
     else:
         assert answer.status == 404
-        assert "POST /classify is not offered: no model of the repository takes encoded images" in lines
+        assert "front: POST /classify is not offered: no model of the repository takes encoded images" in lines
 
 
 def test_a_second_signal_before_the_start_kills_nothing(tmp_path: Path) -> None:

@@ -145,15 +145,17 @@ class CaiT(Model):
         self.head_norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.patch_embedding(images) + self.position_embedding
         for block in self.patch_blocks:
             x = block(x)
         token = self.class_token.expand(x.shape[0], -1, -1)
         for block in self.class_blocks:
             token = block(token, x)
-        logits: Tensor = self.head(self.head_norm(token[:, 0]))
-        return logits
+        features: Tensor = self.head_norm(token[:, 0])
+        return self.head(features), features
 
 
 def _scale(spec: CaiTSpec) -> dict[str, Step | None]:

@@ -195,10 +195,12 @@ class DeepViT(Model):
         )
         yield "blocks", Oddity(severity="warning", what=what)
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         patches = self.patch_embedding(self.stem(images)).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.position_embedding
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.head_norm(x)[:, 0])
-        return logits
+        features: Tensor = self.head_norm(x)[:, 0]
+        return self.head(features), features

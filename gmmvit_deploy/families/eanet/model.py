@@ -114,15 +114,17 @@ class EANet(Model):
         """The number of channels of the lattice that each entry of ``unfolds`` reads."""
         return self.spec.channels, self.spec.token_dim, self.spec.token_dim
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.unfolds[0](images)
         for unfold, transformer, grid in zip(self.unfolds[1:], self.token_transformers, self.spec.grids, strict=False):
             x = unfold(transformer(x).transpose(1, 2).unflatten(-1, (grid, grid)))
         x = self.positions(self.project(x))
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.norm(x[:, 0]))
-        return logits
+        features: Tensor = self.norm(x[:, 0])
+        return self.head(features), features
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
         """Yield a note about the biases without influence, and a note if the stored positions are not the sinusoids."""

@@ -76,13 +76,15 @@ class NaiveViT(Model):
         self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.patch_embedding(images)
         x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(x[:, 0])
-        return logits
+        features: Tensor = x[:, 0]
+        return self.head(features), features
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
         """Yield a note if the stored positions are not the sinusoids."""

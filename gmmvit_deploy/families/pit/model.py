@@ -105,7 +105,9 @@ class PiT(Model):
             scores=_scores(spec, stage),
         )
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.patch_embedding(images)
         if not self.spec.spt:
             x = x.flatten(2).transpose(1, 2)
@@ -114,8 +116,8 @@ class PiT(Model):
             x = stage(x)
             if index < len(self.poolings):
                 x = self.poolings[index](x)
-        logits: Tensor = self.head(self.head_norm(x[:, 0]))
-        return logits
+        features: Tensor = self.head_norm(x[:, 0])
+        return self.head(features), features
 
 
 def _scores(spec: PiTSpec, stage: int) -> AttentionScores:

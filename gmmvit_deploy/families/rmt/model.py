@@ -198,15 +198,18 @@ class RMT(Model):
         self.token_head = with_role(nn.Linear(width, spec.classes), "head") if tokens else None
         self.token_weight = _AUXILIARY_WEIGHT
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.stem(images)
         for stage in self.stages:
             x = stage(x)
         y = x if self.projection is None else self.projection(x)
         if self.norm is not None:
             y = self.norm(y.movedim(-1, 1)).movedim(1, -1)
-        logits: Tensor = self.head(y.mean(dim=(1, 2)))
+        features: Tensor = y.mean(dim=(1, 2))
+        logits: Tensor = self.head(features)
         if self.token_head is None:
-            return logits
+            return logits, features
         largest: Tensor = self.token_head(x).amax(dim=(1, 2))
-        return logits + (largest if self.token_weight == 1 else self.token_weight * largest)
+        return logits + (largest if self.token_weight == 1 else self.token_weight * largest), features

@@ -148,12 +148,14 @@ class Swin(Model):
         self.norm = layer_norm(spec.dims[-1])
         self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.patch_embedding(images)
         if self.patch_norm is not None:
             x = self.patch_norm(x.flatten(2).transpose(1, 2))
         x = x + self.position_embedding
         for stage in self.stages:
             x = stage(x)
-        logits: Tensor = self.head(self.norm(x).mean(dim=1))
-        return logits
+        features: Tensor = self.norm(x).mean(dim=1)
+        return self.head(features), features

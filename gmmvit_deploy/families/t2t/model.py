@@ -32,6 +32,7 @@ from gmmvit_deploy.layers.blocks import Block, Mlp, layer_norm
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.roles import with_role
 from gmmvit_deploy.layers.shifted_patches import ShiftedViews
+from gmmvit_deploy.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.layers.unfolding import Unfold
 from gmmvit_deploy.precision import Role
 from gmmvit_deploy.scores.attention import AttentionScores, scaled_scores
@@ -126,7 +127,7 @@ class T2T(Model):
             for width, grid in zip(channels[:-1], spec.grids[:-1], strict=True)
         )
         self.project = with_role(nn.Linear(_PATCH * spec.token_dim, spec.dim), "projection")
-        self.register_buffer("position_embedding", torch.zeros(1, spec.tokens, spec.dim))
+        self.register_buffer("position_embedding", sinusoidal_positions(spec.tokens, spec.dim))
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
         self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
         self.norm = layer_norm(spec.dim)
@@ -140,7 +141,9 @@ class T2T(Model):
             }
         )
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.unfolds[0](images if self.views is None else self.views(images))
         for step, transformer in enumerate(self.token_transformers):
             x = transformer(x)
@@ -152,11 +155,8 @@ class T2T(Model):
         x = x + self.position_embedding
         for block in self.blocks:
             x = block(x)
-        if self.class_token is not None:
-            logits: Tensor = self.head(self.norm(x[:, 0]))
-        else:
-            logits = self.head(self.norm(x).mean(dim=1))
-        return logits
+        features: Tensor = self.norm(x).mean(dim=1) if self.class_token is None else self.norm(x[:, 0])
+        return self.head(features), features
 
 
 def _token_scores(spec: T2TSpec, *, width: int, grid: int) -> AttentionScores:

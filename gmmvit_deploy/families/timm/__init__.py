@@ -64,9 +64,10 @@ def _resized(model: Model, size: tuple[int, int], interpolation: Interpolation |
 
 
 def _proof(model: Model) -> None:
-    from gmmvit_deploy.families.timm.proof import require_equal_to_timm
+    from gmmvit_deploy.layers.answered_network import require_equal_logits
 
-    require_equal_to_timm(cast("TimmModel", model))
+    hint = "type --model-args with the global_pool of a classifier, such as token or avg"
+    require_equal_logits(cast("TimmModel", model), hint=hint)
 
 
 def _folding_passes() -> tuple[OwnPass, ...]:

@@ -9,8 +9,6 @@ rounding, the pass leaves the network as it is.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,14 +16,9 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.layers.subclasses import replace_methods
-from gmmvit_deploy.specs import input_shape
+from gmmvit_deploy.layers.tried_change import tried
 
 __all__ = ["merge_linear_layer_scale", "narrow_class_token_block", "narrowed_forward"]
-
-_IMAGES = 2
-_ROUNDING = 1e-5
-"""Largest change of the float64 logits, relative to the largest logit. The merged weights γ ∘ W are rounded to float32,
-which changes the logits by about 1e-6; a wrong pass changes them by far more."""
 
 
 @torch.no_grad()
@@ -35,7 +28,7 @@ def merge_linear_layer_scale(model: Model) -> tuple[str, ...]:
     Ensures: in float64 the logits of random images are equal up to rounding; otherwise the network does not change.
     Returns the names of the changed layers.
     """
-    return _tried(model, _merge)
+    return tried(model, _merge)
 
 
 @torch.no_grad()
@@ -47,25 +40,7 @@ def narrow_class_token_block(model: Model) -> tuple[str, ...]:
     Ensures: in float64 the logits of random images are equal up to rounding; otherwise the network does not change.
     Returns the name of the block.
     """
-    return _tried(model, _narrow)
-
-
-def _tried(model: Model, change: Callable[[Any], tuple[str, ...]]) -> tuple[str, ...]:
-    """Apply ``change`` to the network of ``model`` if a copy shows that the logits do not change.
-
-    change: function that changes a model and returns the names of the changed modules.
-    """
-    trial = copy.deepcopy(model)
-    if not change(trial):
-        return ()
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(_IMAGES, *input_shape(model.spec), dtype=torch.float64, generator=generator)
-    expected = copy.deepcopy(model).double()(images)
-    logits = trial.double()(images)
-    scale = float(expected.abs().max())
-    if not float((logits - expected).abs().max()) <= _ROUNDING * max(scale, 1.0):
-        return ()
-    return change(model)
+    return tried(model, _narrow)
 
 
 def _merge(model: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.families.family import Windows
-from gmmvit_deploy.layers.fused_call import AnsweredAttention
+from gmmvit_deploy.layers.answered_network import MASK, answered_blocks
 
 if TYPE_CHECKING:
     from gmmvit_deploy.families.timm.spec import TimmSpec
@@ -27,14 +27,9 @@ def block_names(spec: TimmSpec) -> tuple[str, ...]:
 
     with torch.device("meta"):
         model = TimmModel(spec)
-    names: list[str] = []
-    for path, module in model.named_modules():
-        if isinstance(module, AnsweredAttention):
-            block = path.rpartition(".")[0].rpartition(".")[0]
-            if block not in names and block not in ("", "network"):
-                names.append(block)
+    names = answered_blocks(model)
     if names:
-        return tuple(names)
+        return names
     stages = [str(info["module"]) for info in getattr(model.network, "feature_info", ()) if info.get("module")]
     known = dict(model.network.named_modules())
     return tuple(dict.fromkeys(f"network.{stage}" for stage in stages if stage in known))
@@ -44,7 +39,7 @@ def windows_of(spec: TimmSpec) -> Mapping[str, Windows]:
     """Return a dict from the name of a `MaskedAttention` to its windows, for attentions in Swin's square windows."""
     import torch
 
-    from gmmvit_deploy.families.timm.model import MASK, TimmModel
+    from gmmvit_deploy.families.timm.model import TimmModel
 
     if spec.mask.kind == "plain":
         return {}

@@ -117,6 +117,7 @@ def _channels(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> int:
 def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[int, int]:
     """Return (number of classes, argument ``num_classes`` of timm).
 
+    The result is (0, 0) for a backbone without a classifier, if only its features are needed.
     Errors: CheckpointError when the file has no classifier and the user gives no linear head, or when the user states
     another number of classes than the tensors.
     """
@@ -134,13 +135,16 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
                 hint="leave num_classes out of --model-args",
             )
         return classes, classes
+    if hints.only_features:
+        return 0, 0
     if isinstance(stated, int) and stated > 0:
         return stated, stated
     raise CheckpointError(
         f"{shapes.source}: the file has no classifier: the tensor {names[0]}.weight of {arguments.architecture} is "
         "missing",
-        hint="add --head FILE and --head-blocks N for a backbone with a linear head, or type --model with the "
-        "architecture that the training code built",
+        hint="add --outputs features to gmmvit export for the features of the backbone, add --head FILE and "
+        "--head-blocks N for a backbone with a linear head, or type --model with the architecture that the training "
+        "code built",
     )
 
 

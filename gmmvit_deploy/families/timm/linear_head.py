@@ -22,7 +22,7 @@ __all__ = ["LinearHead"]
 class LinearHead(nn.Module):
     """A linear classifier that reads the class tokens of the last blocks of a vision transformer.
 
-    forward: (network, images (B, c, height, width)) → logits (B, C).
+    forward: (network, images (B, c, height, width)) → (logits (B, C), features (B, D)).
     """
 
     operator_roles: ClassVar[dict[str, Any]] = {"mean": "pooling"}
@@ -51,7 +51,7 @@ class LinearHead(nn.Module):
             )
         return LinearHead(network.embed_dim, blocks=blocks, average=average, interleaved=interleaved, classes=classes)
 
-    def forward(self, network: Any, images: Tensor) -> Tensor:
+    def forward(self, network: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         outputs = network.get_intermediate_layers(images, n=self.blocks, return_prefix_tokens=True, norm=True)
         tokens = torch.cat([prefix[:, 0] for _, prefix in outputs], dim=-1)
         if self.average:
@@ -59,5 +59,4 @@ class LinearHead(nn.Module):
             tokens = (
                 torch.stack([tokens, mean], dim=-1).flatten(1) if self.interleaved else torch.cat([tokens, mean], -1)
             )
-        logits: Tensor = self.linear(tokens)
-        return logits
+        return self.linear(tokens), tokens

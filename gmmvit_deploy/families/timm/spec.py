@@ -38,6 +38,7 @@ class TimmSpec(ModelSpec):
     """
 
     family: ClassVar[str] = "timm"
+    headless: ClassVar[bool] = True
     mask_kinds: ClassVar[tuple[MaskKind, ...]] = get_args(MaskKind)
     architecture: str
     model_args: Mapping[str, Any] = field(default_factory=dict)

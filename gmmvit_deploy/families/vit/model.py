@@ -61,7 +61,9 @@ class ViT(Model):
         self.head_norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x = self.patch_embedding(images)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
@@ -69,8 +71,8 @@ class ViT(Model):
         for block in self.blocks:
             x = block(x)
         pooled = x[:, 0] if self.spec.pools_class_token else x.mean(dim=1)
-        logits: Tensor = self.head(self.head_norm(pooled))
-        return logits
+        features: Tensor = self.head_norm(pooled)
+        return self.head(features), features
 
 
 def _scores(spec: ViTSpec) -> AttentionScores:

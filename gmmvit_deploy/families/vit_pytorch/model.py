@@ -56,7 +56,9 @@ class VitPytorch(Model):
         self.head_norm = layer_norm(spec.dim) if spec.head_norm else None
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch classes"]:
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
         x: Tensor = self.patch_embedding(images)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
@@ -68,8 +70,7 @@ class VitPytorch(Model):
         pooled = x[:, 0] if self.pools == "cls" else x.mean(dim=1)
         if self.head_norm is not None:
             pooled = self.head_norm(pooled)
-        logits: Tensor = self.head(pooled)
-        return logits
+        return self.head(pooled), pooled
 
 
 def _block(spec: VitPytorchSpec) -> Block:

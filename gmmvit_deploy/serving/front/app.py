@@ -3,8 +3,11 @@
     image, or multipart/form-data with several images
       → {"model": …, "bundle": …, "predictions": [[{"label": …, "index": …, "probability": …}, …], …]}
 
-A list of predictions for each image, in the order of the images. A refused request gets ``{"error": …}``, with
-``"image"``, the position of the image that is the reason, if the reason is an image:
+A list of predictions for each image, in the order of the images. For a multi-label model, a prediction also has the
+label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed.
+
+A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
+is an image:
 
     400  bad image, too many images or pixels, bad ``top``     411  no content-length     413  body too large
     403  without the secret of the gateway                     415  no image, or a content-encoding
@@ -21,7 +24,6 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict
 from typing import Any
 
 from starlette.applications import Starlette
@@ -31,7 +33,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gmmvit_deploy.runners.classify import likeliest
 from gmmvit_deploy.serving.front.options import (
     BUNDLE_HEADER,
     CLASSIFY_PATH,
@@ -104,13 +105,15 @@ class _Front:
             ) from exc
         try:
             model = await self._triton.model()
-            top = _top(request, len(model.labels))
+            if not model.classifies:
+                raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
+            top = _top(request, len(model.label_set.labels))
             images = images_from_body(body, boundary, model.max_batch)
             logits, bundle = await self._triton.logits(images)
             model = await self._triton.model_of(bundle)
         finally:
             self._running.release()
-        predictions = [[asdict(guess) for guess in likeliest(row, model.labels, top)] for row in logits]
+        predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
         answer = {"model": self._options.model, "bundle": model.bundle, "predictions": predictions}
         return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle})
 

@@ -12,7 +12,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np  # here, so that no request waits for the import
 
+from gmmvit_deploy.labels import LabelSet
+from gmmvit_deploy.runtime.triton import label_set_from
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
 
@@ -29,11 +32,15 @@ _MODEL_KEPT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model: its labels, the hash of its bundle, and the maximum number of images in a request."""
+    """The served model: its labels with the task, the hash of its bundle, and the maximum batch of a request.
 
-    labels: tuple[str, ...]
+    classifies: True if the model has logits.
+    """
+
+    label_set: LabelSet
     bundle: str
     max_batch: int
+    classifies: bool = True
 
 
 class Triton:
@@ -136,9 +143,10 @@ class Triton:
 def _model(config: Mapping[str, Any]) -> Model:
     parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
     return Model(
-        labels=tuple(json.loads(parameters["gmmvit_labels"])),
+        label_set=label_set_from(parameters),
         bundle=parameters["gmmvit_bundle_sha256"],
         max_batch=int(config["max_batch_size"]),
+        classifies=any(output["name"] == "logits" for output in config["output"]),
     )
 
 
@@ -160,8 +168,6 @@ def _request(images: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 
 def _logits(body: bytes, header_length: int, images: int) -> NDArray[Any]:
-    import numpy as np
-
     (output,) = json.loads(body[:header_length])["outputs"]
     rows, classes = map(int, output["shape"])
     if output["name"] != "logits" or output["datatype"] != "FP32" or rows != images:

@@ -21,6 +21,8 @@ __all__ = ["AccessLog"]
 
 _PIPE_BYTES = 1 << 20  # the maximum for users without privileges; about 2,500 lines
 _READ_BYTES = 1 << 16
+_INTERNAL = b'{"internal"'
+"""The begin of a line for a request of the front, whose request by the client has a line of its own."""
 _PAUSE_S = 0.02
 """The time between two reads: a wake-up for many lines instead of a wake-up for each line."""
 
@@ -29,6 +31,7 @@ class AccessLog:
     """Writes the lines that arrive at `descriptor`, up to `close`.
 
     descriptor: HAProxy inherits it, and writes to it.
+    on_request: called with every line, also of a request of the front, in a thread; None calls nothing.
     """
 
     def __init__(self, path: Path | None, on_message: Callable[[str], None]) -> None:
@@ -40,6 +43,7 @@ class AccessLog:
         """
         self._target = _opened(path) if path is not None else os.dup(2)
         self._on_message = on_message
+        self.on_request: Callable[[bytes], None] | None = None
         self._source, self.descriptor = os.pipe()
         with contextlib.suppress(OSError):  # users with many pipes get small pipes
             fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -66,10 +70,13 @@ class AccessLog:
         os.close(self._target)
 
     def _write(self, lines: list[bytes]) -> None:
-        requests = b"".join(line + b"\n" for line in lines if line.startswith(b"{"))
+        requests = b"".join(line + b"\n" for line in lines if line.startswith(b"{") and not line.startswith(_INTERNAL))
         with contextlib.suppress(OSError):  # the disk is full, or the reader of stderr has ended
             while requests:
                 requests = requests[os.write(self._target, requests) :]
+        if (on_request := self.on_request) is not None:
+            for line in lines:
+                on_request(line)
         for line in lines:
             if line and not line.startswith(b"{"):
                 self._on_message(line.decode(errors="replace"))
@@ -79,4 +86,7 @@ def _opened(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as exc:
-        raise OutputError(f"{path}: cannot open this file for the access log: {exc.strerror}") from exc
+        raise OutputError(
+            f"{path}: cannot open this file for the access log: {exc.strerror}",
+            hint="type --access-log with a file in a folder that exists and that this user can write",
+        ) from exc

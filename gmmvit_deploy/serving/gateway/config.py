@@ -6,8 +6,8 @@
 
 A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue.
 ``refuse.lua`` answers after it has read the body, of strangers at most 1 MiB. A request that is not refused waits in
-its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself then
-answers 503.
+its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself
+then answers 503.
 
 Only a request whose whole body fits into a buffer may wait: HAProxy 2.6 cannot end an HTTP/2 stream properly before it
 has read the body, and a gRPC client would report CANCELLED instead of the refusal. A larger request is refused at once
@@ -19,14 +19,16 @@ from __future__ import annotations
 import re
 
 from gmmvit_deploy.serving.gateway.grpc_frontend import grpc_errors, grpc_frontend
-from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, FRONT_HEADER, GatewayOptions, Upstream
+from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, FRONT_HEADER, NOWHERE, GatewayOptions, Upstream
 from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
     CLIENT,
     COMPRESSED,
+    INTERNAL_LOG,
     LARGE_BATCH,
     LARGE_LENGTH,
     NO_KEY,
+    NO_TIME,
     OWN_ERRORS,
     UNKNOWN,
     arrival,
@@ -235,15 +237,22 @@ def _servers(options: GatewayOptions, address: str, extra: str) -> list[str]:
     return [
         f"server {upstream.name} {getattr(upstream, address)} maxconn {options.in_flight} weight {upstream.weight} "
         + extra.format(upstream.name)
-        + ("" if upstream.weight else " disabled")
+        + (" disabled" if upstream.http == NOWHERE else "")
         for upstream in options.upstreams
     ]
 
 
-def _bundle(options: GatewayOptions) -> str:
-    """Return the rule that states the bundle of the server that answered; a map, because a rollout changes bundles."""
+def _bundle(options: GatewayOptions) -> list[str]:
+    """Return the rules that state the bundle of the server that answered, and its time with the time in the queue.
+
+    The bundle comes from a map, because a rollout changes bundles.
+    """
     value = f"srv_name,map({options.files.bundles})"
-    return f"http-response set-header {BUNDLE_HEADER} %[{value}] if {{ {value} -m found }}"
+    return [
+        "http-request set-var(txn.began) date(0,us)",
+        "http-response set-var(txn.network_us) date(0,us),sub(txn.began)",
+        f"http-response set-header {BUNDLE_HEADER} %[{value}] if {{ {value} -m found }}",
+    ]
 
 
 def bundles_text(upstreams: tuple[Upstream, ...]) -> str:
@@ -262,7 +271,7 @@ def _triton_http(options: GatewayOptions) -> list[str]:
         "option httpchk",
         check,
         "http-check expect status 200",
-        _bundle(options),
+        *_bundle(options),
         *_http_errors(),
         *_servers(options, "http", f"check inter {_HEALTH_INTERVAL_S}s fall 2 rise 1"),
     ]
@@ -271,7 +280,7 @@ def _triton_http(options: GatewayOptions) -> list[str]:
 def _triton_grpc(options: GatewayOptions) -> list[str]:
     return [
         "backend triton_grpc",
-        _bundle(options),
+        *_bundle(options),
         *grpc_errors(),
         *_servers(options, "grpc", "proto h2 track triton_http/{}"),
     ]
@@ -302,7 +311,9 @@ def _internal(options: GatewayOptions) -> list[list[str]]:
     """Return the frontend on loopback through which the front reaches the server that a rollout has chosen."""
     if not options.internal_bind:
         return []
-    return [["frontend internal", f"bind {options.internal_bind}", "no log", "default_backend triton_http"]]
+    log = [f"log {options.access_log} len 8192 format raw local0", f"log-format '{INTERNAL_LOG}'", NO_TIME]
+    path = "http-request set-var(txn.path) path"
+    return [["frontend internal", f"bind {options.internal_bind}", *log, path, "default_backend triton_http"]]
 
 
 def _exporter(socket: str) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
+from gmmvit_deploy.serving.gateway.expiry import require_not_expired
 from gmmvit_deploy.serving.gateway.handover import buffer_bytes
 from gmmvit_deploy.serving.gateway.keys import map_text
 from gmmvit_deploy.serving.gateway.models import ServedModels, read_tuning
@@ -81,7 +82,7 @@ def gateway_options(
 def tls_pem(settings: GatewaySettings) -> str:
     """Return certificate, chain and private key as a single PEM text; "" without TLS.
 
-    Errors: InputError when a file cannot be read, or when the private key does not belong to the certificate.
+    Errors: InputError when a file cannot be read, the certificate has expired, or the key does not belong to it.
     """
     if settings.tls_cert is None:
         return ""
@@ -101,6 +102,7 @@ def tls_pem(settings: GatewaySettings) -> str:
             f"{named}: expected a certificate and its private key without a password, both in PEM form: {exc}",
             hint=_TLS_HINT,
         ) from exc
+    require_not_expired(paths[0], texts[0])
     # An empty line ends a command to HAProxy, so the text must have none.
     return "".join(f"{line}\n" for text in texts for line in text.splitlines() if line.strip())
 

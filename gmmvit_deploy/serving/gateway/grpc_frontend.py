@@ -62,7 +62,8 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
             f"{{ var(txn.length) -m int gt {options.max_body_bytes} }}",
         ),
         f"http-request wait-for-body time {BODY_TIME_S}s if !refused",
-        # Triton computes a batch of 2**32 + 1 as 1, and 300 in ``uint_contents`` as 44, which --allow-json permits.
+        # Triton computes a batch of 2**32 + 1 as 1, and 300 in ``uint_contents`` as 44. With --allow-json, users accept
+        # both.
         f"http-request lua.gmmvit_message {'allow' if options.json_bytes else 'refuse'} if infer !refused",
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_grpc"),

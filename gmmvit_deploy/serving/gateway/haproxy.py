@@ -140,7 +140,7 @@ class HAProxy:
         self._lines.append(line)
         if self._on_log_line is not None:
             try:
-                self._on_log_line(line)
+                self._on_log_line(f"HAProxy: {line}")
             except (OSError, ValueError):  # on_log_line prints to a closed pipe
                 self._on_log_line = None
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["SHORTEST_KEY", "map_text", "read_keys"]
+__all__ = ["SHORTEST_KEY", "map_text", "read_keys", "readable_by_others"]
 
 SHORTEST_KEY = 16
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -43,7 +43,10 @@ def read_keys(path: Path) -> dict[str, str]:
             continue
         place = f"{path}:{number}"
         if len(words) != 2:
-            raise InputError(f"{place}: expected NAME KEY, got a line of {len(words)} words", hint=_MAKE)
+            raise InputError(
+                f"{place}: expected NAME KEY, got a line of {len(words)} word{'s' if len(words) > 1 else ''}",
+                hint=_MAKE,
+            )
         name, digest = words[0], _digest(words[1], place)
         if not _NAME.fullmatch(name):
             raise InputError(f"{place}: expected a name of 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
@@ -52,6 +55,11 @@ def read_keys(path: Path) -> dict[str, str]:
     if not keys:
         raise InputError(f"{path}: expected at least a line NAME KEY, got no key", hint=_MAKE)
     return keys
+
+
+def readable_by_others(path: Path) -> bool:
+    """Return whether users other than the owner may read the key file."""
+    return bool(path.stat().st_mode & 0o044)
 
 
 def _digest(key: str, place: str) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "BUNDLE_HEADER",
     "CLIENT_HEADER",
     "FRONT_HEADER",
+    "NOWHERE",
     "PLACES",
     "Front",
     "GatewayFiles",
@@ -33,6 +34,8 @@ CLIENT_HEADER = "x-gmmvit-client"
 
 PLACES = ("blue", "green")
 """The names of the two servers of a service with rollouts."""
+NOWHERE = "127.0.0.1:1"
+"""The address of a free place; nothing is sent to it."""
 DEFAULT_BODY_BYTES = 16 * 2**20
 MOST_BODY_BYTES = 999_999_999
 """HAProxy compares lengths as signed numbers of 32 bits, so the gateway refuses a length of more than 9 digits."""
@@ -145,8 +148,8 @@ class GatewayFiles:
     """Paths in the configuration of HAProxy, as written there.
 
     folder: of the configuration: relative paths are relative to it.
-    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.
-    messages: the Lua program that checks what Triton would interpret.
+    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.  messages: the Lua program that
+    checks what Triton would interpret.
     tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
     exporter: socket of the metrics of HAProxy, or "".
     """

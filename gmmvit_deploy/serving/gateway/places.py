@@ -3,6 +3,7 @@
 Places.put(…)          a server takes a place, without requests
 Places.set_weights(…)  share the requests among the places
 Places.in_progress(…)  how many requests a place has
+Places.is_up(…)        whether a place can get requests of both protocols
 Places.free(…)         the place gets no connection any more
 """
 
@@ -10,19 +11,21 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy
-from gmmvit_deploy.serving.gateway.options import PLACES, GatewayFiles, Upstream
+from gmmvit_deploy.serving.gateway.options import NOWHERE, PLACES, GatewayFiles, Upstream
 from gmmvit_deploy.serving.server import TritonServer
 
 __all__ = ["Places", "first_upstreams"]
 
 _BACKENDS = ("triton_http", "triton_grpc")
-_NOWHERE = "127.0.0.1:1"
-"""The address of a free place; nothing is sent to it."""
+_PATIENCE_S = 15.0
+"""The maximum time in which a HAProxy that has ended is started again."""
+_POLL_S = 0.05
 
 
 def first_upstreams(server: TritonServer, bundle: str, *, rollouts: bool) -> tuple[Upstream, ...]:
@@ -32,12 +35,15 @@ def first_upstreams(server: TritonServer, bundle: str, *, rollouts: bool) -> tup
     """
     if not rollouts:
         return (_upstream("triton", server, bundle),)
-    free = Upstream(name=PLACES[1], http=_NOWHERE, grpc=_NOWHERE, metrics=_NOWHERE, bundle="", weight=0)
+    free = Upstream(name=PLACES[1], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, bundle="", weight=0)
     return _upstream(PLACES[0], server, bundle), free
 
 
 class Places:
     """The places of a running HAProxy.
+
+    Each method notes what a HAProxy that is started again must know, and then sends commands; while HAProxy does not
+    answer, it repeats them for 15 s.
 
     upstreams: the servers in the places, as a HAProxy that is started again must know them.
     """
@@ -77,29 +83,48 @@ class Places:
 
     def in_progress(self, name: str) -> int:
         """Return the number of requests of both protocols that the place works on, or that wait for it."""
-        rows = csv.DictReader(io.StringIO(self._haproxy.command("show stat").lstrip("# ")))
-        mine = [row for row in rows if row["pxname"] in _BACKENDS and row["svname"] == name]
-        return sum(int(row[field] or 0) for row in mine for field in ("scur", "qcur"))
+        return sum(int(row[field] or 0) for row in self._rows(name) for field in ("scur", "qcur"))
+
+    def is_up(self, name: str) -> bool:
+        """Return whether HAProxy passes requests of both protocols to the place."""
+        rows = self._rows(name)
+        return len(rows) == len(_BACKENDS) and all(
+            row["status"].startswith("UP") and int(row["weight"] or 0) > 0 for row in rows
+        )
 
     def free(self, name: str) -> None:
         """Close the connections to a place that has no requests.  Errors: ServerError."""
         for backend in _BACKENDS:
             self._command(f"set server {backend}/{name} state maint")
-        self._upstreams[name] = replace(self._upstreams[name], http=_NOWHERE, grpc=_NOWHERE, metrics=_NOWHERE, weight=0)
+        self._upstreams[name] = replace(self._upstreams[name], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, weight=0)
 
     def _set_bundle(self, name: str, bundle: str) -> None:
         files = GatewayFiles()
-        self._haproxy.command(f"del map {files.bundles} {name}")  # a place that was never used has no entry
+        self._answer(f"del map {files.bundles} {name}")  # a place that was never used has no entry
         self._command(f"add map {files.bundles} {name} {bundle}")
 
     def _command(self, text: str, *, expected: str | None = None) -> None:
         """Send a command.  expected: a part of the answer; None means that the answer must be empty."""
-        answer = self._haproxy.command(text)
+        answer = self._answer(text)
         if answer and expected is None:
             raise ServerError(f"HAProxy refuses the command {text!r}: {answer}")
         lost = any(word in answer.lower() for word in ("no such", "invalid", "unknown", "require"))
         if expected is not None and lost:
             raise ServerError(f"HAProxy refuses the command {text!r}: {answer}")
+
+    def _rows(self, name: str) -> list[dict[str, str]]:
+        rows = csv.DictReader(io.StringIO(self._answer("show stat").lstrip("# ")))
+        return [row for row in rows if row["pxname"] in _BACKENDS and row["svname"] == name]
+
+    def _answer(self, text: str) -> str:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._haproxy.command(text)
+            except ServerError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
 
 
 def _upstream(name: str, server: TritonServer, bundle: str) -> Upstream:

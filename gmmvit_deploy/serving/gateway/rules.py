@@ -8,9 +8,11 @@ __all__ = [
     "BODY_TIME_S",
     "CLIENT",
     "COMPRESSED",
+    "INTERNAL_LOG",
     "LARGE_BATCH",
     "LARGE_LENGTH",
     "NO_KEY",
+    "NO_TIME",
     "OWN_ERRORS",
     "UNKNOWN",
     "arrival",
@@ -51,10 +53,16 @@ _MOST_PATH_BYTES = 1024
 _LOG = (
     '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"%[var(txn.protocol)]","client":"%[var(txn.client)]",'
     '"address":"%ci","method":"%HM","path":"%[var(txn.path),json(utf8s)]","model":"%[var(txn.model)]",'
-    '"bundle":"%[var(txn.bundle)]","status":%ST,"grpc_status":"%[var(txn.grpc_status)]",'
-    '"refused":"%[var(txn.refused)]","bytes_in":%U,"bytes_out":%B,"queue_ms":%Tw,"network_ms":%Tr,"total_ms":%Ta,'
-    '"end":"%ts"}'
+    '"bundle":"%[var(txn.bundle)]","server":"%s","status":%ST,"grpc_status":"%[var(txn.grpc_status)]",'
+    '"refused":"%[var(txn.refused)]","bytes_in":%U,"bytes_out":%B,"queue_ms":%Tw,"network_ms":%Tr,'
+    '"network_us":%[var(txn.network_us)],"total_ms":%Ta,"end":"%ts"}'
 )
+INTERNAL_LOG = (
+    '{"internal":"http","protocol":"http","path":"%[var(txn.path)]","server":"%s","status":%ST,'
+    '"queue_ms":%Tw,"network_us":%[var(txn.network_us)],"end":"%ts"}'
+)
+"""A line for a request of the front; the access log leaves it out, see `access_log`."""
+NO_TIME = "http-request set-var(txn.network_us) int(-1)"
 
 _ERROR_LOG = (
     '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"PROTOCOL","client":"-","address":"%ci","status":%ST,'
@@ -80,6 +88,7 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
         f"log {options.access_log} len 8192 format raw local0",
         f"log-format '{_LOG}'",
         f"http-request set-var(txn.protocol) str({protocol})",
+        NO_TIME,
         f"error-log-format '{_ERROR_LOG.replace('PROTOCOL', protocol)}'",
         f"http-request set-var(txn.path) path,bytes(0,{_MOST_PATH_BYTES})",
         f"http-request set-var(txn.client) {CLIENT.format(keys=options.files.keys)}",

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,13 +31,13 @@ from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.handover import Changes, options_for
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
-from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
+from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.listeners import opened_listeners
 from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
 from gmmvit_deploy.serving.gateway.models import ServedModels, read_models
-from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
+from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
-from gmmvit_deploy.serving.local_http import text_from_url
+from gmmvit_deploy.serving.local_http import headers_from_url, text_from_url
 from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
@@ -96,6 +97,8 @@ class Gateway:
         self._program = find_haproxy()
         self._keys = read_keys(settings.keys)
         self._pem = tls_pem(settings)
+        if readable_by_others(settings.keys):
+            self._note(f"gateway: other users of this machine can read {settings.keys}; type chmod 600 {settings.keys}")
         ports = {"HTTP": http_port, "gRPC": grpc_port, "metrics": metrics_port}
         self._listeners = opened_listeners(settings.listen, ports)
         self.http_port, self.grpc_port, self.metrics_port = (
@@ -188,7 +191,7 @@ class Gateway:
             threads=max(1, min(4, len(os.sched_getaffinity(0)) // 2)),  # the other cores are for the network
         )
         if not models.health.infers:
-            self._note(f"the readiness of the gateway does not run the network: {models.health.why_not}")
+            self._note(f"gateway: the readiness does not run the network: {models.health.why_not}")
         self._options = options
         listeners = (*self._listeners.values(), self._internal)
         self._haproxy = HAProxy(
@@ -243,7 +246,9 @@ class Gateway:
         if pem:
             (self._folder / "tls.pem").write_text(pem, encoding="ascii")
         self.key_reloads += 1
-        self._note(f"gateway: reloaded {len(keys)} keys" + (" and the certificate" if pem else ""))
+        self._note(
+            f"gateway: reloaded {len(keys)} key{'s' if len(keys) > 1 else ''}" + (" and the certificate" if pem else "")
+        )
 
     def serve(self, repositories: Sequence[Path]) -> None:
         """Pass on requests for the models of these repositories.  Call it in another thread than `step`, which does it.
@@ -256,6 +261,18 @@ class Gateway:
     def leaving(self) -> bool:
         """True while a HAProxy with a configuration from before the last `serve` has connections, at most 30 s."""
         return self._haproxy is not None and self._haproxy.leaving
+
+    def watch_requests(self, on_request: Callable[[bytes], None] | None) -> None:
+        """Pass every line of the access log to ``on_request``, which a thread calls; None ends this."""
+        self._log.on_request = on_request
+
+    def answers_with(self, bundle: str) -> bool:
+        """Return whether the next request through the gateway is answered by a server with the bundle ``bundle``."""
+        try:
+            headers = headers_from_url(f"{self.internal_url}/v2/health/ready", timeout_s=_SOURCE_S)
+        except (OSError, HTTPException):
+            return False
+        return headers.get(BUNDLE_HEADER) == bundle
 
     def _hand_over(self, served: Sequence[ServedModels]) -> None:
         if self._options is None or self._haproxy is None or self._folder is None or self.places is None:

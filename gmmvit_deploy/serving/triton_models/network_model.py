@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-OUTPUT = "logits"
-
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
@@ -24,6 +22,7 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.max_batch = config["max_batch_size"]
         self.input = config["input"][0]["name"]
+        self.outputs = [output["name"] for output in config["output"]]
         threads = int(parameters["threads"])  # 0 uses a thread per core
         graph = str(Path(__file__).with_name("model.onnx"))
         kernels = parameters["cpu_kernels"] == "on"  # `gmmvit repository` writes this parameter
@@ -32,7 +31,7 @@ class TritonPythonModel:
         else:
             network = _onnxruntime(graph, threads, kernels)
         network.prepare(self.max_batch)
-        self.program = network.run
+        self.program = network.answers
 
     def execute(self, requests: list[Any]) -> list[Any]:
         batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
@@ -51,10 +50,10 @@ class TritonPythonModel:
         return answers
 
     def _run(self, batches: list[Any], valid: list[int], answers: list[Any]) -> None:
-        """Run the valid requests as a single batch, and write each request's rows of the logits to ``answers``."""
+        """Run the valid requests as a single batch, and write each request's rows of the outputs to ``answers``."""
         together = batches[valid[0]] if len(valid) == 1 else np.concatenate([batches[i] for i in valid])
         try:
-            logits = self.program(together)
+            computed = self.program(together)
         except Exception as exc:  # an error in the runtime fails these requests; the server keeps running
             error = pb_utils.TritonError(f"{type(exc).__name__}: {exc}")
             for i in valid:
@@ -62,9 +61,13 @@ class TritonPythonModel:
             return
         start = 0
         for i in valid:
-            rows = logits[start : start + len(batches[i])]
-            start += len(batches[i])
-            answers[i] = pb_utils.InferenceResponse([pb_utils.Tensor(OUTPUT, np.ascontiguousarray(rows))])
+            end = start + len(batches[i])
+            tensors = [
+                pb_utils.Tensor(name, np.ascontiguousarray(rows[start:end]))
+                for name, rows in zip(self.outputs, computed, strict=True)
+            ]
+            answers[i] = pb_utils.InferenceResponse(tensors)
+            start = end
 
 
 def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:

@@ -7,14 +7,16 @@
 
 The file formats are JPEG, PNG, WebP and BMP; of several frames, the first frame is decoded. The operations and their
 order are those of torchvision: the ImageFolder loader, Resize on a Pillow image, ToTensor and Normalize. The rules
-center, squash and border are the three crop modes of timm's transform for evaluation, with timm's rounding:
+center, squash and border are the three crop modes of timm's transform for evaluation, with timm's rounding. The rule
+shortest is that of the image processors of Hugging Face transformers with Pillow, with their rounding:
 
-    scale    ⌊height / crop_pct⌋ × ⌊width / crop_pct⌋
-    stretch  resize to height × width
-    squash   resize to scale; crop the centre to height × width
-    center   resize so that the image just covers scale and keeps its aspect ratio; crop the centre to height × width
-    border   resize so that the image just fits into scale and keeps its aspect ratio; crop the centre to height ×
-             width where the image is larger, and pad with round(255 · mean) where the image is smaller
+    scale     ⌊height / crop_pct⌋ × ⌊width / crop_pct⌋
+    stretch   resize to height × width
+    squash    resize to scale; crop the centre to height × width
+    center    resize so that the image just covers scale and keeps its aspect ratio; crop the centre to height × width
+    shortest  as center, for height = width only; the first row and the first column of the crop are rounded down
+    border    resize so that the image just fits into scale and keeps its aspect ratio; crop the centre to height ×
+              width where the image is larger, and pad with round(255 · mean) where the image is smaller
 
 If the mode of a file differs from the mode of the network's input, Pillow's ``Image.convert`` converts the image:
 
@@ -76,7 +78,7 @@ MAX_DATA_CHUNKS = 10_000
 """The maximum number of chunks of a PNG image that hold pixels."""
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """Number of the network's input channels → the Pillow mode to which an image is converted."""
-_FITS = ("stretch", "center", "squash", "border")
+_FITS = ("stretch", "center", "squash", "border", "shortest")
 _FILTERS = {"bilinear": "BILINEAR", "bicubic": "BICUBIC"}
 RESAMPLING = {f"{fit}-{name}": (fit, resampling) for fit in _FITS for name, resampling in _FILTERS.items()}
 """Name of a resize rule → (the way in which the image is fitted to height × width, name in ``PIL.Image.Resampling``).
@@ -291,7 +293,8 @@ def fitted(
 ) -> Any:
     """Resize, crop and pad a ``PIL.Image`` to ``width`` × ``height``; return the new ``PIL.Image``.
 
-    fit: stretch, center, squash or border, as at the top of this file.  resampling: a ``PIL.Image.Resampling``.
+    fit: stretch, center, squash, border or shortest, as at the top of this file.
+    resampling: a ``PIL.Image.Resampling``.
     crop_pct, mean: as for `pixels_from_bytes`.
     Errors: as for `pixels_from_image`.  ValueError when ``fit`` is ``border`` and ``mean`` is None.
     """
@@ -300,7 +303,7 @@ def fitted(
     resized = image if size == image.size else image.resize(size, resampling)
     if size == (width, height):
         return resized
-    left, top = _begin(size[0], width), _begin(size[1], height)
+    left, top = _begin(size[0], width, fit), _begin(size[1], height, fit)
     if size[0] >= width and size[1] >= height:
         return resized.crop((left, top, left + width, top + height))
     return _padded(resized, left, top, height=height, width=width, mean=mean)
@@ -319,8 +322,8 @@ def _resized_size(size: tuple[int, int], *, height: int, width: int, fit: str, c
     scaled_width, scaled_height = scale_of(width, crop_pct), scale_of(height, crop_pct)
     if fit == "squash":
         return scaled_width, scaled_height
-    if fit == "center" and scaled_width == scaled_height:
-        # torchvision's Resize, which timm uses for squares, rounds the longer side down.
+    if fit == "shortest" or (fit == "center" and scaled_width == scaled_height):
+        # torchvision's Resize, which timm uses for squares, and transformers round the longer side down.
         shorter = min(columns, rows)
         return int(scaled_width * columns / shorter), int(scaled_width * rows / shorter)
     # timm's ResizeKeepRatio rounds to the nearest whole number, and halves to even. The two divisions must stay
@@ -339,8 +342,10 @@ def _require_possible(size: tuple[int, int], resized: tuple[int, int], *, fit: s
         raise UnusableImage(f"{what}; the maximum is {MAX_IMAGE_PIXELS} pixels in total")
 
 
-def _begin(length: int, side: int) -> int:
+def _begin(length: int, side: int, fit: str) -> int:
     """Return the first pixel of the crop in an image of ``length`` pixels; at most 0 if the image is padded."""
+    if fit == "shortest":
+        return (length - side) // 2
     # torchvision's CenterCrop rounds halves to even. Its padding is smaller on the left, or at the top.
     return round((length - side) / 2) if length >= side else -((side - length) // 2)
 

@@ -1,0 +1,168 @@
+"""The files of a run: ``checkpoint.pth``, ``log.jsonl`` and TensorBoard's event files in ``tensorboard``.
+
+    checkpoint.pth
+        model_state_dict      the weights, under the names of this package's modules
+        state_dict_ema        the moving average of the weights, if the recipe has an average
+        gmmvit_model          the spec of the network as JSON
+        gmmvit_images         the preprocessing and the class names as JSON
+        gmmvit_training       the settings of the run, and the length of the log, as JSON
+        trainer               the state of the optimiser, and the number of steps
+
+``gmmvit export`` reads the file without options. A resumed run reads the same file, so that there is no moment at which
+the weights and the state of the optimiser belong to different steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY, WEIGHTS_METADATA_KEY
+from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.families import spec_to_json
+from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.training.trainer import Epoch, Step, Trainer
+from gmmvit_deploy.writing import new_file
+
+__all__ = ["CHECKPOINT", "LOG", "Log", "Settings", "load", "save"]
+
+CHECKPOINT, LOG, EVENTS = "checkpoint.pth", "log.jsonl", "tensorboard"
+_TRAINING = "gmmvit_training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a resumed run must have in common with the run before.
+
+    spec, image, labels: of the network.  recipe: as JSON.  images: the number of training images.
+    processes: the number of processes.
+    """
+
+    spec: ModelSpec
+    image: ImageSpec
+    labels: tuple[str, ...]
+    recipe: Mapping[str, Any]
+    seed: int
+    images: int
+    processes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "network": spec_to_json(self.spec),
+            "preprocessing": self.image.to_json(),
+            "labels": [*self.labels],
+            **self.recipe,
+            "seed": self.seed,
+            "training images": self.images,
+            "processes": self.processes,
+        }
+
+
+def save(folder: Path, trainer: Trainer, settings: Settings, *, log_bytes: int) -> None:
+    """Write ``checkpoint.pth``: aside, synced to the disk, then renamed.
+
+    log_bytes: the length of the log so far.
+    Errors: OutputError when writing fails.
+    """
+    averaged = {} if trainer.average is None else {"state_dict_ema": trainer.average.module.state_dict()}
+    content = {
+        "model_state_dict": trainer.network.state_dict(),
+        **averaged,
+        "epoch": trainer.step // trainer.steps_of_epoch,
+        MODEL_METADATA_KEY: json.dumps(spec_to_json(settings.spec)),
+        IMAGES_METADATA_KEY: json.dumps({"image": settings.image.to_json(), "labels": [*settings.labels]}),
+        WEIGHTS_METADATA_KEY: "averaged" if averaged else "trained",
+        _TRAINING: json.dumps({"settings": settings.to_json(), "log_bytes": log_bytes}),
+        "trainer": trainer.state(),
+    }
+    with new_file(folder / CHECKPOINT, force=True) as file:
+        torch.save(content, file)
+
+
+def load(folder: Path, trainer: Trainer, settings: Settings) -> int:
+    """Restore the trainer from ``checkpoint.pth``, and return the length of the log at that moment.
+
+    Errors:
+        CheckpointError: the file cannot be read, or `save` did not write the file.
+        InputError: the file is absent, or its run had other settings; the message lists the differences.
+    """
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such file, so there is no run to resume", hint="leave --resume out to start the training"
+        )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        recorded = json.loads(content[_TRAINING])
+        _require_equal(path, recorded["settings"], json.loads(json.dumps(settings.to_json())))
+        trainer.network.load_state_dict(content["model_state_dict"])
+        if trainer.average is not None:
+            trainer.average.module.load_state_dict(content["state_dict_ema"])
+        trainer.restore(content["trainer"])
+        return int(recorded["log_bytes"])
+    except InputError:
+        raise
+    # torch.load raises errors of many classes for damaged and foreign files.
+    except Exception as exc:
+        raise CheckpointError(
+            f"{path}: expected a checkpoint that gmmvit train wrote: {type(exc).__name__}: {exc}",
+            hint="type -o with the folder of the interrupted run",
+        ) from exc
+
+
+def _require_equal(path: Path, recorded: Mapping[str, Any], typed: Mapping[str, Any]) -> None:
+    """Errors: InputError when the settings of two runs differ; the message lists every difference."""
+    names = [name for name in {**recorded, **typed} if recorded.get(name) != typed.get(name)]
+    if names:
+        listed = "; ".join(f"{name}: {_short(recorded.get(name))}, now {_short(typed.get(name))}" for name in names)
+        raise InputError(
+            f"{path}: the run to resume had other settings: {listed}",
+            hint="type the command of that run and --resume, or another -o",
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+class Log:
+    """Writes ``log.jsonl`` and TensorBoard's event files.
+
+    A line of the log is a `Step`, or an `Epoch`, which has the field accuracy. The log has no times, so that the log of
+    a resumed run equals the log of a run that was not interrupted.
+
+    size: the length to which the log is cut, and the number of steps before which TensorBoard keeps its events.
+    """
+
+    def __init__(self, folder: Path, *, size: int = 0, step: int = 0) -> None:
+        writer = require("torch.utils.tensorboard", package="tensorboard", extra="train").SummaryWriter
+        self._file: IO[bytes] = (folder / LOG).open("r+b")
+        self._file.truncate(size)
+        self._file.seek(size)
+        self._events = writer(str(folder / EVENTS), purge_step=step + 1)
+
+    def write(self, record: Step | Epoch) -> None:
+        values = asdict(record)
+        self._file.write(json.dumps(values).encode() + b"\n")
+        self._file.flush()
+        part = "epoch" if isinstance(record, Epoch) else "step"
+        for name in ("loss", "rate", "accuracy"):
+            if values.get(name) is not None and (part == "step" or name != "rate"):
+                self._events.add_scalar(f"{name}/{part}", values[name], record.step)
+
+    def flushed_size(self) -> int:
+        """Return the length of the log.  TensorBoard's events of a checkpoint are on the disk before the checkpoint."""
+        self._events.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()

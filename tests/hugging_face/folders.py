@@ -1,0 +1,108 @@
+"""Small model folders that Hugging Face transformers itself writes, with random weights, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+import transformers
+
+from benchmarks.shared.timm_architectures import perturbed
+
+__all__ = ["ARCHITECTURES", "LABELS", "built", "edited", "processed", "saved"]
+
+transformers.utils.logging.disable_progress_bar()
+_VIT = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+_DINO = {name: value for name, value in _VIT.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
+_SWIN = {
+    "image_size": 32,
+    "patch_size": 4,
+    "window_size": 4,
+    "embed_dim": 32,
+    "depths": [2, 1],
+    "num_heads": [2, 4],
+    "mlp_ratio": 2.0,
+}
+_SQUARE = {"size": {"height": 32, "width": 32}}
+_SHORTEST = {"size": {"shortest_edge": 37}, "crop_size": {"height": 32, "width": 32}}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "vit": ("ViTForImageClassification", _VIT, "ViTImageProcessor", _SQUARE),
+    "deit": (
+        "DeiTForImageClassification",
+        _VIT,
+        "DeiTImageProcessor",
+        {"size": {"height": 36, "width": 36}, "crop_size": {"height": 32, "width": 32}},
+    ),
+    "deit_with_teacher": ("DeiTForImageClassificationWithTeacher", _VIT, "ViTImageProcessor", _SQUARE),
+    "beit": (
+        "BeitForImageClassification",
+        {**_VIT, "use_relative_position_bias": True, "layer_scale_init_value": 0.1},
+        "BeitImageProcessor",
+        _SQUARE,
+    ),
+    "swin": ("SwinForImageClassification", _SWIN, "ViTImageProcessor", {**_SQUARE, "resample": 3}),
+    "swinv2": (
+        "Swinv2ForImageClassification",
+        _SWIN,
+        "ConvNextImageProcessor",
+        {"size": {"shortest_edge": 32}, "crop_pct": 0.875},
+    ),
+    "dinov2": ("Dinov2ForImageClassification", _DINO, "BitImageProcessor", _SHORTEST),
+    "dinov2_at_another_size": (
+        "Dinov2ForImageClassification",
+        {**_DINO, "image_size": 56},
+        "BitImageProcessor",
+        _SHORTEST,
+    ),
+    "dinov2_registers": ("Dinov2WithRegistersForImageClassification", _DINO, "BitImageProcessor", _SHORTEST),
+    "vit_msn": ("ViTMSNForImageClassification", _VIT, "ViTImageProcessor", _SQUARE),
+}
+"""Name of a test folder → (class of the model, fields of the configuration, image processor, its fields)."""
+LABELS = ("a cat", "a dog", "a fox", "an owl", "a newt")
+
+
+def built(name: str, **fields: Any) -> Any:
+    """Return the model of a test folder, in evaluation mode, with weights that make the attention uneven."""
+    architecture, sizes, _, _ = ARCHITECTURES[name]
+    model_class = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    labels = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
+    model = model_class(model_class.config_class(**{**sizes, **labels, **fields})).eval()
+    with torch.no_grad():
+        perturbed(model)
+    return model
+
+
+def saved(name: str, folder: Path, **options: Any) -> Path:
+    """Write a test folder with ``save_pretrained``.  options: arguments of ``save_pretrained`` of the model."""
+    _, _, processor, fields = ARCHITECTURES[name]
+    built(name).save_pretrained(folder, **options)
+    getattr(transformers, processor)(**fields).save_pretrained(folder)
+    return folder
+
+
+def edited(folder: Path, file: str, **changes: Any) -> Path:
+    """Change fields of a JSON file of a folder; a value ... removes the field.  Returns the folder."""
+    path = folder / file
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
+    return folder
+
+
+def processed(folder: Path, image: Any, backend: str = "pil") -> torch.Tensor:
+    """Return the tensor (1, c, height, width) that the image processor of the folder makes of a ``PIL.Image``."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
+    tensor: torch.Tensor = processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
+    return tensor

@@ -1,0 +1,194 @@
+"""Folders of Hugging Face transformers are loaded as transformers loads them, or refused with the file and the field.
+
+Expected are transformers' own results: the model that ``from_pretrained`` builds from the folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import transformers
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
+from gmmvit_deploy.families import PRESETS
+from gmmvit_deploy.layers.fused_call import AnsweredAttention
+from gmmvit_deploy.sources.hints import LoadHints
+from tests.hugging_face.folders import ARCHITECTURES, LABELS, edited, saved
+
+NOT_ANSWERED = {"swinv2"}  # its attention on cosines does not call the fused attention function
+EXACT = 1e-12
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function: name of a test folder → the folder, written on first use."""
+    root = tmp_path_factory.mktemp("hugging_face")
+
+    def folder(name: str) -> Path:
+        return root / name if (root / name).exists() else saved(name, root / name)
+
+    return folder
+
+
+@pytest.fixture
+def vit(folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the folder ``vit`` that a test may change."""
+    return Path(shutil.copytree(folders("vit"), tmp_path / "vit"))
+
+
+def own_logits(folder: Path, images: torch.Tensor) -> torch.Tensor:
+    """Return the float64 logits of transformers' own model."""
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model = getattr(transformers, name).from_pretrained(folder).double().eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(images).logits
+    return logits
+
+
+def images_for(spec: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(3, spec.channels, *spec.image_shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_logits_are_those_of_transformers(name: str, folders: Callable[[str], Path]) -> None:
+    loaded = load_checkpoint(folders(name))
+    assert loaded.spec.description == ARCHITECTURES[name][0]
+    assert (loaded.spec.family, loaded.spec.image_shape, loaded.spec.classes) == ("hugging_face", (32, 32), 5)
+    assert loaded.images.labels == LABELS
+    answered = [module for module in loaded.model.modules() if isinstance(module, AnsweredAttention)]
+    assert len(answered) == (0 if name in NOT_ANSWERED else 3 if name == "swin" else 2)
+    images = images_for(loaded.spec)
+    expected = own_logits(folders(name), images)
+    with torch.no_grad():
+        logits = copy.deepcopy(loaded.model).double()(images)
+    assert float(expected.std()) > 0.05
+    assert float((logits - expected).abs().max()) < EXACT
+
+
+def test_every_way_to_store_the_weights_gives_the_same_model(tmp_path: Path) -> None:
+    whole = load_checkpoint(saved("vit", tmp_path / "whole"))
+    parts = load_checkpoint(saved("vit", tmp_path / "parts", max_shard_size="40KB"))
+    assert len([*(tmp_path / "parts").glob("model-*.safetensors")]) > 1
+    pickled = tmp_path / "pickled"
+    shutil.copytree(tmp_path / "whole", pickled)
+    tensors = dict(load_file(pickled / "model.safetensors"))
+    (pickled / "model.safetensors").unlink()
+    torch.save(tensors, pickled / "pytorch_model.bin")
+    expected = bytes_from_model(whole.model)
+    assert bytes_from_model(parts.model) == expected
+    assert bytes_from_model(load_checkpoint(pickled).model) == expected
+    assert "parts" in parts.file.wrapping
+    assert parts.file.sha256 != whole.file.sha256
+
+
+def load_file(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def test_labels_that_transformers_makes_up_are_no_labels(vit: Path) -> None:
+    edited(vit, "config.json", id2label={str(index): f"LABEL_{index}" for index in range(5)})
+    assert load_checkpoint(vit).images.labels is None
+
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message", "hint"),
+    [
+        (CONFIG, {"architectures": ["ViTModel"]}, "has no classifier of images 'ViTModel'", "ViTForImage"),
+        (CONFIG, {"architectures": ["ViTForImageClasification"]}, "no classifier of images", "ViTForImageClassif"),
+        (CONFIG, {"architectures": ...}, "architectures is None; expected a list", "add the class of training"),
+        (CONFIG, {"architectures": ["TimmWrapperForImageClassification"]}, "a model of timm inside", "--model"),
+        (CONFIG, {"model_type": "swin"}, "model_type 'swin' and ViTForImageClassification contradict", "correct"),
+        (CONFIG, {"auto_map": {"AutoModel": "code.Model"}}, "the field auto_map is not supported", "remove auto_map"),
+        (CONFIG, {"quantization_config": {"bits": 4}}, "the field quantization_config is not", "remove quant"),
+        (CONFIG, {"problem_type": "multi_label_classification"}, "problem_type is 'multi_label", "--task multi"),
+        (CONFIG, {"num_hidden_layers": 10**9}, "more layers than the weights have tensors", "again"),
+        (CONFIG, {"num_hidden_layers": 1}, "keys do not fit this architecture", "save_pretrained"),
+        (CONFIG, {"num_attention_heads": 5}, "transformers cannot build|do not fit", "again|save_pretrained"),
+        (CONFIG, {"image_size": 64}, "do not fit this architecture", "preprocessor_config.json"),
+        (CONFIG, {"id2label": {"0": "a", "2": "b"}}, "id2label: expected a label for each|do not fit", ""),
+        (PREPROCESSOR, {"sharpen": True}, "the field sharpen is True: gmmvit does not know", "correct sharpen"),
+        (PREPROCESSOR, {"crop_pct": 0.9}, "the field crop_pct is 0.9: ViTImageProcessor does not read", "crop_pct"),
+        (PREPROCESSOR, {"do_pad": True}, "the field do_pad is True: padding", "remove this file"),
+        (PREPROCESSOR, {"resample": 1}, "the field resample is 1: the filter lanczos", "correct resample"),
+        (PREPROCESSOR, {"image_processor_type": "PoolFormerImageProcessor"}, "image_processor_type is 'Pool", ""),
+        (PREPROCESSOR, {"size": {"shortest_edge": 32}}, "the field do_center_crop is .*keep different sizes", ""),
+        (PREPROCESSOR, {"size": {"longest_edge": 32}}, "the field size is .*not supported", "correct size"),
+        (PREPROCESSOR, {"size": {"high": 32}}, "ViTImageProcessor does not take these fields", "again"),
+        (PREPROCESSOR, {"image_mean": [0.5]}, "the field image_mean is .*reads 3 channels", "correct image_mean"),
+        (PREPROCESSOR, {"image_std": [0.5, 0.5, 0]}, "the field image_std is .*above 0", "correct image_std"),
+        (PREPROCESSOR, {"rescale_factor": -1}, "the field rescale_factor is -1", "correct rescale_factor"),
+        (
+            PREPROCESSOR,
+            {"do_center_crop": True, "crop_size": {"height": 31, "width": 32}},
+            "the field crop_size is .*even number",
+            "correct crop_size",
+        ),
+        (PREPROCESSOR, {"do_center_crop": True}, "the field crop_size is {}: other sizes", "correct crop_size"),
+        (PREPROCESSOR, {"do_resize": False, "do_center_crop": True}, "a crop without resizing", "do_center_crop"),
+    ],
+)
+def test_mistakes_name_the_file_and_the_field(
+    file: str, changes: dict[str, Any], message: str, hint: str, vit: Path
+) -> None:
+    edited(vit, file, **changes)
+    with pytest.raises(GmmvitError, match=message) as caught:
+        load_checkpoint(vit)
+    assert isinstance(caught.value, CheckpointError | SpecError)
+    assert str(caught.value).startswith(str(vit))
+    assert any(part in caught.value.hint for part in hint.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("hints", "message"),
+    [
+        ({"model": "vit_tiny_patch16_224"}, "--model does not apply to a folder of Hugging Face"),
+        ({"heads": 4}, "--heads 4, but config.json states 2 heads"),
+        ({"image_size": 64}, "--image-size 64 contradicts the file"),
+        ({"model_args": {"depth": 2}}, "--model-args does not apply to a file of Hugging Face transformers"),
+        ({"preset": next(iter(PRESETS))}, "the file has the family hugging_face"),
+    ],
+)
+def test_options_that_contradict_the_folder_are_refused(hints: dict[str, Any], message: str, vit: Path) -> None:
+    with pytest.raises(GmmvitError, match=message):
+        load_checkpoint(vit, LoadHints(**hints))
+
+
+def test_a_file_of_weights_needs_its_folder(vit: Path) -> None:
+    with pytest.raises(CheckpointError, match="names of the tensors are those of Hugging Face") as caught:
+        load_checkpoint(vit / "model.safetensors")
+    assert "give the folder" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("break_index", "message"),
+    [
+        (lambda placed: {name: f"../{part}" for name, part in placed.items()}, "expected a file in the same folder"),
+        (lambda placed: dict(list(placed.items())[1:]), "differ in the tensor"),
+        (lambda placed: {}, "expected an object under 'weight_map'"),
+    ],
+)
+def test_an_index_that_contradicts_the_parts_is_refused(
+    break_index: Callable[[dict[str, str]], dict[str, str]], message: str, tmp_path: Path
+) -> None:
+    folder = saved("vit", tmp_path / "parts", max_shard_size="40KB")
+    placed = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    edited(folder, "model.safetensors.index.json", weight_map=break_index(placed))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(folder)

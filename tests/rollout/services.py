@@ -1,0 +1,46 @@
+"""A service with a state folder, as the tests of rollouts see it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.shared.checked_load import CheckedLoad
+from benchmarks.shared.growth import kinds_of
+from benchmarks.shared.state_service import StateService
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.rollout.state import State
+from tests.serving.gateways import KEY
+
+__all__ = ["load", "other_bundle", "processes", "promoted"]
+
+
+def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
+    pixels = bundles["gmm"].golden()[0]
+    assert np.array_equal(pixels, bundles["elm"].golden()[0])
+    expected = {each.sha256: each.golden()[1] for each in bundles.values()}
+    return CheckedLoad(
+        grpc_url=service.where["grpc"],
+        http_url=service.where["http"],
+        key=KEY,
+        pixels=pixels,
+        expected=expected,
+        rate=rate,
+        clients=1,
+    )
+
+
+def promoted(service: StateService) -> str:
+    record = State(service.state).promoted()
+    assert record is not None
+    return record.bundle
+
+
+def other_bundle(service: StateService, bundles: dict[str, Bundle]) -> Bundle:
+    """Return a bundle that the service does not serve."""
+    served = promoted(service)
+    return next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != served)
+
+
+def processes(service: StateService, kind: str) -> set[int]:
+    """Return the PIDs of the programs of this name below the service."""
+    return {pid for pid, name in kinds_of(service.process.pid).items() if name == kind}

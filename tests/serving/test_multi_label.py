@@ -1,0 +1,301 @@
+"""A digit has two labels, itself and whether it is even: from training to the server, classify, the page and parity.
+
+The bundle also has features, and a label that occurs twice.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, f1_score
+from torch.nn import functional
+
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.checkpoints.loading import released_state_dict
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.data.formats import digits
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.families import model_from_spec
+from gmmvit_deploy.families.vit.spec import ViTSpec
+from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.page import html
+from gmmvit_deploy.page.trial import Trial
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.report import SCHEMA_PATH
+from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
+from gmmvit_deploy.serving.front.process import start_front
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.specs import MaskSpec
+from tests.conftest import FREE_PORTS, golden
+
+pytestmark = [pytest.mark.server, pytest.mark.export]
+SIDE = 16
+NAMES = (*"0123456789", "even", "even")  # the second "even" is a class that no image has
+THRESHOLDS = (0.5,) * 10 + (0.6, 0.9)
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def labels_of(classes: np.ndarray) -> np.ndarray:
+    return np.column_stack([np.eye(10)[classes], classes % 2 == 0, np.zeros(len(classes))]).astype(np.float32)
+
+
+def trained() -> torch.nn.Module:
+    torch.manual_seed(0)
+    mask = MaskSpec(kind="gmm", kernels=3)
+    spec = ViTSpec(
+        image_size=SIDE, patch_size=4, classes=12, dim=32, depth=2, heads=2, head_dim=16, mlp_dim=64, class_token=False,
+        mask=mask, channels=1,
+    )  # fmt: skip
+    image = ImageSpec(height=SIDE, width=SIDE, channels=1, mean=(0.3,), std=(0.38,))
+    part = digits("train")
+    pixels = np.stack([part.pixels(index, image) for index in range(len(part))])
+    images = torch.from_numpy(image.tensor_from_pixels(pixels))
+    truth = torch.from_numpy(labels_of(np.array([part.label(index) for index in range(len(part))])))
+    model = model_from_spec(spec).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(8):
+        for rows in torch.randperm(len(images)).split(64):
+            loss = functional.binary_cross_entropy_with_logits(model(images[rows]), truth[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, labels, thresholds, and a table of 60 held-out digits as PNG files."""
+    folder = tmp_path_factory.mktemp("multi")
+    torch.save({"model_state_dict": released_state_dict(trained()), "epoch": 8}, folder / "checkpoint.pth")
+    (folder / "labels.txt").write_text("\n".join(NAMES))
+    (folder / "thresholds.txt").write_text("\n".join(map(str, THRESHOLDS)))
+    part = digits("test")
+    with (folder / "table.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("file", *"0123456789", "even (10)"))
+        for index in range(60):
+            (folder / f"{index}.png").write_bytes(part.encoded(index))
+            table.writerow((f"{index}.png", *labels_of(np.array([part.label(index)]))[0, :11].astype(int)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def multi(folder: Path, gmmvit: Command) -> Bundle:
+    words = ("--labels", folder / "labels.txt", "--thresholds", folder / "thresholds.txt", "--task", "multi")
+    words += ("--mean", "0.3", "--std", "0.38", "--channels", "1", "--max-batch", "8", "--outputs", "both")
+    answer = gmmvit("export", folder / "checkpoint.pth", "-o", folder / "bundle", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert "12 (multi-label)" in answer.stdout
+    return open_bundle(folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Bundle:
+    """The teacher of a file of DINO, without a head."""
+    case = golden("dino_linear")
+    hints = replace(case.hints, head=None, head_blocks=None, only_features=True)
+    options = ExportOptions(
+        mean=(0.5,) * 3, std=(0.5,) * 3, resize="stretch-bilinear", max_batch=8, outputs=("features",)
+    )
+    return bundle_from_checkpoint(case.path, folder / "dino", options, hints=hints)
+
+
+@pytest.fixture(scope="module")
+def server(multi: Bundle, backbone: Bundle, folder: Path) -> Iterator[TritonServer]:
+    """A server with the models ``gmmvit`` and ``dino``."""
+    repository = repository_from_bundle(multi, folder / "models")
+    other = repository_from_bundle(backbone, folder / "dino_models", RepositoryOptions(name="dino"))
+    for model in other.models:
+        (other.path / model).rename(repository.path / model)
+    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+def truth_of(folder: Path) -> dict[str, set[str]]:
+    with (folder / "table.csv").open() as file:
+        return {row.pop("file"): {name for name, value in row.items() if value == "1"} for row in csv.DictReader(file)}
+
+
+@torch.no_grad()
+def pytorch_logits(multi: Bundle, folder: Path) -> np.ndarray:
+    image = multi.manifest.image
+    files = [folder / f"{index}.png" for index in range(60)]
+    tensors = image.tensor_from_pixels(np.stack([image.pixels_from_bytes(file.read_bytes()) for file in files]))
+    return model_from_bundle(multi.manifest, multi.weights_path).double()(torch.from_numpy(tensors).double()).numpy()
+
+
+def test_the_manifest_states_the_task(multi: Bundle) -> None:
+    manifest = multi.manifest
+    assert (manifest.task, manifest.thresholds, manifest.labels) == ("multi-label", THRESHOLDS, NAMES)
+    assert manifest.output_names == ("logits", "features")
+
+
+def test_the_server_gives_the_labels_of_pytorch(multi: Bundle, server: TritonServer, folder: Path) -> None:
+    logits = pytorch_logits(multi, folder)
+    probabilities = 1 / (1 + np.exp(-logits))
+    for url in (server.grpc_url, server.http_url):
+        with TritonClassifier(url) as classifier:
+            answers = classify_files(classifier, [folder / f"{index}.png" for index in range(60)], features=True)
+            names = classifier.label_set.names
+        assert names[10:] == ("even (10)", "even (11)")
+        for row, answer in zip(probabilities, answers, strict=True):
+            present = {names[guess.index] for guess in answer.predictions if guess.present}
+            assert present == {names[index] for index in np.flatnonzero(row >= THRESHOLDS)}
+            assert answer.features is not None
+            assert answer.features.shape == (32,)
+            for guess in answer.predictions:
+                assert guess.probability == pytest.approx(row[guess.index], abs=1e-5)
+                assert guess.threshold == THRESHOLDS[guess.index]
+    given = [set(classifier.label_set.decided(answer.predictions)) for answer in answers]
+    right = sum(labels == truth for labels, truth in zip(given, truth_of(folder).values(), strict=True))
+    assert right > 30, "the network was trained; if most images are wrong, labels are in another order"
+
+
+def test_features_over_grpc_are_those_of_pytorch(multi: Bundle, server: TritonServer) -> None:
+    golden = multi.golden_set()
+    with TritonRunner(multi, server.grpc_url) as runner:
+        answers = runner.rows_all(golden.inputs)
+    np.testing.assert_allclose(answers["features"], golden.features, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_features_of_a_dino_backbone_are_within_parity_s_limits(
+    protocol: str, backbone: Bundle, server: TritonServer, folder: Path
+) -> None:
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    with TritonRunner(backbone, url, model="dino") as runner:
+        report = check_parity(backbone, [runner])
+    verdicts = {check.name: check.verdict for check in report.runners[0].checks}
+    assert (verdicts["numeric"], verdicts["preprocessing"]) == ("passed", "passed")
+    assert verdicts["served"] != "failed"
+    assert report.verdict != "failed"
+    with TritonClassifier(url, model="dino") as classifier:
+        (answer,) = classify_files(classifier, [folder / "0.png"], features=True)
+        assert answer.features is not None
+        assert answer.features.shape == (24,)
+        assert answer.predictions == ()
+        with pytest.raises(InputError, match=f"dino at {url}: expected a network with logits"):
+            classify_files(classifier, [folder / "0.png"])
+
+
+def test_a_backbone_has_nothing_to_classify(backbone: Bundle) -> None:
+    with pytest.raises(InputError, match="the bundle has only features") as caught:
+        Trial(backbone)
+    assert "--outputs both" in caught.value.hint
+
+
+def test_the_classification_extension_keeps_repeated_labels_apart(multi: Bundle, server: TritonServer) -> None:
+    images = np.array([[image] for image in multi.golden_set().images], dtype=np.object_)[:4]
+    with TritonConnection(server.grpc_url) as connection:
+        best = connection.best_classes("gmmvit", "IMAGE", images)
+    assert [label for _, label in best] == [NAMES[index] for index, _ in best]
+
+
+def test_classify_prints_the_labels_above_their_thresholds(multi: Bundle, folder: Path, gmmvit: Command) -> None:
+    logits = pytorch_logits(multi, folder)[0]
+    printed = gmmvit("classify", folder / "0.png", "--bundle", multi.path, "--top", 1).stdout
+    names = multi.manifest.label_set.names
+    for index, name in enumerate(names):
+        assert (f" {name} " in printed) == (1 / (1 + np.exp(-logits[index])) >= THRESHOLDS[index])
+    answer = json.loads(gmmvit("classify", folder / "0.png", "--bundle", multi.path, "--json").stdout)
+    assert answer[0]["predictions"][0].keys() == {"label", "index", "probability", "threshold", "present"}
+
+
+def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
+    secret = os.urandom(16).hex()
+    with start_front(server.http_url, 0, secret, options=FrontOptions(triton_url=server.http_url)) as front:
+        front.wait_ready()
+        answer = httpx.post(
+            f"{front.url}/classify?top=1", content=(folder / "0.png").read_bytes(), headers={FRONT_HEADER: secret}
+        )
+    (guesses,) = answer.json()["predictions"]
+    logits = pytorch_logits(multi, folder)[0]
+    for guess in guesses:
+        probability = 1 / (1 + np.exp(-logits[guess["index"]]))
+        assert guess["probability"] == pytest.approx(probability, abs=1e-5)
+        assert guess["present"] == (probability >= guess["threshold"])
+
+
+def test_the_page_shows_the_labels_and_their_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
+    with Trial(multi, url=server.grpc_url) as trial:
+        answer = trial.answer((folder / "0.png").read_bytes())
+    assert all(agreement.agrees for agreement in answer.agreements)
+    assert len(answer.agreements) == 3
+    shown = html.predictions_html(answer)
+    present = [guess for guess in answer.predictions if guess.present]
+    assert present
+    for guess in present:
+        assert f"{guess.label}, {guess.probability:.1%}" in shown
+    assert "at least 50.0%" in shown or "at least 60.0%" in shown
+
+
+def test_parity_reports_map_and_f1_of_scikit_learn(
+    multi: Bundle, server: TritonServer, folder: Path, gmmvit: Command
+) -> None:
+    words = ("--data", f"table:{folder / 'table.csv'}", "--runner", "onnxruntime,triton-grpc", "--url", server.grpc_url)
+    answer = gmmvit("parity", multi.path, *words, "--json", "--report", folder / "report.html")
+    assert answer.returncode == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    jsonschema.validate(report, json.loads(SCHEMA_PATH.read_text()))
+    runners = report["runners"]
+    logits = pytorch_logits(multi, folder)
+    names = multi.manifest.label_set.names
+    truth = np.array([[name in labels for name in names] for labels in truth_of(folder).values()])
+    thresholds = np.array(multi.manifest.label_set.threshold_logits)
+    mixed = truth.any(0)
+    expected = {
+        "map": average_precision_score(truth[:, mixed], logits[:, mixed], average="macro"),
+        "f1_macro": f1_score(truth, logits >= thresholds, average="macro", zero_division=0),
+        "f1_micro": f1_score(truth, logits >= thresholds, average="micro", zero_division=0),
+    }
+    assert len(runners) == 2
+    for runner in runners:
+        checks = {check["name"]: check for check in runner["checks"]}
+        assert checks["decisions"]["verdict"] == "passed"
+        assert checks["decisions"]["summary"].startswith("the same labels on ")
+        for who in ("pytorch", "runner"):
+            assert checks["accuracy"]["details"]["measures"][who] == pytest.approx(expected, abs=1e-3)
+    assert "macro F1" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("0.5\n" * 11, "expected 12 thresholds, one for each label, got 11"),
+        ("0.5\n" * 11 + "1.5", "the threshold of even: expected a number above 0 and below 1, got 1.5"),
+        ("half", "expected a number on each line"),
+    ],
+    ids=["another length", "beyond 1", "a word"],
+)
+def test_thresholds_that_do_not_fit(content: str, message: str, folder: Path, tmp_path: Path, gmmvit: Command) -> None:
+    (tmp_path / "thresholds.txt").write_text(content)
+    words = ("--labels", folder / "labels.txt", "--mean", "0.3", "--std", "0.38", "--channels", "1", "--task", "multi")
+    words += ("--thresholds", tmp_path / "thresholds.txt")
+    answer = gmmvit("export", folder / "checkpoint.pth", "-o", tmp_path / "b", *words)
+    assert answer.returncode == 1
+    assert message in answer.stderr
+    assert str(tmp_path / "thresholds.txt") in answer.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_data_with_a_single_class_is_refused(multi: Bundle, gmmvit: Command) -> None:
+    answer = gmmvit("parity", multi.path, "--data", "digits", "--runner", "onnxruntime")
+    assert answer.returncode == 1
+    assert "the bundle is multi-label" in answer.stderr

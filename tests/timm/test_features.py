@@ -1,0 +1,184 @@
+"""Features of timm's networks, from the checkpoint to the graph: held to timm's own values."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.golden import bytes_from_golden, golden_from_bytes
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.variants import open_variant
+from tests.conftest import GOLDEN, once
+
+pytestmark = pytest.mark.export
+ARGUMENTS = {"img_size": 32}
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def saved(folder: Path, classes: int) -> tuple[Path, torch.nn.Module]:
+    torch.manual_seed(0)
+    network = timm.create_model("test_vit", num_classes=classes, **ARGUMENTS).eval()
+    torch.save(network.state_dict(), folder / "checkpoint.pth")
+    return folder / "checkpoint.pth", network
+
+
+def hints(**changes: bool) -> LoadHints:
+    return LoadHints(model="test_vit", model_args=ARGUMENTS, **changes)
+
+
+def options(**changes: object) -> ExportOptions:
+    values = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "resize": "stretch-bilinear", "max_batch": 8}
+    return ExportOptions(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def both(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A classifier with logits and features; the label ``b`` occurs twice."""
+    file, _ = saved(tmp_path_factory.mktemp("timm"), 3)
+    chosen = options(labels=("a", "b", "b"), outputs=("logits", "features"))
+    return once(shared / "both", lambda out: bundle_from_checkpoint(file, out, chosen, hints=hints()))
+
+
+@pytest.mark.parametrize("classes", [0, 3], ids=["backbone without a head", "classifier"])
+@torch.no_grad()
+def test_features_are_those_of_timm(classes: int, tmp_path: Path) -> None:
+    file, network = saved(tmp_path, classes)
+    bundle = bundle_from_checkpoint(
+        file, tmp_path / "b", options(outputs=("features",)), hints=hints(only_features=True)
+    )
+    golden = bundle.golden_set()
+    tokens = network.forward_features(torch.from_numpy(golden.tensors))
+    expected = network.forward_head(tokens, pre_logits=True).numpy()
+    np.testing.assert_allclose(golden.logits, expected, rtol=0, atol=1e-5)
+    assert [(output.name, output.shape) for output in bundle.manifest.outputs] == [("features", (64,))]
+    assert bundle.manifest.labels == ()
+    with OnnxRuntimeRunner(bundle) as runner:
+        report = check_parity(bundle, [runner])
+    verdicts = {check.name: check.verdict for check in report.runners[0].checks}
+    assert (verdicts["numeric"], verdicts["decisions"], report.verdict) == ("passed", "skipped", "passed")
+
+
+def test_every_runtime_computes_both_outputs(both: Bundle) -> None:
+    golden = both.golden_set()
+    runners = [
+        OnnxRuntimeRunner(both),
+        OnnxRuntimeRunner(both, kernels=True),
+        OpenVinoRunner(both, open_variant(both, "fp32")),
+        OpenVinoRunner(both, open_variant(both, "fp32"), kernels=True),
+    ]
+    for runner in runners:
+        with runner:
+            answers = runner.rows_all(golden.inputs)
+            assert list(answers) == ["logits", "features"]
+            np.testing.assert_allclose(answers["features"], golden.features, rtol=0, atol=1e-4)
+            assert np.array_equal(answers["logits"], runner.rows(golden.inputs))
+
+
+def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
+    with OnnxRuntimeRunner(both) as runner:
+        (report,) = check_parity(both, [runner]).runners
+        compared = [numbers["inputs"] for numbers in report.check("numeric").details["sets"]]
+        assert compared == ["golden", "random", "golden, features", "random, features"]
+        assert report.check("numeric").verdict == "passed"
+        real = runner.run_all
+        runner.run_all = lambda batch: {**real(batch), "features": real(batch)["features"] * 1.001}  # type: ignore[method-assign]
+        (report,) = check_parity(both, [runner]).runners
+    assert report.check("numeric").verdict == "failed"
+    assert "golden, features" in report.check("numeric").reasons[0]
+
+
+def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(both.path, tmp_path / "b")
+    copied = open_bundle(tmp_path / "b")
+    variant = variant_from_bundle(copied, "bf16")
+    assert variant.record is not None
+    assert 0 < variant.record.golden["features_largest_abs"] < 0.1
+    with OpenVinoRunner(copied, open_variant(copied, "fp32"), precision="bf16") as runner:
+        (report,) = check_parity(copied, [runner]).runners
+    assert report.check("numeric").verdict == "passed"
+
+
+def test_golden_answers_survive_the_file(both: Bundle) -> None:
+    golden = both.golden_set()
+    again = golden_from_bytes(bytes_from_golden(golden))
+    assert np.array_equal(again.features, golden.features)
+    assert np.array_equal(again.image_features, golden.image_features)
+
+
+def test_classify_writes_features(both: Bundle, bundle: Bundle, tmp_path: Path, gmmvit: Command) -> None:
+    Image.fromarray(np.full((40, 32, 3), 90, np.uint8)).save(tmp_path / "x.png")
+    (tmp_path / "y.png").write_bytes(b"no image")
+    out = tmp_path / "f.npz"
+    answer = gmmvit("classify", tmp_path / "x.png", tmp_path / "y.png", "--bundle", both.path, "--features", out)
+    assert answer.returncode == 1  # y.png
+    assert "b (1) " in answer.stdout
+    assert "b (2) " in answer.stdout
+    with np.load(out) as written:
+        assert written["files"].tolist() == [str(tmp_path / "x.png")]
+        assert written["features"].shape == (1, 64)
+        assert written["features"].dtype == np.float32
+    answer = gmmvit("classify", tmp_path / "x.png", "--bundle", bundle.path, "--features", tmp_path / "g.npz")
+    assert answer.returncode == 1
+    assert f"{bundle.path}: expected a network with features, but its only output is logits" in answer.stderr
+    assert "gmmvit export CHECKPOINT -o BUNDLE --outputs both" in answer.stderr
+    assert not (tmp_path / "g.npz").exists()
+
+
+def test_a_backbone_without_a_head_has_no_logits(tmp_path: Path) -> None:
+    file, _ = saved(tmp_path, 0)
+    with pytest.raises(CheckpointError, match="the file has no classifier") as caught:
+        bundle_from_checkpoint(file, tmp_path / "b", options(labels=("a",)), hints=hints())
+    assert "--outputs features" in caught.value.hint
+    with pytest.raises(InputError, match="the network has no classifier, so that it has no logits"):
+        bundle_from_checkpoint(
+            file,
+            tmp_path / "b",
+            options(labels=("a",), outputs=("logits", "features")),
+            hints=hints(only_features=True),
+        )
+
+
+def test_the_teacher_of_a_dino_file_gives_features(tmp_path: Path, gmmvit: Command) -> None:
+    arguments = '{"patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "mlp_ratio": 2}'
+    words = ("--model", "vit_tiny_patch16_224", "--image-size", 32, "--model-args", arguments)
+    file = GOLDEN / "timm" / "dino_teacher.pth"
+    answer = gmmvit("export", file, "-o", tmp_path / "b", *words, "--outputs", "features", "--input", "tensor")
+    assert answer.returncode == 0, answer.stderr
+    assert "features: float32 (1..64, 24)" in answer.stdout
+    stored = np.load(GOLDEN / "timm" / "dino_linear.npz")["images"]
+    teacher = torch.load(file, map_location="cpu", weights_only=False)["teacher"]
+    network = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32,
+        num_classes=0,
+        patch_size=8,
+        embed_dim=24,
+        depth=4,
+        num_heads=3,
+        mlp_ratio=2,
+    ).eval()
+    backbone = {k.removeprefix("module.").removeprefix("backbone."): v for k, v in teacher.items() if "backbone." in k}
+    network.load_state_dict(backbone, strict=True)
+    with torch.no_grad(), OnnxRuntimeRunner(open_bundle(tmp_path / "b")) as runner:
+        expected = network(torch.from_numpy(stored)).numpy()
+        np.testing.assert_allclose(runner.run(stored), expected, rtol=0, atol=1e-4)
+
+
+def test_labels_without_logits_are_refused(gmmvit: Command, tmp_path: Path) -> None:
+    answer = gmmvit("export", "x.pth", "-o", tmp_path / "b", "--outputs", "features", "--labels", "a,b")
+    assert "--labels names the classes of the logits" in answer.stderr

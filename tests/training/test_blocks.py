@@ -1,0 +1,153 @@
+"""What a step is made of: the order of the images, their augmentation, stochastic depth, weight decay, the schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from gmmvit_deploy.data.images import ArrayImages
+from gmmvit_deploy.data.open import open_data
+from gmmvit_deploy.families import FAMILIES
+from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.training.batches import Batches
+from gmmvit_deploy.training.images import LabelledTensors, TrainingData, mean_and_std
+from gmmvit_deploy.training.networks import network_for_training, spec_of_preset, spec_of_timm
+from gmmvit_deploy.training.recipe import RECIPES, Recipe, recipe_from
+from gmmvit_deploy.training.trainer import Step, Trainer
+
+SIDES = {"deepvit": 32, "eanet": 32, "cait": 16, "vit": 8}
+"""Family → image side for a quick step; 32 for the others."""
+IMAGE = ImageSpec(height=8, width=8, channels=1, mean=(0.3,), std=(0.4,))
+
+
+def few(image: ImageSpec, count: int = 4) -> TrainingData:
+    pixels = np.random.default_rng(0).integers(0, 256, (count, image.height, image.width, 3), dtype=np.uint8)
+    return TrainingData(
+        train=ArrayImages("noise", pixels, np.arange(count) % 2), test=None, image=image, labels=("a", "b")
+    )
+
+
+def indices(batches: Batches) -> list[list[int]]:
+    return [[index for index, _ in batch] for batch in batches]
+
+
+def test_an_epoch_of_the_released_code_is_three_passes_and_repeats_no_image_in_a_batch() -> None:
+    recipe = Recipe(epochs=2, batch=100)
+    batches = Batches(100, recipe, seed=0)
+    assert [Counter(batch) for batch in indices(batches)] == [Counter(range(100))] * 6
+    assert len({tuple(batch) for batch in indices(batches)}) == 6  # each pass has an order of its own
+    repeated = Batches(300, replace(recipe, repetition="batches", batch=30), seed=0)
+    assert all(set(Counter(batch).values()) == {3} for batch in indices(repeated))
+    once = Batches(300, replace(recipe, repetition="none", batch=30, epochs=1), seed=0)
+    assert Counter(chain.from_iterable(indices(once))) == Counter(range(300))
+
+
+@pytest.mark.parametrize("repetition", ["passes", "batches", "none"])
+def test_batches_continue_at_any_step(repetition: str) -> None:
+    recipe = replace(Recipe(epochs=3, batch=64), repetition=repetition)  # type: ignore[arg-type]  # a parameter
+    every = list(Batches(600, recipe, seed=5))
+    assert len({seed for batch in every for _, seed in batch}) == sum(map(len, every))
+    for first in (1, len(every) // 2, len(every)):
+        later = Batches(600, recipe, seed=5)
+        later.first = first
+        assert list(later) == every[first:]
+    assert list(Batches(600, recipe, seed=6)) != every
+
+
+def test_processes_share_the_batches_of_a_single_process() -> None:
+    recipe = Recipe(epochs=1, batch=40)
+    single = [Counter(batch) for batch in Batches(200, recipe, seed=1)]
+    parts = [Batches(200, recipe, seed=1, rank=rank, processes=2) for rank in range(2)]
+    assert [Counter(first) + Counter(second) for first, second in zip(*parts, strict=True)] == single
+
+
+def test_augmentation_depends_on_the_seed_of_the_image_only() -> None:
+    digits = open_data("digits#train")
+    images = LabelledTensors(digits, IMAGE, recipe_from("paper", "digits"))
+    first, label = images[3, 11]  # type: ignore[misc]  # no error
+    torch.rand(5)
+    again, _ = images[3, 11]  # type: ignore[misc]  # no error
+    assert torch.equal(first, again)
+    assert label == digits.label(3)
+    assert len({images[3, seed][0].numpy().tobytes() for seed in range(8)}) > 4  # type: ignore[index]  # no error
+    plain, _ = LabelledTensors(digits, IMAGE)[3, 11]  # type: ignore[misc]  # no error
+    np.testing.assert_array_equal(plain, IMAGE.tensor_from_pixels(digits.pixels(3, IMAGE)))
+
+
+def test_digits_are_not_mirrored_and_data_sets_have_their_policies() -> None:
+    assert [recipe_from("paper", kind).policy for kind in ("cifar100", "mnist", "folder")] == [
+        "cifar10",
+        "svhn",
+        "imagenet",
+    ]
+    assert not recipe_from("paper", "svhn").flip
+    assert recipe_from("paper", "cifar10").flip
+    assert recipe_from("light", "cifar10") == RECIPES["light"]
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.presets], ids=lambda family: family.name)
+def test_a_preset_of_every_family_learns_from_a_step(family) -> None:  # type: ignore[no-untyped-def]  # a record
+    """Every block has stochastic depth, and every parameter of the first block gets a gradient."""
+    side = SIDES.get(family.name, 32)
+    preset = min(family.presets, key=lambda name: sum(p.numel() for p in _meta(family, name, side).parameters()))
+    spec = spec_of_preset(preset, classes=2, image_size=side, channels=3, mask="plain")
+    image = ImageSpec(height=side, width=side, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+    network = network_for_training(spec, drop_path=0.5)
+    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
+    trainer = Trainer(network, few(image), Recipe(epochs=1, batch=4, repetition="none", warmup=0), seed=0)
+    (step, _) = trainer.run()
+    assert isinstance(step, Step)
+    assert 0 < step.loss < 10
+    changed = [name for name, parameter in network.named_parameters() if not torch.equal(parameter, before[name])]
+    assert len(changed) > 0.9 * len(before), sorted({*before} - {*changed})
+    hooked = [module for module in network.modules() if module._forward_hooks]
+    blocks = [module for module in network.modules() if {"attention", "mlp"} <= dict(module.named_children()).keys()]
+    assert len(hooked) == 2 * (len(blocks) - 1) > 0  # the first block is never left out
+
+
+def _meta(family, name: str, side: int):  # type: ignore[no-untyped-def]  # a record
+    with torch.device("meta"):
+        return family.build(family.presets[name](2, side, MaskSpec()))
+
+
+def test_masks_decay_as_in_the_released_code_or_not_at_all() -> None:
+    spec = spec_of_timm("test_vit", {"patch_size": 4}, classes=2, image_size=8, channels=1, mask="gmm")
+    for decays, expected in ((True, False), (False, True)):
+        network = network_for_training(spec, drop_path=0.1)
+        masks = {name: parameter.detach().clone() for name, parameter in network.named_parameters() if ".mask." in name}
+        assert len(masks) == 12  # alpha and sigma of six blocks
+        recipe = Recipe(
+            epochs=1, batch=4, repetition="none", warmup=0, rate=1e-9, weight_decay=1e6, decays_masks=decays
+        )
+        list(Trainer(network, few(IMAGE), recipe, seed=0).run())
+        kept = [
+            torch.allclose(parameter, masks[name], atol=1e-6)
+            for name, parameter in network.named_parameters()
+            if name in masks
+        ]
+        assert kept == [expected] * 12
+
+
+def test_rate_rises_and_then_falls_along_a_cosine() -> None:
+    network = network_for_training(
+        spec_of_preset("vit_d6", classes=2, image_size=8, channels=1, mask="gmm"), drop_path=0
+    )
+    recipe = Recipe(epochs=10, batch=2, repetition="none", warmup=0.2, rate=1e-3)
+    rates = [
+        record.rate for record in Trainer(network, few(IMAGE, 2), recipe, seed=0).run() if isinstance(record, Step)
+    ]
+    assert rates[:2] == pytest.approx([1e-6, 1e-6 + 0.5 * (1e-3 - 1e-6)])
+    expected = [1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * step / 8)) / 2 for step in range(8)]
+    assert rates[2:] == pytest.approx(expected)
+
+
+def test_mean_and_std_of_images() -> None:
+    pixels = np.zeros((3, 8, 8, 1), np.uint8)
+    pixels[:, :4] = 255
+    assert mean_and_std(ArrayImages("x", pixels, None), IMAGE) == ((0.5,), (0.5,))
