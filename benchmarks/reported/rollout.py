@@ -8,8 +8,11 @@ sequence, each with a canary. Every answer is compared with the logits of the bu
     slow            27 blocks, rolled out without canary images: its canary must fail because of its latency
     decisions       three blocks, other weights: its labels of the canary images differ, so it must be refused
 
-Every third rollout is of a bundle that must be refused. A lost request, a wrong answer and an unexpected outcome of a
-rollout make the result INVALID and the exit status 1.
+Of ten rollouts, three are of a bundle that its canary must refuse: two because of the latency of its share of the
+traffic, and one because of its decisions on the canary images. No canary can fail because of errors here: each error
+would be the answer to a request of a client, which then counts as lost (tests/rollout/test_canary.py has errors).
+
+A lost request, a wrong answer and an unexpected outcome of a rollout make the result INVALID and the exit status 1.
 
     python benchmarks/reported/rollout.py [--requests 100000] [--rollouts 10] [--output RESULT]
 """

@@ -11,9 +11,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks.shared.state_service import ORDER, StateService
 from gmmvit_deploy.artifacts import Bundle
@@ -23,6 +26,8 @@ from tests.rollout.services import load, other_bundle, processes, promoted
 from tests.serving.gateways import key_file, request, require_haproxy
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
+
+IMAGES = 600
 
 STEPS = {
     "copy": "copy bundle",
@@ -72,6 +77,9 @@ def rolled_out_with_kill(service: StateService, bundle: Bundle, victim: str, ste
     """Roll out a bundle, kill the process at the step, and return the last event, which may be empty."""
     old, last, done = processes(service, "tritonserver"), {}, False
     order = {**ORDER, "bundle": str(bundle.path), "canary_share": 0.4}
+    if step == "golden":  # the new server has no share yet, and the images take longer than the start of HAProxy
+        images = [str(photo(service))] * IMAGES
+        order |= {"canary_share": None, "canary_images": images, "canary_agreement": 0.0}
     with suppress(ServerError):
         for last in send_order(service.state, order):
             if STEPS[step] in last.get("step", "") and not done:
@@ -79,6 +87,12 @@ def rolled_out_with_kill(service: StateService, bundle: Bundle, victim: str, ste
                 done = True
     assert done, last
     return last
+
+
+def photo(service: StateService) -> Path:
+    path = service.folder / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    return path
 
 
 def wait_for_answer(service: StateService) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
@@ -79,6 +80,23 @@ def test_a_canary_counts_requests_of_clients_only(service: StateService, bundles
     assert "the new server got 0 requests in 4 s, expected at least 3 for a verdict" in answer["error"]
     assert "--canary-timeout" in answer["hint"]
     assert promoted(service) == before
+
+
+def test_a_canary_counts_images_sent_to_classify(service: StateService, bundles: dict[str, Bundle]) -> None:
+    other = other_bundle(service, bundles)
+    image = io.BytesIO()
+    Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(image, "PNG")
+    results: list[dict[str, Any]] = []
+    order = {"bundle": str(other.path), "canary_share": 0.5, "canary_requests": 5, "canary_timeout_s": 20.0}
+    thread = threading.Thread(target=lambda: results.append(service.order(**order)))
+    thread.start()
+    while thread.is_alive():
+        assert request(service.where["http"], "/classify", image.getvalue()).status == 200
+    thread.join()
+    assert "done" in results[0], results
+    lines = (service.state.parent / "access.log").read_text().splitlines()
+    assert any('"path":"/classify"' in line for line in lines)
+    assert not any("internal" in line for line in lines)
 
 
 def test_another_decision_on_canary_images_goes_back(
