@@ -47,6 +47,9 @@ MOST_JSON_HEADER_BYTES = 4096
 EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
 _HEALTH_INTERVAL_S = 1
 _MOST_CONNECTIONS = 2000
+_MOST_STREAMS = 64
+"""The maximum number of requests on a connection of HTTP/2.  600 connections with 100 requests each, of which the
+bodies stop, took 300 MB; with 64 requests each, 40 MB."""
 _JSON_START = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
 
 
@@ -79,6 +82,7 @@ def _global(options: GatewayOptions) -> list[str]:
         "default-path config",
         "fd-hard-limit 8192",
         f"maxconn {_MOST_CONNECTIONS}",
+        f"tune.h2.max-concurrent-streams {_MOST_STREAMS}",
         "hard-stop-after 30s",
         f"tune.bufsize {options.buffer_bytes}",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",

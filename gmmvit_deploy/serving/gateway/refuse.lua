@@ -3,7 +3,7 @@
 -- HAProxy 2.6 ends an HTTP/2 stream with RST_STREAM(CANCEL) if it answers before the end of the body: gRPC clients
 -- then report CANCELLED, and never see the status. A client of HTTP/1 that still sends may see a closed connection.
 -- This service reads and drops the body, and answers afterwards. A body that is larger, or arrives slower, than MOST and
--- LONGEST_S permit is left unread. txn.hurry: the body is left unread.
+-- LONGEST_S permit is left unread.
 --
 -- txn.refused: "STATUS MESSAGE"; STATUS is a status of HTTP or, if txn.protocol is "grpc", of gRPC.
 
@@ -12,7 +12,6 @@ local LONGEST_S = { known = 30, unknown = 5 }
 local PIECE = 65536
 
 local function drop_body(applet)
-  if applet:get_var("txn.hurry") then return end
   local client = applet:get_var("txn.client") and "known" or "unknown"
   local dropped, started = 0, core.now().sec
   while dropped < MOST[client] and core.now().sec - started <= LONGEST_S[client] do
