@@ -72,11 +72,12 @@ INSECURE = typer.Option(
     False,
     "--insecure",
     rich_help_panel=GATEWAY,
-    help="Permit an address that other machines can reach without a gateway, or with a gateway that does not use TLS.",
+    help="Permit other machines to connect without TLS, or without a gateway.",
 )
 MAX_BODY = typer.Option(
     16 * 2**20,
     "--max-body",
+    min=1024,
     metavar="BYTES",
     rich_help_panel=GATEWAY,
     help="Maximum size of a request in bytes.",
@@ -84,6 +85,7 @@ MAX_BODY = typer.Option(
 ALLOW_JSON = typer.Option(
     0,
     "--allow-json",
+    min=0,
     metavar="BYTES",
     rich_help_panel=GATEWAY,
     help="Accept tensors in JSON in requests of at most this size; 0 refuses them. Triton silently reduces a number "
@@ -92,6 +94,7 @@ ALLOW_JSON = typer.Option(
 IN_FLIGHT = typer.Option(
     None,
     "--in-flight",
+    min=1,
     metavar="N",
     rich_help_panel=GATEWAY,
     show_default="from the measurement of gmmvit tune, else 16",
@@ -100,6 +103,7 @@ IN_FLIGHT = typer.Option(
 QUEUE_LIMIT = typer.Option(
     256,
     "--queue-limit",
+    min=0,
     metavar="N",
     rich_help_panel=GATEWAY,
     help="Requests that may wait in the gateway, HTTP and gRPC together; more requests are refused at once.",
@@ -107,6 +111,7 @@ QUEUE_LIMIT = typer.Option(
 QUEUE_TIMEOUT = typer.Option(
     None,
     "--queue-timeout",
+    min=1,
     metavar="MS",
     rich_help_panel=GATEWAY,
     show_default="the latency limit of gmmvit tune, else 250",

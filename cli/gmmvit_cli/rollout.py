@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from gmmvit_cli.options import INPUT, OUTPUT, TARGET
-from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.rollout.canary import CanaryOptions
 
@@ -116,9 +116,14 @@ def rollout(
             "allow_contract_change": allow_contract_change,
         }
     last: dict[str, Any] = {}
-    for last in send_order(to, order):
-        if "step" in last:
-            note(str(last["step"]))
+    try:
+        for last in send_order(to, order):
+            if "step" in last:
+                note(str(last["step"]))
+    except (KeyboardInterrupt, SystemExit):  # SIGINT, SIGTERM
+        if bundle is not None:
+            complain(f"the rollout goes on; type gmmvit rollout --abort --to {to} to end it")
+        raise
     if "error" in last:
         raise ServerError(str(last["error"]), hint=str(last["hint"]))
     if as_json:

@@ -58,13 +58,13 @@ def serve(
         "other machines could then send requests without a key.",
     ),
     http_port: int = typer.Option(
-        8000, metavar="PORT", rich_help_panel=TARGET, help="Port for HTTP; 0 chooses a free port."
+        8000, min=0, max=65535, metavar="PORT", rich_help_panel=TARGET, help="Port for HTTP; 0 chooses a free port."
     ),
     grpc_port: int = typer.Option(
-        8001, metavar="PORT", rich_help_panel=TARGET, help="Port for gRPC; 0 chooses a free port."
+        8001, min=0, max=65535, metavar="PORT", rich_help_panel=TARGET, help="Port for gRPC; 0 chooses a free port."
     ),
     metrics_port: int = typer.Option(
-        8002, metavar="PORT", rich_help_panel=TARGET, help="Port for metrics; 0 chooses a free port."
+        8002, min=0, max=65535, metavar="PORT", rich_help_panel=TARGET, help="Port for metrics; 0 chooses a free port."
     ),
     tritonserver: Path | None = TRITONSERVER,
     start_timeout: float = typer.Option(

@@ -40,9 +40,10 @@ def send_order(folder: Path, order: Mapping[str, Any]) -> Iterator[dict[str, Any
         try:
             connection.connect(socket_address(state.socket_path))
         except OSError as exc:
+            bundle = "" if state.record_path.exists() else "BUNDLE "
             raise ServerError(
                 f"{folder}: no service with this state folder is running ({exc.strerror})",
-                hint=f"type gmmvit serve BUNDLE --gateway --state {folder} to start the service",
+                hint=f"type gmmvit serve {bundle}--gateway --keys FILE --state {folder} to start the service",
             ) from exc
         connection.sendall(json.dumps(dict(order)).encode() + b"\n")
         last: dict[str, Any] = {}

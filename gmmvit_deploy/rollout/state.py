@@ -45,6 +45,10 @@ class State:
     def socket_path(self) -> Path:
         return self.folder / "control"
 
+    @property
+    def record_path(self) -> Path:
+        return self.folder / "promoted.json"
+
     @contextmanager
     def locked(self) -> Iterator[State]:
         """Hold the lock of the folder.
@@ -77,7 +81,7 @@ class State:
         """Refuse a folder with files that no service wrote.  Errors: InputError; OSError for an unreadable folder."""
         present = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
         foreign = sorted(name for name in present - {"lock", "control", "bundles"} if not name.startswith("."))
-        if "promoted.json" in present or not foreign:
+        if self.record_path.name in present or not foreign:
             return
         named = "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
         raise InputError(
@@ -90,7 +94,7 @@ class State:
 
         Errors: InputError when ``promoted.json`` has another form.
         """
-        path = self.folder / "promoted.json"
+        path = self.record_path
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             promoted = Promoted(**data)
@@ -100,8 +104,10 @@ class State:
             return None
         except (OSError, ValueError, TypeError) as exc:
             raise InputError(
-                f"{path}: expected the record of the promoted bundle: {exc}",
-                hint=f"delete {path}, then type gmmvit serve BUNDLE --state {self.folder} with the bundle to serve",
+                f"{path}: expected the record of the promoted bundle, "
+                + (f"got {exc.strerror}" if isinstance(exc, OSError) else "got other content"),
+                hint=f"delete {path}, then type gmmvit serve BUNDLE --gateway --keys FILE --state {self.folder} with "
+                "the bundle to serve",
             ) from exc
         return promoted
 
@@ -112,7 +118,7 @@ class State:
         """
         last = self.promoted()
         before = "" if last is None else last.before if last.bundle == bundle.sha256 else last.bundle
-        with new_file(self.folder / "promoted.json", force=True) as file:
+        with new_file(self.record_path, force=True) as file:
             file.write(json.dumps(asdict(Promoted(bundle=bundle.sha256, before=before))).encode())
         self._delete_bundles_except({bundle.sha256, before})
 

@@ -68,7 +68,7 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"bundle": 3}', '{"bundle": "a", "more": "b"}', "\x00"])
 def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "promoted.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="expected the record of the promoted bundle"):
+    with pytest.raises(InputError, match="expected the record of the promoted bundle, got other content"):
         State(tmp_path).promoted()
 
 

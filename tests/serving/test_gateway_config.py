@@ -137,9 +137,11 @@ class TestSettings:
         assert read_tuning(tmp_path) == Tuned(rate=500.0, bound_ms=20.0)
         assert chosen(settings) == (10, 20)
         assert chosen(replace(settings, in_flight=3, queue_timeout_ms=7)) == (3, 7)
-        (tmp_path / TUNING_FILE).write_text("[]")
-        with pytest.raises(InputError, match=f"{TUNING_FILE}: expected the measurement of gmmvit tune"):
-            chosen(settings)
+        for other in ("[]", "{}", "no JSON", '{"rate": [], "bound_ms": 1}'):
+            (tmp_path / TUNING_FILE).write_text(other)
+            expected = f"{TUNING_FILE}: expected the measurement of gmmvit tune, .* got other content"
+            with pytest.raises(InputError, match=expected):
+                chosen(settings)
 
 
 class TestConfig:
