@@ -132,14 +132,15 @@ _WITHOUT_GATEWAY = ("gateway", "insecure", "state")
 
 
 def require_no_gateway_options(context: typer.Context) -> None:
-    """Refuse the options of a gateway, other than their defaults, in a command without a gateway.
+    """Refuse the options of a gateway in a command without a gateway.
 
     Errors: InputError.
     """
     for option in context.command.params:
         panel = getattr(option, "rich_help_panel", "")
         belongs = (panel == GATEWAY and option.name not in _WITHOUT_GATEWAY) or option.name == "access_log"
-        if belongs and option.name and context.params.get(option.name) != option.default:
+        source = context.get_parameter_source(option.name or "")
+        if belongs and source is not None and source.name == "COMMANDLINE":
             raise InputError(f"{option.opts[0]} needs --gateway", hint=f"add --gateway, or remove {option.opts[0]}")
 
 

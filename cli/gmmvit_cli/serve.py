@@ -167,11 +167,9 @@ def serve(
             typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}")
 
     if state is not None:
-        if settings is None or request_pixels is not None:
-            raise InputError(
-                "--state needs --gateway, and excludes --request-pixels",
-                hint="type gmmvit serve BUNDLE --gateway --keys FILE --state DIR",
-            )
+        if settings is None:
+            hint = "type gmmvit serve BUNDLE --gateway --keys FILE --state DIR"
+            raise InputError("--state needs --gateway", hint=hint)
         from gmmvit_deploy.rollout.serving import serve_with_state
 
         with shown:
@@ -181,6 +179,7 @@ def serve(
                 options,
                 settings,
                 cpu_kernels=cpu_kernels_from(cpu_kernels),
+                request_pixels=request_pixels,
                 tritonserver=tritonserver,
                 on_ready=lambda gateway, slots: announce(gateway, slots.server, gateway),
                 on_log_line=note if log is None else None,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import numpy as np
@@ -27,6 +28,8 @@ from PIL import Image
 from tritonclient.grpc import service_pb2
 
 from benchmarks.shared import stand_in
+from benchmarks.shared.hostile import grpc_requests
+from benchmarks.shared.hostile.http_requests import Held
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
@@ -208,9 +211,11 @@ class TestHttp:
                 assert answer.status == 400, body
                 assert "binary tensors" in answer.json()["error"]
         head = {"Inference-Header-Content-Length": str(len(whole))}
-        assert "larger than 4096" in request(gateway.http_url, INFER, whole, headers=head).json()["error"]
+        assert "expected up to 4096 bytes" in request(gateway.http_url, INFER, whole, headers=head).json()["error"]
 
-    @pytest.mark.parametrize("length", ["+{}", "-{}", "{}.0", "0x{:x}", "{}, {}", "{}, 0", "", "ten", "1e3", "{} 0"])
+    @pytest.mark.parametrize(
+        "length", ["+{}", "0{}", "-{}", "{}.0", "0x{:x}", "{}, {}", "{}, 0", "", "ten", "1e3", "{} 0"]
+    )
     def test_a_length_of_json_in_another_form(self, length: str, gateway: Gateway) -> None:
         """Triton takes +5 for 5; HAProxy compared such a length with no limit, and 300 became 44."""
         tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
@@ -353,6 +358,26 @@ class TestHttp:
         with socket.create_connection(("127.0.0.1", gateway.http_port), timeout=20) as connection:
             connection.sendall(head + bytes(1_300_000))
             assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+
+    def test_streams_of_strangers_are_not_held(self, gateway: Gateway, pixels: np.ndarray) -> None:
+        """20,000 requests whose bodies stop were held for a minute, with 17 kB each."""
+        held = grpc_requests.CALLS["100 streams whose messages stop, on 100 connections"]()
+        assert isinstance(held, Held)
+        connections = []
+        for port in (gateway.http_port, gateway.grpc_port):
+            for _ in range(held.connections):
+                connections.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                connections[-1].sendall(held.begin)
+        body, headers = binary_request("pixels", pixels)
+        answer = request(gateway.http_url, INFER, body, headers=headers)
+        metrics = request(gateway.metrics_url, "/metrics/gateway").body.decode()
+        for connection in connections:
+            connection.close()
+        assert answer.status == 200
+        names = [f'haproxy_backend_current_sessions{{proxy="refusing_{protocol}"}} ' for protocol in ("http", "grpc")]
+        now = [int(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(tuple(names))]
+        assert len(now) == 2
+        assert max(now) <= 501, now
 
 
 class TestGrpc:
@@ -819,15 +844,20 @@ class TestCommand:
             deadline = time.monotonic() + 10
             while "key_reloads_total 1" not in metrics_text(where) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
+            with socket.create_connection(("127.0.0.1", urlsplit(where["http"]).port)) as stranger:
+                stranger.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nab".encode())
+                time.sleep(0.1)
+                process.send_signal(signal.SIGTERM)
+                started = time.monotonic()
+                _, errors = process.communicate(timeout=60)
+            assert time.monotonic() - started < 15  # a body that a stranger does not complete held it up for 25 s
         finally:
             process.kill()
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
         assert re.search(r"^\d{4}-\d\d-\d\dT[\d:]{8}Z gmmvit serve: gateway: reloaded 1 key$", errors, re.M)
         # HAProxy writes messages at its end; every line of the access log is JSON all the same.
-        assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401]
+        assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401, 408]
         assert "cumulated" not in errors
         assert wait_gone(str(models)) == {}
         assert not Path(f"/proc/{where['gateway_pid']}").exists()

@@ -21,6 +21,7 @@ from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, ha
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.models import ServedModels, Tuned, read_models, read_tuning
 from gmmvit_deploy.serving.gateway.options import (
+    DEFAULT_BODY_BYTES,
     Front,
     GatewayFiles,
     GatewayOptions,
@@ -312,7 +313,7 @@ class TestOwnGateway:
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
             (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
             (["serve", "MODELS", "--keys", "KEYS"], "--keys needs --gateway"),
-            (["serve", "MODELS", "--max-body", "2000"], "--max-body needs --gateway"),
+            (["serve", "MODELS", "--max-body", str(DEFAULT_BODY_BYTES)], "--max-body needs --gateway"),
             (["serve", "MODELS", "--allow-json", "10"], "--allow-json needs --gateway"),
             (["serve", "MODELS", "--in-flight", "3"], "--in-flight needs --gateway"),
             (["serve", "MODELS", "--queue-limit", "3"], "--queue-limit needs --gateway"),
