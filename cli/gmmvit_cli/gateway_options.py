@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,15 +127,21 @@ ACCESS_LOG = typer.Option(
 )
 
 
-def require_no_gateway_options(given: Mapping[str, object]) -> None:
+_WITHOUT_GATEWAY = ("gateway", "insecure", "state")
+"""Options of the panel that mean something without a gateway, or have an error of their own."""
+
+
+def require_no_gateway_options(context: typer.Context) -> None:
     """Refuse the options of a gateway in a command without a gateway.
 
-    given: option → its value, or None if the option was not given.
     Errors: InputError.
     """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
+    for option in context.command.params:
+        panel = getattr(option, "rich_help_panel", "")
+        belongs = (panel == GATEWAY and option.name not in _WITHOUT_GATEWAY) or option.name == "access_log"
+        source = context.get_parameter_source(option.name or "")
+        if belongs and source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{option.opts[0]} needs --gateway", hint=f"add --gateway, or remove {option.opts[0]}")
 
 
 def settings_from(

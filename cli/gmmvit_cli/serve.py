@@ -42,6 +42,7 @@ gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
 
 
 def serve(
+    context: typer.Context,
     path: Path | None = typer.Argument(
         None,
         metavar="BUNDLE_OR_REPOSITORY",
@@ -124,8 +125,7 @@ def serve(
             access_log=access_log,
         )
     else:
-        given = {"--listen": listen, "--keys": keys, "--tls-cert": tls_cert, "--tls-key": tls_key}
-        require_no_gateway_options({**given, "--access-log": access_log})
+        require_no_gateway_options(context)
     from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -167,11 +167,9 @@ def serve(
             typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}")
 
     if state is not None:
-        if settings is None or request_pixels is not None:
-            raise InputError(
-                "--state needs --gateway, and excludes --request-pixels",
-                hint="type gmmvit serve BUNDLE --gateway --keys FILE --state DIR",
-            )
+        if settings is None:
+            hint = "type gmmvit serve BUNDLE --gateway --keys FILE --state DIR"
+            raise InputError("--state needs --gateway", hint=hint)
         from gmmvit_deploy.rollout.serving import serve_with_state
 
         with shown:
@@ -181,6 +179,7 @@ def serve(
                 options,
                 settings,
                 cpu_kernels=cpu_kernels_from(cpu_kernels),
+                request_pixels=request_pixels,
                 tritonserver=tritonserver,
                 on_ready=lambda gateway, slots: announce(gateway, slots.server, gateway),
                 on_log_line=note if log is None else None,

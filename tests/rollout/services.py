@@ -20,10 +20,10 @@ from tests.serving.gateways import KEY, Answer, request
 __all__ = ["classifying", "load", "other_bundle", "png", "processes", "promoted"]
 
 
-def png() -> bytes:
-    """Return an image of the network's size."""
+def png(size: int = 32) -> bytes:
+    """Return an image, by default of the network's size."""
     file = io.BytesIO()
-    Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(file, "PNG")
+    Image.fromarray(np.zeros((size, size, 3), dtype=np.uint8)).save(file, "PNG")
     return file.getvalue()
 
 

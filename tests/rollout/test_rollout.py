@@ -99,7 +99,7 @@ def test_a_canary_counts_images_sent_to_classify(service: StateService, bundles:
     thread.join()
     assert "latency" in results[0]["error"], results
     logged = access_log(service)
-    assert any(line["path"] == "/classify" for line in logged)
+    assert {line["model"] for line in logged if line["path"] == "/classify"} == {"gmmvit"}
     assert {line["protocol"] for line in logged} <= {"http", "grpc"}  # not the requests of the front
 
 
@@ -219,10 +219,12 @@ def test_after_a_restart_the_service_serves_the_promoted_bundle(
     with pytest.raises(ServerError, match="already running"), State(service.state).locked():
         pytest.fail("the state folder of a running service was locked")
     assert service.stop() == 0
-    again = StateService(service.folder, key_file(service.folder))
+    again = StateService(service.folder, key_file(service.folder), "--request-pixels", "5000")
     try:
         answer = request(again.where["http"], "/v2/models/gmmvit/config")
         assert answer.headers["x-gmmvit-bundle"] == other.sha256
+        answer = request(again.where["http"], "/classify", png(size=100))
+        assert (answer.status, "the maximum is 5000 pixels" in answer.json()["error"]) == (400, True)
     finally:
         assert again.stop() == 0
     assert {bundles["gmm"].sha256, bundles["elm"].sha256} <= {line["bundle"] for line in access_log(service)}
