@@ -79,15 +79,24 @@ class State:
 
     def _require_own(self) -> None:
         """Refuse a folder with files that no service wrote.  Errors: InputError; OSError for an unreadable folder."""
+        if foreign := self.foreign_content():
+            raise InputError(
+                f"{self.folder}: expected an empty or new folder, or the state folder of a service, got {foreign}",
+                hint="type --state with a folder that does not exist yet; the service creates the folder",
+            )
+
+    def foreign_content(self) -> str:
+        """Return what the folder is if it has files that no service wrote, such as ``a bundle``; else an empty text.
+
+        Errors: OSError for an unreadable folder.
+        """
+        if self.folder.is_file():
+            return "a file"
         present = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
         foreign = sorted(name for name in present - {"lock", "control", "bundles"} if not name.startswith("."))
         if self.record_path.name in present or not foreign:
-            return
-        named = "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
-        raise InputError(
-            f"{self.folder}: expected an empty or new folder, or the state folder of a service, got {named}",
-            hint="type --state with a folder that does not exist yet; the service creates the folder",
-        )
+            return ""
+        return "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
 
     def promoted(self) -> Promoted | None:
         """Read which bundle was promoted last; None if the folder is new.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -58,10 +59,19 @@ def test_percent_of_agreement_gets_a_share_to_type() -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "photo.png"])
 def test_a_folder_of_something_else_stays_as_it_is(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
-    named = "a bundle" if name == "manifest.json" else r"other files \(photo\.png\)"
+    named = "a bundle" if name == "manifest.json" else r"a folder with other files \(photo\.png\)"
     with pytest.raises(InputError, match=named), State(tmp_path).locked():
         pytest.fail("the folder was taken")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+    answer = gmmvit_here("rollout", "--status", "--to", tmp_path)
+    assert answer.status == 1
+    assert re.search(f"Error: --to .*: expected the state folder of a service, got {named}\n", answer.err)
+
+
+def test_a_file_is_no_state_folder(tmp_path: Path) -> None:
+    (tmp_path / "service").write_text("")
+    with pytest.raises(InputError, match="the state folder of a service, got a file"):
+        list(send_order(tmp_path / "service", {"order": "status"}))
 
 
 def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:

@@ -582,8 +582,10 @@ class TestReload:
 
 class TestRestart:
     def test_a_killed_haproxy_is_started_again(self, open_gateway: Open) -> None:
-        gateway = open_gateway()
+        lines: list[str] = []
+        gateway = open_gateway(on_log_line=lines.append)
         self.kill(gateway)
+        assert any("HAProxy has ended (signal SIGKILL) and is started again" in line for line in lines)
         assert request(gateway.http_url, "/v2").status == 200
         assert "gmmvit_gateway_restarts_total 1" in request(gateway.metrics_url, "/metrics").body.decode()
 
@@ -632,6 +634,10 @@ class TestObservability:
         assert {"client": "tester", "model": "gmmvit_network", "protocol": "grpc"}.items() <= over_grpc.items()
         assert {"client": "-", "grpc_status": "16"}.items() <= refused_grpc.items()
         assert KEY not in gateway.settings.access_log.read_text()
+        assert request(gateway.http_url, "/v2/health/ready").status == 200
+        ready = log_lines(gateway, 5)[-1]
+        ends = [line["end"] for line in (over_http, over_grpc, ready, refused, refused_grpc)]
+        assert ends == ["--", "--", "LR", "LR", "LR"]
 
     def test_every_line_is_json_whatever_clients_send(self, open_gateway: Open, tmp_path: Path) -> None:
         cert, key = certificate(tmp_path)
@@ -660,8 +666,7 @@ class TestObservability:
                 plain.recv(100)
         lines = log_lines(gateway, len(sent) + 2)
         assert len(lines) == len(sent) + 2
-        for line in lines:
-            print(line)
+        assert lines[-3]["end"] == "PR"
         assert [line["model"] for line in lines[:2]] == ["-", "-"]
         assert [line["refused"] for line in lines[-3:]] == ["malformed_request", *["SSL handshake failure"] * 2]
         gateway.stop()
