@@ -177,8 +177,8 @@ def test_the_python_program_names_a_refusal(folder: Path) -> None:
 
 def test_tritonclient(folder: Path, service: GatewayService, bundle: Bundle) -> None:
     text = examples("python")[1].text
-    text = text.replace("HOST:GRPC_PORT", f"127.0.0.1:{service.gateway.grpc_port}")
-    text = text.replace('"HOST"', f'"127.0.0.1:{service.gateway.http_port}"')
+    text = text.replace("HOST:8001", f"127.0.0.1:{service.gateway.grpc_port}")
+    text = text.replace("HOST:8000", f"127.0.0.1:{service.gateway.http_port}")
     with BundleClassifier(bundle, cpu_kernels=False) as classifier:
         (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
     printed = run(sys.executable, "-c", text)

@@ -49,7 +49,8 @@ KEYS = typer.Option(
     metavar="FILE",
     rich_help_panel=GATEWAY,
     callback=existing("--keys"),
-    help="Key file with a line NAME KEY for each client, required for a gateway. A changed file is reloaded.",
+    help="Key file with a line NAME KEY for each client, required for a gateway. 'gmmvit serve' reloads a "
+    "changed file.",
 )
 TLS_CERT = typer.Option(
     None,
@@ -72,7 +73,7 @@ INSECURE = typer.Option(
     False,
     "--insecure",
     rich_help_panel=GATEWAY,
-    help="Permit other machines to connect without TLS, or without a gateway.",
+    help="Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway.",
 )
 MAX_BODY = typer.Option(
     16 * 2**20,
@@ -88,8 +89,8 @@ ALLOW_JSON = typer.Option(
     min=0,
     metavar="BYTES",
     rich_help_panel=GATEWAY,
-    help="Accept tensors in JSON in requests of at most this size; 0 refuses them. Triton silently reduces a number "
-    "such as 300 to 8 bits for a uint8 input.",
+    help="Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
+    "input, Triton reads 300 in JSON as 44, without an error.",
 )
 IN_FLIGHT = typer.Option(
     None,
@@ -98,7 +99,8 @@ IN_FLIGHT = typer.Option(
     metavar="N",
     rich_help_panel=GATEWAY,
     show_default="from the measurement of gmmvit tune, else 16",
-    help="Requests that Triton gets at the same time, for each of HTTP and gRPC; more requests wait in the gateway.",
+    help="Maximum number of requests that Triton gets at the same time, for each of HTTP and gRPC; further requests "
+    "wait in the gateway.",
 )
 QUEUE_LIMIT = typer.Option(
     256,
@@ -106,7 +108,8 @@ QUEUE_LIMIT = typer.Option(
     min=0,
     metavar="N",
     rich_help_panel=GATEWAY,
-    help="Requests that may wait in the gateway, HTTP and gRPC together; more requests are refused at once.",
+    help="Maximum number of requests that wait in the gateway, HTTP and gRPC together; further requests are refused at "
+    "once.",
 )
 QUEUE_TIMEOUT = typer.Option(
     None,
@@ -115,7 +118,7 @@ QUEUE_TIMEOUT = typer.Option(
     metavar="MS",
     rich_help_panel=GATEWAY,
     show_default="the latency limit of gmmvit tune, else 250",
-    help="Maximum time that a request waits in the gateway, in milliseconds.",
+    help="Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
 )
 ACCESS_LOG = typer.Option(
     None,

@@ -48,7 +48,7 @@ def serve(
         metavar="BUNDLE_OR_REPOSITORY",
         rich_help_panel=INPUT,
         show_default=False,
-        help="The bundle or Triton model repository to serve. With --state: the first bundle.",
+        help="The bundle or Triton model repository to serve. With --state, only the first start needs a bundle.",
     ),
     host: str = typer.Option(
         LOOPBACK,
@@ -68,7 +68,10 @@ def serve(
     ),
     tritonserver: Path | None = TRITONSERVER,
     start_timeout: float = typer.Option(
-        120.0, metavar="S", rich_help_panel=TARGET, help="Maximum time in seconds until all models are ready."
+        120.0,
+        metavar="S",
+        rich_help_panel=TARGET,
+        help="Maximum time in seconds until all models are ready, at the start and at each restart.",
     ),
     cpu_kernels: str | None = CPU_KERNELS,
     request_pixels: int | None = REQUEST_PIXELS,
@@ -76,7 +79,8 @@ def serve(
         False,
         "--gateway",
         rich_help_panel=GATEWAY,
-        help="Run HAProxy in front of the server: keys, TLS, limits, and a queue. The ports are then those of HAProxy.",
+        help="Run HAProxy in front of the server: keys, TLS, limits, and a queue. Needs --keys. HAProxy then listens "
+        "on the ports for HTTP, gRPC and metrics.",
     ),
     listen: str | None = LISTEN,
     keys: Path | None = KEYS,
@@ -94,11 +98,16 @@ def serve(
         "--state",
         metavar="DIR",
         rich_help_panel=GATEWAY,
-        help="Folder of a service whose bundle 'gmmvit rollout' replaces; after a restart, the service serves the "
-        "bundle that was promoted last.",
+        help="State folder, which the command creates; needs --gateway. 'gmmvit rollout' replaces the bundle of a "
+        "service with a state folder. After a restart, the service serves the bundle of the last successful rollout.",
     ),
     log: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File to write the server's log to."
+        None,
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+        show_default="stderr",
+        help="File to which the lines of Triton and about its restarts are appended. Lines of the gateway and of "
+        "rollouts go to stderr.",
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:

@@ -153,7 +153,7 @@ class Rollouts:
         }
         lines = [f"serves bundle {status['bundle'][:12]}"]
         if before:
-            lines.append(f"the bundle before is {before}")
+            lines.append(f"the previous bundle is {before}")
         if self._step:
             lines.append(f"rollout: {self._step}")
         return {"done": "; ".join(lines), "status": status}

@@ -98,7 +98,7 @@ def roll_out(
         raise InputError(
             f"{path}: the service serves this bundle already ({bundle.sha256[:12]})",
             hint=f"type gmmvit rollout with another bundle; gmmvit rollout --status --to {state.folder} prints the "
-            "path of the bundle before",
+            "path of the previous bundle",
         )
     if options.allow_contract_change:
         for change in contract_changes(old.manifest, bundle.manifest):

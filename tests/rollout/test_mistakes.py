@@ -139,5 +139,5 @@ def test_the_status_has_the_path_of_the_bundle_before(tmp_path: Path) -> None:
     slots: Any = SimpleNamespace(served=SimpleNamespace(sha256="new"))
     with Rollouts(slots, State(tmp_path)):
         (answer,) = send_order(tmp_path, {"order": "status"})
-    assert answer["done"] == f"serves bundle new; the bundle before is {tmp_path / 'bundles' / 'old'}"
+    assert answer["done"] == f"serves bundle new; the previous bundle is {tmp_path / 'bundles' / 'old'}"
     assert answer["status"]["before_path"] == str(tmp_path / "bundles" / "old")
