@@ -161,11 +161,13 @@ class LateDeath:
 
 
 def test_a_late_end_is_attributed_to_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = LateDeath()
+    service, sandbox = LateDeath(), Sandbox(tmp_path / "sandbox")
 
     def sent(service: LateDeath, case: Case, *, key: bool) -> tuple[dict[str, Outcome], bool]:
         if case.name == "late":
             service.dies = time.monotonic() + 0.2
+            (sandbox.temporary / "gmmvit-run-serve-new" / "backends").mkdir(parents=True, exist_ok=True)
+            (sandbox.temporary / "dropped").touch()
         elif case.name == "slow":
             time.sleep(0.3)
         return {"http": Outcome(REFUSED, "no")}, False
@@ -175,7 +177,7 @@ def test_a_late_end_is_attributed_to_its_input(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(asking, "send_images", lambda *_, **__: None)
     monkeypatch.setattr(asking, "_SETTLE_S", 0.5)
     monkeypatch.setattr(asking, "_IDLE_S", 0.0)
-    asker = Asker(service, Sandbox(tmp_path / "sandbox"))  # type: ignore[arg-type]
+    asker = Asker(service, sandbox)  # type: ignore[arg-type]
     asker.begin()
     records = {name: asker.ask(Case(kind="http", name=name, make=list), key=True) for name in ("calm", "late", "slow")}
     assert {name: record["answer"] for name, record in records.items()} == {
@@ -183,6 +185,8 @@ def test_a_late_end_is_attributed_to_its_input(tmp_path: Path, monkeypatch: pyte
         "late": CRASH,
         "slow": REFUSED,
     }
+    assert [name for name, record in records.items() if "dropped" in record["wrote"]] == ["late"]
+    assert not any("backends" in record["wrote"] for record in records.values())
     assert asker.memory["restarts"] == 1
     assert asker.ended_together == []
 

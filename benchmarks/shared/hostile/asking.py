@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.hostile.case import ANSWERED, CLOSED, CRASH, FAILED, HANG, REFUSED, Case, Outcome
@@ -119,9 +120,11 @@ class Asker:
         return record
 
     def _written(self) -> list[str]:
+        """Return the names of the new files, without the folder that a server has made after a restart."""
         files = self.sandbox.files()
         new, self._files = files - self._files, files
-        return sorted(name.rpartition("/")[2] for name in new)
+        own = {name for name in new if Path(name).name.startswith("gmmvit-run-serve-")}
+        return sorted(Path(name).name for name in new if not any(Path(name).is_relative_to(folder) for folder in own))
 
     def _attribute(self) -> None:
         """Send each of the last inputs alone to a fresh service; mark those that end it, and restart the service."""
