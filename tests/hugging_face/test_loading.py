@@ -110,8 +110,9 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 @pytest.mark.parametrize(
     ("file", "changes", "message", "hint"),
     [
-        (CONFIG, {"architectures": ["ViTModel"]}, "has no classifier of images 'ViTModel'", "ViTForImage"),
-        (CONFIG, {"architectures": ["ViTForImageClasification"]}, "no classifier of images", "ViTForImageClassif"),
+        (CONFIG, {"architectures": ["ViTModel"]}, "ViTModel is a backbone without a classifier", "--outputs features"),
+        (CONFIG, {"architectures": ["ViTForMaskedImageModeling"]}, "has no classifier or backbone of images", "ViTFor"),
+        (CONFIG, {"architectures": ["ViTForImageClasification"]}, "no classifier or backbone", "ViTForImageClassif"),
         (CONFIG, {"architectures": ...}, "architectures is None; expected a list", "add the class of training"),
         (CONFIG, {"architectures": ["TimmWrapperForImageClassification"]}, "a model of timm inside", "--model"),
         (CONFIG, {"model_type": "swin"}, "model_type 'swin' and ViTForImageClassification contradict", "correct"),

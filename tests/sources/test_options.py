@@ -29,6 +29,7 @@ READ = {
     "deepvit": {"scale_adjustment", "transform_scale"},
     "rmt": {"decomposed_stages"},
     "timm": {"model_args"},
+    "hugging_face": {"pool"},
 }
 """Family → the options of `OPTIONS` that its files need or confirm."""
 CODES = {"spt_lsa": "spt-lsa", "vit_pytorch": "vit-pytorch"}
@@ -90,5 +91,5 @@ def test_the_weights_of_a_bundle_need_no_option(option: str, tmp_path: Path) -> 
     path.write_bytes(bytes_from_model(model))
     load_checkpoint(path)
     value, typed = OPTIONS.get(option, ("spt-lsa", "--source spt-lsa"))
-    with pytest.raises(CheckpointError, match=f"{typed} does not apply to the weights of a bundle"):
+    with pytest.raises(CheckpointError, match=f"{typed} does not apply to a file that holds the spec of the model"):
         load_checkpoint(path, LoadHints(**{option: value}))

@@ -10,11 +10,13 @@ the names of the network, before the tensors are compared with the network.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.hugging_face.images import PREPROCESSOR_FILE, Preprocessing, preprocessing_from
-from gmmvit_deploy.families.hugging_face.network import config_of, network_config
+from gmmvit_deploy.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
+from gmmvit_deploy.families.hugging_face.pooling import refuse_pool, with_pool
 from gmmvit_deploy.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
@@ -57,6 +59,11 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{where}: num_channels is {channels!r}; expected one of {', '.join(map(str, CHANNELS))}",
             hint=f"give the folder of a classifier of images, and {CONFIG_FILE} unchanged",
         )
+    backbone = is_backbone(architecture)
+    if backbone:
+        _require_features(architecture, where, hints)
+    else:
+        refuse_pool(architecture, where, hints)
     preprocessing = _preprocessing(shapes, channels)
     height, width = _size(preprocessing, config, hints, shapes.source)
     spec = HuggingFaceSpec(
@@ -65,7 +72,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
         image_size=height,
         image_width=None if width == height else width,
         channels=channels,
-        classes=int(config.num_labels),
+        classes=0 if backbone else int(config.num_labels),
         mask=MaskSpec(),
     )
     if hints.heads not in (None, spec.first_heads):
@@ -73,7 +80,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{shapes.source}: --heads {hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
             hint="leave --heads out",
         )
-    return spec
+    return with_pool(spec, shapes, hints) if backbone else spec
 
 
 def _architecture(stated: Mapping[str, Any], where: str) -> str:
@@ -94,6 +101,16 @@ def _refuse_task(stated: Mapping[str, Any], where: str) -> None:
             f"{where}: problem_type is {task!r}; expected {_TASK}",
             hint=f"remove problem_type from {CONFIG_FILE} if each image has exactly one label; for several labels, "
             "remove it and add --task multi to gmmvit export",
+        )
+
+
+def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
+    """Errors: CheckpointError when logits of a backbone are needed."""
+    if not hints.only_features:
+        raise CheckpointError(
+            f"{where}: {architecture} is a backbone without a classifier",
+            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
+            "ViTForImageClassification",
         )
 
 
@@ -160,6 +177,17 @@ def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
     return {name: name.removeprefix("network.") for name in state}
 
 
+def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
+    """Return a dict from name in the file to the reason: with ``--pool cls``, the tensors of a pooler."""
+    import torch
+
+    if spec.pool != "cls":
+        return {}
+    with torch.device("meta"):
+        read, all_tensors = (network_from_spec(replace(spec, pool=pool)).state_dict() for pool in ("cls", "pooler"))
+    return dict.fromkeys(all_tensors.keys() - read.keys(), "--pool cls takes the class token before the pooler")
+
+
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
     """Return the resize rule, crop_pct, mean, std and labels that the folder states."""
     labels = _labels(shapes.record.config, f"{shapes.source}/{CONFIG_FILE}", spec.classes)
@@ -200,5 +228,7 @@ HUGGING_FACE_FILES = CheckpointSource(
     signature=(r"\w+\.(encoder\.)?(layer|layers)\.\d+\.(.+\.)?attention\.(.+\.)?(query|q_proj)\.weight",),
     spec=infer_spec,
     tensors=tensor_origins,
+    known_unused=known_unused,
     images=known_images,
+    own_hints=("pool",),
 )

@@ -1,6 +1,7 @@
-"""A model of Hugging Face transformers as a `Model` of this package: logits = network(images).logits = W x + b.
+"""A model of Hugging Face transformers as a `Model` of this package.
 
-The features are x, the vector that the last layer reads.
+A classifier has logits = network(images).logits = W x + b; its features are x, the vector that the last layer reads.
+The features of a backbone without a classifier are ``pooler_output``, or the class token of ``last_hidden_state``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head")
 
 
 class HuggingFaceModel(AnsweredNetwork):
-    """A classifier of transformers.
+    """A classifier of transformers, or a backbone without a classifier, whose spec has 0 classes.
 
     forward: images (B, c, height, width), normalised, float32 → logits (B, C), or features (B, D).
     """
@@ -31,6 +32,8 @@ class HuggingFaceModel(AnsweredNetwork):
 
     def __init__(self, spec: HuggingFaceSpec) -> None:
         super().__init__(spec)
+        if not spec.classes:
+            self.outputs = ("features",)
         self.answer_calls()
 
     def built_network(self) -> nn.Module:
@@ -38,10 +41,25 @@ class HuggingFaceModel(AnsweredNetwork):
 
     def logits_of(self, network: nn.Module, images: Tensor) -> Tensor:
         output: Any = network(images)
-        logits: Tensor = output.logits
-        return logits
+        answer: Tensor = output.logits if self.spec.classes else self._pooled(output)
+        return answer
+
+    def _pooled(self, output: Any) -> Tensor:
+        """Return the features (B, D) of a backbone.  Errors: SpecError when transformers does not compute them."""
+        if self.spec.pool == "cls":
+            token: Tensor = output.last_hidden_state[:, 0]
+            return token
+        pooled: Tensor | None = getattr(output, "pooler_output", None)
+        if pooled is None:
+            raise SpecError(
+                f"{self.title}: transformers computes no pooler_output",
+                hint="type --pool cls for the class token of last_hidden_state",
+            )
+        return pooled
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if not self.spec.classes:
+            return None, self.logits_of(self.network, images)
         if "features" not in self.outputs:
             return self.logits_of(self.network, images), None
         read: list[Tensor] = []
