@@ -18,6 +18,7 @@ from gmmvit_deploy.families.hugging_face.images import PREPROCESSOR_FILE, Prepro
 from gmmvit_deploy.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
 from gmmvit_deploy.families.hugging_face.pooling import refuse_pool, with_pool
 from gmmvit_deploy.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.labels import Task
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes
@@ -27,7 +28,11 @@ from gmmvit_deploy.specs import CHANNELS, MaskSpec
 __all__ = ["CONFIG_FILE", "HUGGING_FACE_FILES"]
 
 CONFIG_FILE = "config.json"
-_TASK = "single_label_classification"
+_TASKS: dict[str, Task] = {
+    "single_label_classification": "single-label",
+    "multi_label_classification": "multi-label",
+}
+"""``problem_type`` of ``config.json`` → task."""
 _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
@@ -36,7 +41,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
 
     Errors:
         CheckpointError: the file is not in a folder with ``config.json``; the configuration names no class, or a task
-            other than classification with a single label; an option contradicts the configuration; the number of
+            other than classification; an option contradicts the configuration; the number of
             layers is larger than the number of tensors; or no rule honours the preprocessing.
         SpecError: transformers has no such class, or does not take the configuration.
     """
@@ -49,7 +54,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             hint=f"give the folder with the weights, {CONFIG_FILE} and {PREPROCESSOR_FILE}",
         )
     architecture = _architecture(stated, where)
-    _refuse_task(stated, where)
+    _task(stated, where)
     _refuse_options(shapes.source, hints)
     _refuse_depth(shapes, stated, where)
     config = config_of(architecture, stated, where=where)
@@ -93,15 +98,15 @@ def _architecture(stated: Mapping[str, Any], where: str) -> str:
     return names[0]
 
 
-def _refuse_task(stated: Mapping[str, Any], where: str) -> None:
-    """Errors: CheckpointError when the labels of an image are not exactly one."""
-    task = stated.get("problem_type")
-    if task not in (None, _TASK):
+def _task(stated: Mapping[str, Any], where: str) -> Task | None:
+    """Return the task that ``problem_type`` states, or None.  Errors: CheckpointError for another value."""
+    value = stated.get("problem_type")
+    if value is not None and value not in _TASKS:
         raise CheckpointError(
-            f"{where}: problem_type is {task!r}; expected {_TASK}",
-            hint=f"remove problem_type from {CONFIG_FILE} if each image has exactly one label; for several labels, "
-            "remove it and add --task multi to gmmvit export",
+            f"{where}: problem_type is {value!r}; expected {' or '.join(_TASKS)}",
+            hint=f"give the folder of a classifier, or correct problem_type in {CONFIG_FILE}",
         )
+    return None if value is None else _TASKS[value]
 
 
 def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
@@ -189,17 +194,22 @@ def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
-    """Return the resize rule, crop_pct, mean, std and labels that the folder states."""
-    labels = _labels(shapes.record.config, f"{shapes.source}/{CONFIG_FILE}", spec.classes)
+    """Return the resize rule, crop_pct, mean, std, labels and task that the folder states."""
+    config, where = shapes.record.config, f"{shapes.source}/{CONFIG_FILE}"
+    stated = KnownImages(
+        labels=_labels(config, where, spec.classes),
+        task=_task(config, where),
+        task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
+    )
     preprocessing = _preprocessing(shapes, spec.channels)
     if preprocessing is None:
-        return KnownImages(labels=labels)
-    return KnownImages(
+        return stated
+    return replace(
+        stated,
         mean=preprocessing.mean,
         std=preprocessing.std,
         resize=preprocessing.resize,
         crop_pct=preprocessing.crop_pct if preprocessing.resize is not None else None,
-        labels=labels,
     )
 
 
