@@ -76,6 +76,13 @@ BACKBONES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "vit_backbone": ("ViTModel", _VIT, "ViTImageProcessor", _SQUARE),
     "vit_msn_backbone": ("ViTMSNModel", _VIT, "ViTImageProcessor", _SQUARE),
     "swin_backbone": ("SwinModel", _SWIN, "ViTImageProcessor", _SQUARE),
+    "ijepa_backbone": ("IJepaModel", _VIT, "ViTImageProcessor", _SQUARE),
+    "resnet_backbone": (
+        "ResNetModel",
+        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"},
+        "ViTImageProcessor",
+        _SQUARE,
+    ),
     "dinov2_backbone": ("Dinov2Model", {**_DINO, "image_size": 56}, "BitImageProcessor", _SHORTEST),
 }
 """The same for networks without a classifier."""

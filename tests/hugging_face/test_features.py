@@ -96,6 +96,8 @@ def test_features_of_a_backbone_are_those_of_transformers(case: str, tmp_path: P
         ("vit_backbone", {}, {"pool": "mean"}, "--pool mean is not supported for ViTModel", "--pool cls"),
         ("swin_backbone", {}, {"pool": "cls"}, "--pool cls: SwinModel has no class token", "leave --pool out"),
         ("vit_msn_backbone", {}, {}, "transformers computes no pooler_output", "--pool cls"),
+        ("ijepa_backbone", {}, {}, "transformers computes no pooler_output", "no class token either"),
+        ("resnet_backbone", {}, {}, r"expected features of shape \(2, 'D'\) .* got \(2, 8, 1, 1\)", "not a vector"),
     ],
 )
 def test_features_that_the_folder_does_not_state_are_asked_for(

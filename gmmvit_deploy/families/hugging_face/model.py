@@ -16,9 +16,14 @@ from gmmvit_deploy.families.hugging_face.network import network_from_spec
 from gmmvit_deploy.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.layers.answered_network import AnsweredNetwork
 
-__all__ = ["HuggingFaceModel"]
+__all__ = ["HuggingFaceModel", "has_class_token"]
 
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head")
+
+
+def has_class_token(network: nn.Module) -> bool:
+    """Return True if a backbone of transformers has a class token, which is then the first of the tokens."""
+    return any(name.rpartition(".")[2] == "cls_token" for name, _ in network.named_parameters())
 
 
 class HuggingFaceModel(AnsweredNetwork):
@@ -53,7 +58,9 @@ class HuggingFaceModel(AnsweredNetwork):
         if pooled is None:
             raise SpecError(
                 f"{self.title}: transformers computes no pooler_output",
-                hint="type --pool cls for the class token of last_hidden_state",
+                hint="type --pool cls for the class token of last_hidden_state"
+                if has_class_token(self.network)
+                else "give the folder of a classifier: this backbone has no class token either",
             )
         return pooled
 

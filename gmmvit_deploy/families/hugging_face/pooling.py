@@ -41,6 +41,8 @@ def with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggin
     import torch
     from torch import nn
 
+    from gmmvit_deploy.families.hugging_face.model import has_class_token
+
     where, architecture = shapes.source, spec.architecture
     with torch.device("meta"):
         network = network_from_spec(spec)
@@ -60,7 +62,7 @@ def with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggin
             f"{where}: --pool mean is not supported for {architecture}; expected cls or pooler",
             hint=f"{_CHOICE}, or --pool pooler for pooler_output",
         )
-    if hints.pool == "cls" and not any(name.endswith("cls_token") for name, _ in network.named_parameters()):
+    if hints.pool == "cls" and not has_class_token(network):
         raise CheckpointError(f"{where}: --pool cls: {architecture} has no class token", hint="leave --pool out")
     if hints.pool == "pooler" and learned and not stored:
         raise CheckpointError(f"{where}: --pool pooler: the weights have no tensor of the pooler", hint=_CHOICE)
