@@ -133,14 +133,14 @@ def test_curl(folder: Path, service: GatewayService, bundle: Bundle, expected: A
     require("curl")
     classify, several, infer = (command.text for block in examples("console")[:3] for command in commands(block))
     address = service.http_url.removeprefix("https://")
-    answer = json.loads(run("bash", "-c", classify.replace("HOST", address)))
+    answer = json.loads(run("bash", "-c", classify.replace("HOST:8000", address)))
     assert answer["bundle"] == bundle.sha256
     assert [guess["label"] for guess in answer["predictions"][0]] == [label for label, _ in expected[0]]
-    of_both = json.loads(run("bash", "-c", several.replace("HOST", address)))["predictions"]
+    of_both = json.loads(run("bash", "-c", several.replace("HOST:8000", address)))["predictions"]
     with BundleClassifier(bundle, cpu_kernels=False) as classifier:
         logits = classifier.logits([(folder / name).read_bytes() for name in ("photo.png", "other.png")])
     assert [[guess["index"] for guess in guesses] for guesses in of_both] == [[row.argmax()] for row in logits]
-    run("bash", "-c", infer.replace("HOST", address))
+    run("bash", "-c", infer.replace("HOST:8000", address))
     tensor = (folder / "logits.bin").read_bytes()[-40:]
     np.testing.assert_allclose(np.frombuffer(tensor, "<f4"), bundle.golden()[1][0], atol=1e-5)
 
@@ -149,7 +149,7 @@ def test_gmmvit(
     folder: Path, service: GatewayService, expected: Any, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     (command,) = commands(examples("console")[3])
-    words = command.text.replace("https://HOST", service.http_url).split()[1:]
+    words = command.text.replace("https://HOST:8000", service.http_url).split()[1:]
     answer = gmmvit(*words)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith(f"photo.png: {expected[0][0][0]} ")
@@ -177,8 +177,8 @@ def test_the_python_program_names_a_refusal(folder: Path) -> None:
 
 def test_tritonclient(folder: Path, service: GatewayService, bundle: Bundle) -> None:
     text = examples("python")[1].text
-    text = text.replace("HOST:GRPC_PORT", f"127.0.0.1:{service.gateway.grpc_port}")
-    text = text.replace('"HOST"', f'"127.0.0.1:{service.gateway.http_port}"')
+    text = text.replace("HOST:8001", f"127.0.0.1:{service.gateway.grpc_port}")
+    text = text.replace("HOST:8000", f"127.0.0.1:{service.gateway.http_port}")
     with BundleClassifier(bundle, cpu_kernels=False) as classifier:
         (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
     printed = run(sys.executable, "-c", text)

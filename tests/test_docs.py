@@ -212,7 +212,8 @@ def test_commands_of_the_documentation_are_those_of_the_program() -> None:
 
 def test_options_of_the_documentation_are_those_of_the_program() -> None:
     every = {option for name in CLI for option in _options(name)} | {"--help", "--version"}
-    of_others = {"--write", "--data-binary", "--cacert"}  # benchmarks/tables.py, curl
+    # benchmarks/tables.py, curl, torchrun
+    of_others = {"--write", "--data-binary", "--cacert", "--standalone", "--nproc-per-node"}
     for where, code in _code_spans():
         command = re.match(r"gmmvit ([a-z]+)", code)
         known = _options(command[1]) | {"--help"} if command else every | of_others

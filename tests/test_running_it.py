@@ -11,6 +11,10 @@ import pytest
 from typer.main import get_command
 
 from gmmvit_cli.main import app
+from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
+from gmmvit_deploy.serving.gateway.haproxy import _END_S
+from gmmvit_deploy.serving.gateway.service import _STOP_S
+from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.documented import ROOT, first_column, table
 
 PAGE = "running_it.md"
@@ -80,6 +84,13 @@ def test_every_variable_has_a_row() -> None:
                 read.add(match[1] or match[2])
     assert len(read) >= 8
     assert {*read, "TMPDIR"} == set(first_column(PAGE, "variable"))
+
+
+def test_systemd_waits_longer_than_the_service_needs_to_end() -> None:
+    """Rollout, gateway, front and two servers end one after the other."""
+    text = (ROOT / "docs/pages" / PAGE).read_text(encoding="utf-8")
+    longest = 30 + (_STOP_S + 3 * _END_S) + _EXIT_TIMEOUT_S + 2 * (ServerOptions().exit_timeout_s + _EXIT_S)
+    assert int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) > longest
 
 
 def test_every_row_of_the_threats_names_tests_that_exist() -> None:

@@ -37,7 +37,7 @@ def hostile_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
 def hostile_summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table with a row for each kind of input, for the documentation."""
     lines = [
-        "| inputs | number | crashes | hangs | files outside | end a server without gateway and larger stack |",
+        "| inputs | number | crashes | hangs | files outside | end an unprotected server |",
         "|---|---|---|---|---|---|",
     ]
     ended = _ended(runs.get("unprotected", {}))

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import onnx
-from torch import Tensor, nn
+from torch import Tensor
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import Role
 
 
-class Half(nn.Module):
+class Half(Model):
     """A copy of the module that computes in float16, with float32 images and float32 logits."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"_to_copy": "shape"}
@@ -23,7 +23,7 @@ class Half(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).half()
-        self.spec, self.foreign = model.spec, model.foreign
+        self.spec = model.spec
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images.half()).float()

@@ -45,7 +45,7 @@ def gateway(
         LOOPBACK,
         metavar="HOST",
         rich_help_panel=TARGET,
-        help="Host of the Triton server. Its ports must be reachable only for the gateway.",
+        help="Host of the Triton server. Only the gateway must be able to reach Triton's ports.",
     ),
     triton_ports: str = typer.Option(
         "8000,8001,8002",
@@ -73,9 +73,10 @@ def gateway(
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """HAProxy then checks keys, does TLS, refuses what Triton should not get, and lets requests wait for a limited
-    time. If HAProxy is installed, the command checks the configuration with 'haproxy -c'. The command 'gmmvit serve
-    --gateway' starts HAProxy and Triton with the same configuration.
+    """With this configuration, HAProxy checks keys, does TLS, refuses requests that Triton must not get, and limits
+    how long requests wait. If HAProxy is installed, the command checks the configuration with 'haproxy -c'. Start
+    HAProxy with 'haproxy -f FOLDER/haproxy.cfg'. The command 'gmmvit serve --gateway' starts HAProxy and Triton itself,
+    with the same rules.
     """
     require_output(out, force=force)
     from gmmvit_deploy.serving.gateway.models import read_models

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,8 @@ KEYS = typer.Option(
     metavar="FILE",
     rich_help_panel=GATEWAY,
     callback=existing("--keys"),
-    help="Key file with a line NAME KEY for each client, required for a gateway. A changed file is reloaded.",
+    help="Key file with a line NAME KEY for each client, required for a gateway. 'gmmvit serve' reloads a "
+    "changed file.",
 )
 TLS_CERT = typer.Option(
     None,
@@ -73,11 +73,12 @@ INSECURE = typer.Option(
     False,
     "--insecure",
     rich_help_panel=GATEWAY,
-    help="Permit an address that other machines can reach without a gateway, or with a gateway that does not use TLS.",
+    help="Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway.",
 )
 MAX_BODY = typer.Option(
     16 * 2**20,
     "--max-body",
+    min=1024,
     metavar="BYTES",
     rich_help_panel=GATEWAY,
     help="Maximum size of a request in bytes.",
@@ -85,33 +86,39 @@ MAX_BODY = typer.Option(
 ALLOW_JSON = typer.Option(
     0,
     "--allow-json",
+    min=0,
     metavar="BYTES",
     rich_help_panel=GATEWAY,
-    help="Accept tensors in JSON in requests of at most this size; 0 refuses them. Triton silently reduces a number "
-    "such as 300 to 8 bits for a uint8 input.",
+    help="Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
+    "input, Triton reads 300 in JSON as 44, without an error.",
 )
 IN_FLIGHT = typer.Option(
     None,
     "--in-flight",
+    min=1,
     metavar="N",
     rich_help_panel=GATEWAY,
     show_default="from the measurement of gmmvit tune, else 16",
-    help="Requests that Triton gets at the same time, for each of HTTP and gRPC; more requests wait in the gateway.",
+    help="Maximum number of requests that Triton gets at the same time, for each of HTTP and gRPC; further requests "
+    "wait in the gateway.",
 )
 QUEUE_LIMIT = typer.Option(
     256,
     "--queue-limit",
+    min=0,
     metavar="N",
     rich_help_panel=GATEWAY,
-    help="Requests that may wait in the gateway, HTTP and gRPC together; more requests are refused at once.",
+    help="Maximum number of requests that wait in the gateway, HTTP and gRPC together; further requests are refused at "
+    "once.",
 )
 QUEUE_TIMEOUT = typer.Option(
     None,
     "--queue-timeout",
+    min=1,
     metavar="MS",
     rich_help_panel=GATEWAY,
     show_default="the latency limit of gmmvit tune, else 250",
-    help="Maximum time that a request waits in the gateway, in milliseconds.",
+    help="Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
 )
 ACCESS_LOG = typer.Option(
     None,
@@ -123,15 +130,21 @@ ACCESS_LOG = typer.Option(
 )
 
 
-def require_no_gateway_options(given: Mapping[str, object]) -> None:
+_WITHOUT_GATEWAY = ("gateway", "insecure", "state")
+"""Options of the panel that mean something without a gateway, or have an error of their own."""
+
+
+def require_no_gateway_options(context: typer.Context) -> None:
     """Refuse the options of a gateway in a command without a gateway.
 
-    given: option → its value, or None if the option was not given.
     Errors: InputError.
     """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
+    for option in context.command.params:
+        panel = getattr(option, "rich_help_panel", "")
+        belongs = (panel == GATEWAY and option.name not in _WITHOUT_GATEWAY) or option.name == "access_log"
+        source = context.get_parameter_source(option.name or "")
+        if belongs and source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{option.opts[0]} needs --gateway", hint=f"add --gateway, or remove {option.opts[0]}")
 
 
 def settings_from(

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from gmmvit_cli.options import INPUT, OUTPUT, TARGET
-from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.rollout.canary import CanaryOptions
 
@@ -21,7 +21,7 @@ _DEFAULTS = CanaryOptions()
 
 def rollout(
     bundle: Path | None = typer.Argument(
-        None, metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to serve from now on."
+        None, metavar="BUNDLE", rich_help_panel=INPUT, help="The new bundle to serve."
     ),
     to: Path = typer.Option(
         ..., "--to", metavar="DIR", rich_help_panel=TARGET, help="State folder of the service (gmmvit serve --state)."
@@ -30,7 +30,7 @@ def rollout(
         None,
         metavar="SHARE",
         rich_help_panel=_CANARY,
-        help="First share of the traffic for the new bundle, such as 5%.",
+        help="Share of the requests that the new bundle gets before it gets all requests, such as 5%.",
     ),
     canary_requests: int | None = typer.Option(
         None,
@@ -38,21 +38,21 @@ def rollout(
         metavar="N",
         rich_help_panel=_CANARY,
         show_default=str(_DEFAULTS.requests),
-        help="Number of requests that the new bundle must answer.",
+        help="Number of requests that the new bundle must answer before the two bundles are compared.",
     ),
     canary_timeout: float | None = typer.Option(
         None,
         metavar="S",
         rich_help_panel=_CANARY,
         show_default=f"{_DEFAULTS.timeout_s:g}",
-        help="Maximum time for these requests, in seconds.",
+        help="Maximum time in seconds until the new bundle has answered these requests; then the rollout fails.",
     ),
     canary_slower: float | None = typer.Option(
         None,
         metavar="RATIO",
         rich_help_panel=_CANARY,
         show_default=f"{_DEFAULTS.slower:g}",
-        help="Maximum of the mean times, new divided by old.",
+        help="Maximum ratio of the mean times of a request, new bundle divided by old bundle.",
     ),
     canary_images: list[str] = typer.Option(
         [], metavar="IMAGE|FOLDER|GLOB", rich_help_panel=_CANARY, help="Images that both bundles classify; repeatable."
@@ -62,25 +62,29 @@ def rollout(
         metavar="SHARE",
         rich_help_panel=_CANARY,
         show_default=f"{_DEFAULTS.agreement:g}",
-        help="Minimum share of these images with the same label.",
+        help="Minimum share of the images of --canary-images that get the same label from both bundles.",
     ),
     allow_contract_change: bool = typer.Option(
         False,
         "--allow-contract-change",
         rich_help_panel=INPUT,
-        help="Permit other labels, another input, or a smaller largest batch.",
+        help="Permit another task, other labels, inputs or outputs, or a smaller maximum batch size.",
     ),
     abort: bool = typer.Option(
-        False, "--abort", rich_help_panel=OUTPUT, help="End the running rollout; the old bundle stays."
+        False, "--abort", rich_help_panel=OUTPUT, help="End the running rollout; the old bundle is served."
     ),
     status: bool = typer.Option(
-        False, "--status", rich_help_panel=OUTPUT, help="Print what the service serves, and the step of a rollout."
+        False,
+        "--status",
+        rich_help_panel=OUTPUT,
+        help="Print the served bundle, the previous bundle, and the step of a rollout.",
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
-    beside the first. If the new server gives the golden answers of its bundle and passes the canary, it gets all of the
-    traffic, and the first server ends. Otherwise the first server keeps the traffic, and the exit status is 1.
+    beside the first. If the new server gives the golden answers (the logits that are stored in its bundle) and passes
+    the comparisons of --canary and --canary-images, it gets all requests, and the first server ends. Otherwise the
+    first server keeps all requests, and the exit status is 1.
     """
     from gmmvit_deploy.rollout.canary import share_from
     from gmmvit_deploy.rollout.control import send_order
@@ -116,9 +120,14 @@ def rollout(
             "allow_contract_change": allow_contract_change,
         }
     last: dict[str, Any] = {}
-    for last in send_order(to, order):
-        if "step" in last:
-            note(str(last["step"]))
+    try:
+        for last in send_order(to, order):
+            if "step" in last:
+                note(str(last["step"]))
+    except (KeyboardInterrupt, SystemExit):  # SIGINT, SIGTERM
+        if bundle is not None:
+            complain(f"the rollout goes on; type gmmvit rollout --abort --to {to} to end it")
+        raise
     if "error" in last:
         raise ServerError(str(last["error"]), hint=str(last["hint"]))
     if as_json:

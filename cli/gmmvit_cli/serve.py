@@ -42,12 +42,13 @@ gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
 
 
 def serve(
+    context: typer.Context,
     path: Path | None = typer.Argument(
         None,
         metavar="BUNDLE_OR_REPOSITORY",
         rich_help_panel=INPUT,
         show_default=False,
-        help="The bundle or Triton model repository to serve. With --state: the first bundle.",
+        help="The bundle or Triton model repository to serve. With --state, only the first start needs a bundle.",
     ),
     host: str = typer.Option(
         LOOPBACK,
@@ -57,17 +58,20 @@ def serve(
         "other machines could then send requests without a key.",
     ),
     http_port: int = typer.Option(
-        8000, metavar="PORT", rich_help_panel=TARGET, help="Port for HTTP; 0 chooses a free port."
+        8000, min=0, max=65535, metavar="PORT", rich_help_panel=TARGET, help="Port for HTTP; 0 chooses a free port."
     ),
     grpc_port: int = typer.Option(
-        8001, metavar="PORT", rich_help_panel=TARGET, help="Port for gRPC; 0 chooses a free port."
+        8001, min=0, max=65535, metavar="PORT", rich_help_panel=TARGET, help="Port for gRPC; 0 chooses a free port."
     ),
     metrics_port: int = typer.Option(
-        8002, metavar="PORT", rich_help_panel=TARGET, help="Port for metrics; 0 chooses a free port."
+        8002, min=0, max=65535, metavar="PORT", rich_help_panel=TARGET, help="Port for metrics; 0 chooses a free port."
     ),
     tritonserver: Path | None = TRITONSERVER,
     start_timeout: float = typer.Option(
-        120.0, metavar="S", rich_help_panel=TARGET, help="Maximum time in seconds until all models are ready."
+        120.0,
+        metavar="S",
+        rich_help_panel=TARGET,
+        help="Maximum time in seconds until all models are ready, at the start and at each restart.",
     ),
     cpu_kernels: str | None = CPU_KERNELS,
     request_pixels: int | None = REQUEST_PIXELS,
@@ -75,7 +79,8 @@ def serve(
         False,
         "--gateway",
         rich_help_panel=GATEWAY,
-        help="Run HAProxy in front of the server: keys, TLS, limits, and a queue. The ports are then those of HAProxy.",
+        help="Run HAProxy in front of the server: keys, TLS, limits, and a queue. Needs --keys. HAProxy then listens "
+        "on the ports for HTTP, gRPC and metrics.",
     ),
     listen: str | None = LISTEN,
     keys: Path | None = KEYS,
@@ -93,11 +98,16 @@ def serve(
         "--state",
         metavar="DIR",
         rich_help_panel=GATEWAY,
-        help="Folder of a service whose bundle 'gmmvit rollout' replaces; after a restart, the service serves the "
-        "bundle that was promoted last.",
+        help="State folder, which the command creates; needs --gateway. 'gmmvit rollout' replaces the bundle of a "
+        "service with a state folder. After a restart, the service serves the bundle of the last successful rollout.",
     ),
     log: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, show_default="stderr", help="File to write the server's log to."
+        None,
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+        show_default="stderr",
+        help="File to which the lines of Triton and about its restarts are appended. Lines of the gateway and of "
+        "rollouts go to stderr.",
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -124,8 +134,7 @@ def serve(
             access_log=access_log,
         )
     else:
-        given = {"--listen": listen, "--keys": keys, "--tls-cert": tls_cert, "--tls-key": tls_key}
-        require_no_gateway_options({**given, "--access-log": access_log})
+        require_no_gateway_options(context)
     from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -167,11 +176,9 @@ def serve(
             typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}")
 
     if state is not None:
-        if settings is None or request_pixels is not None:
-            raise InputError(
-                "--state needs --gateway, and excludes --request-pixels",
-                hint="type gmmvit serve BUNDLE --gateway --keys FILE --state DIR",
-            )
+        if settings is None:
+            hint = "type gmmvit serve BUNDLE --gateway --keys FILE --state DIR"
+            raise InputError("--state needs --gateway", hint=hint)
         from gmmvit_deploy.rollout.serving import serve_with_state
 
         with shown:
@@ -181,6 +188,7 @@ def serve(
                 options,
                 settings,
                 cpu_kernels=cpu_kernels_from(cpu_kernels),
+                request_pixels=request_pixels,
                 tritonserver=tritonserver,
                 on_ready=lambda gateway, slots: announce(gateway, slots.server, gateway),
                 on_log_line=note if log is None else None,

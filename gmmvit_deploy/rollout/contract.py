@@ -17,7 +17,7 @@ def contract_changes(old: Manifest, new: Manifest) -> tuple[str, ...]:
     changes = [*_changed_labels(old.labels, new.labels)]
     for name, before, after in (
         ("input type", old.input_kind, new.input_kind),
-        ("input size (channels, height, width)", old.image.tensor_shape, new.image.tensor_shape),
+        ("input size", _size(old), _size(new)),
         ("task", old.task, new.task),
         ("outputs", _outputs(old), _outputs(new)),
     ):
@@ -42,8 +42,15 @@ def require_same_contract(old: Bundle, new: Bundle) -> None:
         )
 
 
-def _outputs(manifest: Manifest) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    return tuple((output.name, output.shape, output.meaning) for output in manifest.outputs)
+def _size(manifest: Manifest) -> str:
+    channels, height, width = manifest.image.tensor_shape
+    return f"{height}×{width} pixels with {channels} channel{'' if channels == 1 else 's'}"
+
+
+def _outputs(manifest: Manifest) -> str:
+    return ", ".join(
+        f"{output.name} of shape ({', '.join(map(str, output.shape))}), {output.meaning}" for output in manifest.outputs
+    )
 
 
 def _changed_labels(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:

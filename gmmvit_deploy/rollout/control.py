@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.errors import GmmvitError, ServerError
+from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.rollout.state import State, socket_address
 
 __all__ = ["ControlServer", "Send", "send_order"]
@@ -33,17 +33,16 @@ _PATIENCE_S = 5.0
 def send_order(folder: Path, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Send an order to the service of a state folder, and yield the events of its answer.
 
-    Errors: ServerError when no service answers, or when the service ends before its last event.
+    Errors:
+        InputError: the folder is no state folder.
+        ServerError: no service answers, or the service ends before its last event.
     """
     state = State(folder)
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
         try:
             connection.connect(socket_address(state.socket_path))
         except OSError as exc:
-            raise ServerError(
-                f"{folder}: no service with this state folder is running ({exc.strerror})",
-                hint=f"type gmmvit serve BUNDLE --gateway --state {folder} to start the service",
-            ) from exc
+            raise _no_service(state, exc) from exc
         connection.sendall(json.dumps(dict(order)).encode() + b"\n")
         last: dict[str, Any] = {}
         with connection.makefile("r", encoding="utf-8") as lines:
@@ -116,6 +115,20 @@ class ControlServer:
                 send({"error": str(exc), "hint": exc.hint})
             except Exception as exc:  # the service goes on, and the client learns what happened
                 send({"error": f"unexpected {type(exc).__name__}: {exc}", "hint": "see the service's log"})
+
+
+def _no_service(state: State, reason: OSError) -> GmmvitError:
+    with contextlib.suppress(OSError):
+        if foreign := state.foreign_content():
+            return InputError(
+                f"--to {state.folder}: expected the state folder of a service, got {foreign}",
+                hint="type --to with the folder that gmmvit serve has as --state",
+            )
+    bundle = "" if state.record_path.exists() else "BUNDLE "
+    return ServerError(
+        f"{state.folder}: no service with this state folder is running ({reason.strerror})",
+        hint=f"type gmmvit serve {bundle}--gateway --keys FILE --state {state.folder} to start the service",
+    )
 
 
 def _order_from(connection: socket.socket) -> dict[str, Any]:

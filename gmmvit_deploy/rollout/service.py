@@ -36,14 +36,14 @@ def first_bundle(state: State, given: Bundle | None) -> Bundle:
             raise InputError(
                 f"{given.path}: the service in {state.folder} serves bundle {promoted.sha256[:12]}, not this bundle "
                 f"({given.sha256[:12]})",
-                hint=f"type gmmvit serve --gateway --state {state.folder} without a bundle, then gmmvit rollout "
-                f"{given.path} --to {state.folder}",
+                hint=f"type gmmvit serve --gateway --keys FILE --state {state.folder} without a bundle, then gmmvit "
+                f"rollout {given.path} --to {state.folder}",
             )
         return promoted
     if given is None:
         raise InputError(
             f"{state.folder}: expected a bundle, because no bundle was promoted in this state folder",
-            hint=f"type gmmvit serve BUNDLE --gateway --state {state.folder}",
+            hint=f"type gmmvit serve BUNDLE --gateway --keys FILE --state {state.folder}",
         )
     copied = state.copy_of(given)
     state.promote(copied)
@@ -63,7 +63,7 @@ class Rollouts:
         self._busy = threading.Lock()
         self._order: _Order | None = None
         self._step = ""
-        self._ended = {"promoted": 0, "failed": 0}
+        self._ended = {"promoted": 0, "failed": 0, "refused": 0}
         self._thread = threading.Thread(target=self._work, name="gmmvit-rollouts", daemon=True)
         self._closing = ExitStack()
 
@@ -84,7 +84,7 @@ class Rollouts:
         ended = [(f'{{result="{result}"}}', count) for result, count in self._ended.items()]
         running = [("", int(self._busy.locked()))]
         return metric_text("gmmvit_rollout_running", "gauge", "1 while a rollout is running", running) + metric_text(
-            "gmmvit_rollouts_total", "counter", "Rollouts that have ended, by result; an abort is a failure", ended
+            "gmmvit_rollouts_total", "counter", "Orders for rollouts by result; an abort is a failure", ended
         )
 
     def abort(self) -> None:
@@ -99,7 +99,7 @@ class Rollouts:
 
     def _report(self, order: _Order) -> Callable[[str], None]:
         def report(step: str) -> None:
-            self._step = step
+            self._step, order.begun = step, True
             self._log(f"rollout: {step}")
             order.send({"step": step})
 
@@ -119,35 +119,49 @@ class Rollouts:
         finally:
             self._order = None
             self._busy.release()
-        self._ended["promoted" if order.error is None else "failed"] += 1
+        result = "promoted" if order.error is None else "failed" if order.begun else "refused"
+        self._ended[result] += 1
         if order.error is not None:
-            self._log(f"rollout: failed: {order.error}")
+            self._log(f"rollout: {result}: {order.error}")
             raise order.error
         return {"done": f"the service serves bundle {order.served}", "bundle": order.served}
 
     def _abort(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
         order = self._order
         if order is None:
-            raise InputError(f"{self._state.folder}: no rollout is running", hint="type gmmvit rollout --status")
+            raise InputError(
+                f"{self._state.folder}: no rollout is running",
+                hint=f"type gmmvit rollout --status --to {self._state.folder} to see which bundle is served",
+            )
         order.aborted.set()
         order.ended.wait()
         served = self._slots.served
         if order.error is None:
             raise ServerError(
                 f"too late: the rollout has promoted bundle {served.sha256[:12]}",
-                hint=f"type gmmvit rollout BUNDLE --to {self._state.folder} with the bundle before",
+                hint=f"type gmmvit rollout {self._before()} --to {self._state.folder} to go back",
             )
         return {"done": f"the rollout has ended; the service goes on with bundle {served.sha256[:12]}"}
 
     def _status(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
-        promoted = self._state.promoted()
+        before = self._before()
         status = {
             "bundle": self._slots.served.sha256,
-            "before": promoted.before if promoted else "",
+            "before": before.name if before else "",
+            "before_path": str(before) if before else "",
             "step": self._step,
         }
-        words = f"serves bundle {status['bundle'][:12]}" + (f"; rollout: {self._step}" if self._step else "")
-        return {"done": words, "status": status}
+        lines = [f"serves bundle {status['bundle'][:12]}"]
+        if before:
+            lines.append(f"the previous bundle is {before}")
+        if self._step:
+            lines.append(f"rollout: {self._step}")
+        return {"done": "; ".join(lines), "status": status}
+
+    def _before(self) -> Path | None:
+        """Return the path of the bundle before the promoted bundle, or None after the first bundle."""
+        promoted = self._state.promoted()
+        return self._state.path_of(promoted.before).absolute() if promoted and promoted.before else None
 
 
 class _Order:
@@ -157,6 +171,8 @@ class _Order:
         """Errors: InputError when a value is missing or invalid."""
         self.send = send
         self.ended = threading.Event()
+        self.begun = False
+        """False if the order was refused before its first step."""
         self.aborted = threading.Event()
         self.error: GmmvitError | None = None
         self.served = ""
@@ -172,7 +188,10 @@ class _Order:
                 allow_contract_change=bool(data["allow_contract_change"]),
             )
         except (KeyError, TypeError, ValueError) as exc:
-            raise InputError(f"the order of the rollout is invalid: {type(exc).__name__}: {exc}") from exc
+            raise InputError(
+                f"the order of the rollout lacks a value, or has an invalid value: {exc}",
+                hint="type gmmvit rollout with the same version of gmmvit as gmmvit serve",
+            ) from exc
 
     def carry_out(self, slots: Slots, state: State, report: Callable[[str], None]) -> None:
         try:

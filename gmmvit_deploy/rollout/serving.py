@@ -18,6 +18,7 @@ from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels
 from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.service import start_gateway
+from gmmvit_deploy.serving.serving import repository_options
 from gmmvit_deploy.serving.signals import Signals
 
 __all__ = ["serve_with_state"]
@@ -32,6 +33,7 @@ def serve_with_state(
     settings: GatewaySettings,
     *,
     cpu_kernels: CpuKernels | None = None,
+    request_pixels: int | None = None,
     tritonserver: Path | None = None,
     on_ready: Callable[[Gateway, Slots], None] = lambda gateway, slots: None,
     on_log_line: Callable[[str], None] | None = None,
@@ -41,7 +43,7 @@ def serve_with_state(
     """Serve the bundle that was promoted last in a state folder, and carry out the orders of ``gmmvit rollout``.
 
     path: the first bundle; None for a folder in which a bundle was promoted.  folder: the state folder.
-    options, settings, cpu_kernels, tritonserver: as for `serving.serve_path`.
+    options, settings, cpu_kernels, request_pixels, tritonserver: as for `serving.serve_path`.
     on_ready: called when the service is ready.
     Errors: those of `serving.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
     """
@@ -60,7 +62,8 @@ def serve_with_state(
         )
         opened.callback(gateway.stop)
         behind = behind_gateway(options, gateway.admin_secret)
-        slots = Slots(gateway, install, behind, cpu_kernels=cpu_kernels, on_log_line=on_log_line)
+        written = repository_options(install, cpu_kernels, request_pixels)
+        slots = Slots(gateway, install, behind, written, on_log_line=on_log_line)
         opened.callback(slots.stop)  # after front and gateway, so that requests in progress reach the server
 
         def kill_now() -> None:

@@ -22,7 +22,7 @@ from gmmvit_deploy.serving.gateway.options import PLACES
 from gmmvit_deploy.serving.gateway.places import Places
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.installs import ServerInstall
-from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
@@ -61,13 +61,13 @@ class Slots:
         gateway: Gateway,
         install: ServerInstall,
         options: ServerOptions,
+        written: RepositoryOptions,
         *,
-        cpu_kernels: CpuKernels | None = None,
         on_log_line: Callable[[str], None] | None = None,
     ) -> None:
-        """options: of the servers behind the gateway, with free ports of loopback."""
+        """options: of the servers behind the gateway, with free ports of loopback.  written: of their repositories."""
         self._gateway, self._install, self._options = gateway, install, options
-        self._cpu_kernels, self._on_log_line = cpu_kernels, on_log_line
+        self._written, self._on_log_line = written, on_log_line
         self._lock = threading.RLock()  # held while a server restarts or ends
         self._old: _Slot | None = None
         self._new: _Slot | None = None
@@ -185,8 +185,7 @@ class Slots:
     def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Slot:
         with ExitStack() as opened:
             folder: Path = opened.enter_context(temporary_folder("repository"))
-            written = RepositoryOptions(backend=self._install.best_backend, cpu_kernels=self._cpu_kernels or "auto")
-            repository = repository_from_bundle(bundle, folder / "models", written)
+            repository = repository_from_bundle(bundle, folder / "models", self._written)
             log = None if self._on_log_line is None else _marked(place, self._on_log_line)
             server = TritonServer(
                 repository.path, install=self._install, options=replace(self._options), on_log_line=log

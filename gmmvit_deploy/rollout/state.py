@@ -45,6 +45,10 @@ class State:
     def socket_path(self) -> Path:
         return self.folder / "control"
 
+    @property
+    def record_path(self) -> Path:
+        return self.folder / "promoted.json"
+
     @contextmanager
     def locked(self) -> Iterator[State]:
         """Hold the lock of the folder.
@@ -75,22 +79,31 @@ class State:
 
     def _require_own(self) -> None:
         """Refuse a folder with files that no service wrote.  Errors: InputError; OSError for an unreadable folder."""
+        if foreign := self.foreign_content():
+            raise InputError(
+                f"{self.folder}: expected an empty or new folder, or the state folder of a service, got {foreign}",
+                hint="type --state with a folder that does not exist yet; the service creates the folder",
+            )
+
+    def foreign_content(self) -> str:
+        """Return what the folder is if it has files that no service wrote, such as ``a bundle``; else an empty text.
+
+        Errors: OSError for an unreadable folder.
+        """
+        if self.folder.is_file():
+            return "a file"
         present = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
         foreign = sorted(name for name in present - {"lock", "control", "bundles"} if not name.startswith("."))
-        if "promoted.json" in present or not foreign:
-            return
-        named = "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
-        raise InputError(
-            f"{self.folder}: expected an empty or new folder, or the state folder of a service, got {named}",
-            hint="type --state with a folder that does not exist yet; the service creates the folder",
-        )
+        if self.record_path.name in present or not foreign:
+            return ""
+        return "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
 
     def promoted(self) -> Promoted | None:
         """Read which bundle was promoted last; None if the folder is new.
 
         Errors: InputError when ``promoted.json`` has another form.
         """
-        path = self.folder / "promoted.json"
+        path = self.record_path
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             promoted = Promoted(**data)
@@ -100,8 +113,10 @@ class State:
             return None
         except (OSError, ValueError, TypeError) as exc:
             raise InputError(
-                f"{path}: expected the record of the promoted bundle: {exc}",
-                hint=f"delete {path}, then type gmmvit serve BUNDLE --state {self.folder} with the bundle to serve",
+                f"{path}: expected the record of the promoted bundle, "
+                + (f"got {exc.strerror}" if isinstance(exc, OSError) else "got other content"),
+                hint=f"delete {path}, then type gmmvit serve BUNDLE --gateway --keys FILE --state {self.folder} with "
+                "the bundle to serve",
             ) from exc
         return promoted
 
@@ -112,7 +127,7 @@ class State:
         """
         last = self.promoted()
         before = "" if last is None else last.before if last.bundle == bundle.sha256 else last.bundle
-        with new_file(self.folder / "promoted.json", force=True) as file:
+        with new_file(self.record_path, force=True) as file:
             file.write(json.dumps(asdict(Promoted(bundle=bundle.sha256, before=before))).encode())
         self._delete_bundles_except({bundle.sha256, before})
 

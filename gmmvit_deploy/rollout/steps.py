@@ -22,6 +22,8 @@ from gmmvit_deploy.rollout.state import State
 __all__ = ["Backends", "RolloutOptions", "roll_out"]
 
 _POLL_S = 0.2
+_SHOWN = 5
+"""The number of images with different labels that an error lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,11 @@ def roll_out(
     bundle = open_bundle(path)
     old = backends.served
     if bundle.sha256 == old.sha256:
-        raise InputError(f"{path}: the service serves this bundle already ({bundle.sha256[:12]})")
+        raise InputError(
+            f"{path}: the service serves this bundle already ({bundle.sha256[:12]})",
+            hint=f"type gmmvit rollout with another bundle; gmmvit rollout --status --to {state.folder} prints the "
+            "path of the previous bundle",
+        )
     if options.allow_contract_change:
         for change in contract_changes(old.manifest, bundle.manifest):
             report(f"contract change: {change}")
@@ -146,10 +152,12 @@ def _compare_labels(
     same = agreement.images - len(agreement.differing)
     report(f"canary images: both servers give the same label to {same} of {agreement.images}")
     if agreement.share < least:
-        shown = "".join(f"\n  {line}" for line in agreement.differing[:5])
+        shown = "".join(f"\n  {line}" for line in agreement.differing[:_SHOWN])
+        if more := len(agreement.differing[_SHOWN:]):
+            shown += f"\n  and {more} more"
         raise ServerError(
             f"the new server gives the same label as the old server to {agreement.share:.1%} of the canary images, "
-            f"expected at least {least:.1%}:{shown}",
+            f"expected at least {least:.1%} (FILE: label of the old server → label of the new server):{shown}",
             hint="look at the images with other labels; if the new labels are right, repeat with a smaller "
             "--canary-agreement",
         )
@@ -159,7 +167,9 @@ def _run_canary(
     backends: Backends, options: CanaryOptions, report: Callable[[str], None], go_on: Callable[[], None]
 ) -> None:
     """Give the new server its share until it has answered enough requests, then compare.  Errors: ServerError."""
-    report(f"{options.share:.3g} of the traffic to the new server until it has answered {options.requests} requests")
+    report(
+        f"{100 * options.share:.3g}% of the traffic to the new server until it has answered {options.requests} requests"
+    )
     backends.share(options.share)
     deadline = time.monotonic() + options.timeout_s
     while True:

@@ -211,6 +211,12 @@ def _unreachable(detail: str, request: Request) -> ServerError:
     detail = detail.rpartition("OPENSSL_internal:")[2]  # gRPC writes numbers of errors and names of layers before it
     if _UNTRUSTED.search(detail):
         return _untrusted(detail, request)
+    if other_port := _other_port(request.url):
+        return ServerError(
+            f"no Triton server answers at {request.url}: {_short(detail)}",
+            hint=f"type {other_port}, because {_PORT_OF[parse_url(request.url).protocol]}; if the server has other "
+            "ports, gmmvit serve printed its addresses at its start",
+        )
     if _NO_TLS.search(detail):
         return ServerError(
             f"the program that answers at {request.url} does not use TLS: {_short(detail)}",
@@ -223,6 +229,21 @@ def _unreachable(detail: str, request: Request) -> ServerError:
         hint="type gmmvit serve BUNDLE to start a server, or type --url and the address of a running server; if the "
         f"server {other}",
     )
+
+
+def _other_port(url: str) -> str:
+    """Return the address with the usual port of its protocol if ``url`` has the usual port of the other protocol."""
+    protocol, address, tls = parse_url(url)
+    host, _, port = address.rpartition(":")
+    usual = {"http": "8000", "grpc": "8001"}
+    own = usual.pop(protocol)
+    return f"{protocol}{'s' if tls else ''}://{host}:{own}" if port in usual.values() else ""
+
+
+_PORT_OF = {
+    "http": "port 8001 is the usual port of gRPC, and 8000 that of HTTP",
+    "grpc": "port 8000 is the usual port of HTTP, and 8001 that of gRPC",
+}
 
 
 def _untrusted(detail: str, request: Request) -> ServerError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Mapping
 
@@ -39,7 +40,11 @@ def listening_socket(
     Errors: ServerError when the port is in use, or when the address is not an address of this machine.
     """
     if not 0 <= port <= 65535:
-        raise ServerError(f"{service} port: expected a number from 0 to 65535, got {port}")
+        name = f"--{service.lower()}-port" if service in _WITH_OPTION else "port"
+        raise ServerError(
+            f"{name}: expected a number from 0 to 65535, got {port}",
+            hint=f"type {name} with a number up to 65535; 0 means any free port",
+        )
     try:
         family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -55,6 +60,11 @@ def listening_socket(
     except OSError as exc:
         listener.close()
         another = f"another port with --{service.lower()}-port" if service in _WITH_OPTION else "another port"
+        if exc.errno == errno.EADDRNOTAVAIL:
+            raise ServerError(
+                f"{option} {host}: this address is not an address of this machine",
+                hint=f"type {option} and an address of this machine (ip address lists them); 0.0.0.0 means all",
+            ) from exc
         raise ServerError(
             f"{service} port {port} on {host} cannot be opened: {exc.strerror}",
             hint=f"stop the program that uses the port, or choose {another}; 0 means any free port",

@@ -318,6 +318,10 @@ class TritonServer:
 
 def _check_backends(repository: Path, install: ServerInstall) -> None:
     configs = sorted(repository.glob("*/config.pbtxt")) if repository.is_dir() else []
+    if not repository.exists():
+        raise RepositoryError(
+            f"{repository}: no such folder", hint="type gmmvit serve with the path of a bundle or of a repository"
+        )
     if not configs:
         raise RepositoryError(
             f"{repository}: expected a Triton model repository, but there is no MODEL/config.pbtxt in this folder",

@@ -16,6 +16,7 @@ from types import TracebackType
 from gmmvit_deploy.errors import MissingDependencyError, ServerError
 from gmmvit_deploy.serving.front.options import DEFAULT_BUFFERED_BYTES, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
+from gmmvit_deploy.serving.gateway.files import queue_bounds
 from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
@@ -200,7 +201,8 @@ def start_gateway(
     model = read_models(server.repository).ensemble
     if model:
         try:
-            keeper = FrontKeeper(gateway.internal_url, model, gateway.settings, on_log_line=note)
+            bounds = queue_bounds(gateway.settings, server.repository)
+            keeper = FrontKeeper(gateway.internal_url, model, gateway.settings, bounds=bounds, on_log_line=note)
         except MissingDependencyError as exc:
             note(f"front: POST /classify is not offered: {exc}")
     else:
@@ -228,11 +230,19 @@ class FrontKeeper:
     """
 
     def __init__(
-        self, triton_http_url: str, model: str, settings: GatewaySettings, *, on_log_line: Callable[[str], None]
+        self,
+        triton_http_url: str,
+        model: str,
+        settings: GatewaySettings,
+        *,
+        bounds: tuple[int, int],
+        on_log_line: Callable[[str], None],
     ) -> None:
         """Start the front, which is ready as soon as the gateway runs.
 
         triton_http_url: where the front sends its requests to Triton.  model: the ensemble that takes encoded images.
+        bounds: (requests in flight, timeout in ms) of the gateway's queue, which is the only queue: the front takes as
+        many requests as the gateway permits.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
         """
         self.secret = secrets.token_hex(16)
@@ -242,6 +252,9 @@ class FrontKeeper:
             model=model,
             max_body_bytes=settings.max_body_bytes,
             max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, settings.max_body_bytes),
+            max_requests=bounds[0] + settings.queue_limit,
+            max_running=bounds[0] + settings.queue_limit,
+            queue_timeout_s=bounds[1] / 1000,
         )
         self._note = on_log_line
         self.restarts = 0
@@ -251,7 +264,7 @@ class FrontKeeper:
     @property
     def front(self) -> Front:
         """What the gateway must know about the front."""
-        return Front(port=self.port, secret=self.secret)
+        return Front(port=self.port, secret=self.secret, model=self._options.model)
 
     def wait_ready(self) -> None:
         """Wait until the front answers.  Errors: ServerError when it does not start."""

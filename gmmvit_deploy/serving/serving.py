@@ -18,7 +18,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import BareService, GatewayService, Service
 from gmmvit_deploy.serving.signals import Signals
 
-__all__ = ["serve_path"]
+__all__ = ["repository_options", "serve_path"]
 
 
 def serve_path(
@@ -90,6 +90,17 @@ def serve_path(
                 service.stop()
 
 
+def repository_options(
+    install: ServerInstall, cpu_kernels: CpuKernels | None, request_pixels: int | None
+) -> RepositoryOptions:
+    """Return the options of a temporary repository for this server.  None: the default."""
+    return RepositoryOptions(
+        backend=install.best_backend,
+        cpu_kernels=cpu_kernels or "auto",
+        request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
+    )
+
+
 def _repository(
     path: Path,
     folder: Path,
@@ -102,11 +113,7 @@ def _repository(
 ) -> Path:
     """Return the repository at ``path``, or the repository that is written in ``folder`` for the bundle at ``path``."""
     if (path / MANIFEST_FILE).is_file():
-        written = RepositoryOptions(
-            backend=install.best_backend,
-            cpu_kernels=cpu_kernels or "auto",
-            request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
-        )
+        written = repository_options(install, cpu_kernels, request_pixels)
         made = repository_from_bundle(
             open_bundle(path), folder / "models", written, on_progress=prefixed("repository", on_progress)
         )

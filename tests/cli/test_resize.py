@@ -54,7 +54,7 @@ def test_a_bundle_of_an_earlier_version_opens(gmmvit: Gmmvit, checkpoint: Path, 
         (
             ("--crop-pct", "0.9"),
             "--crop-pct: expected 1 with the resize rule stretch-bilinear, because this rule does not crop, got 0.9",
-            "type --resize center-bilinear, squash-bilinear or border-bilinear for a rule that crops",
+            "center-bilinear, shortest-bilinear, squash-bilinear or border-bilinear for a rule that crops",
         ),
         (("--crop-pct", "0", "--resize", "center-bicubic"), "--crop-pct: expected a number above 0 and at most 1", ""),
         (("--crop-pct", "1.15", "--resize", "center-bicubic"), "at most 1, got 1.15", ""),

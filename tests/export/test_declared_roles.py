@@ -110,10 +110,9 @@ def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> Non
     assert quantised(before.proto) - quantised(after.proto) == {"blocks.0.mlp.0"}
 
 
-class _TwoHeads(nn.Module):
+class _TwoHeads(Model):
     """A network with a second head, as in distillation; its output is the mean of both heads."""
 
-    foreign = False
     operator_roles = {"add": "head", "div": "head"}  # noqa: RUF012 - as a family writes it, without a type
 
     def __init__(self, model: Model, second: nn.Linear) -> None:
@@ -129,7 +128,7 @@ def test_a_second_head_is_a_head_and_stays_out_of_int8() -> None:
     """A second head that took the role of a projection would silently become int8."""
     model = _TwoHeads(small(), with_role(nn.Linear(16, 3), "head")).eval()
     _TwoHeads.operator_roles["mean"] = "pooling"
-    proto = onnx_from_model(model, preprocessing=None, max_batch=4)  # type: ignore[arg-type]
+    proto = onnx_from_model(model, preprocessing=None, max_batch=4)
     images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
     quantised = quantize_graph(proto, "int8", bounds_of(calibrate(proto, images), "int8")).graph
     assert roles_of(quantised)["head/Gemm"] == roles_of(quantised)["second/Gemm"] == "head"

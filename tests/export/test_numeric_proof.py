@@ -168,7 +168,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
         return made
 
     # The emulation would detect the fault as well; it is patched, so that only the proof of the file can.
-    monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
+    monkeypatch.setattr(variants, "emulated_outputs", lambda *given, **options: (bundle.golden()[1],))
     monkeypatch.setattr(variants, "prepared_graph", broken)
     with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run the graph"):
         variant_from_bundle(copied, "fp16")
@@ -188,7 +188,7 @@ def test_a_file_that_a_runtime_cannot_load_ends_the_conversion(
         next(iter(made.proto.graph.node)).op_type = "NoSuchOperator"
         return made
 
-    monkeypatch.setattr(variants, "emulated_logits", lambda *given, **options: bundle.golden()[1])
+    monkeypatch.setattr(variants, "emulated_outputs", lambda *given, **options: (bundle.golden()[1],))
     monkeypatch.setattr(variants, "prepared_graph", broken)
     with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime cannot load the graph: .*NoSuch"):
         variant_from_bundle(copied, "fp16")

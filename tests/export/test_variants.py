@@ -148,7 +148,7 @@ def test_calibration_belongs_to_int8_and_fp8(copied: Bundle, calibration_images:
 
 def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(path.name for path in copied.path.iterdir())
-    monkeypatch.setattr(module, "emulated_logits", lambda *_, **__: np.full((8, 10), np.nan, np.float32))
+    monkeypatch.setattr(module, "emulated_outputs", lambda *_, **__: (np.full((8, 10), np.nan, np.float32),))
     with pytest.raises(ExportError, match="the logits in fp16 are not finite"):
         variant_from_bundle(copied, "fp16")
     assert sorted(path.name for path in copied.path.iterdir()) == before

@@ -224,12 +224,13 @@ def test_an_untouched_runner_passes(bundle: Bundle) -> None:
 def test_a_model_whose_float32_is_no_reference(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     from gmmvit_deploy.parity import reference
 
-    def coarse(self: reference.Reference, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def coarse(self: reference.Reference, inputs: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         with torch.inference_mode():
             trained = self.model(self.tensors(inputs)).numpy()
-        return trained, trained.astype(np.float64) * 1.01  # as if the float64 logits came from another model
+        # As if the float64 logits came from another model.
+        return {"logits": (trained, trained.astype(np.float64) * 1.01)}
 
-    monkeypatch.setattr(reference.Reference, "logits", coarse)
+    monkeypatch.setattr(reference.Reference, "answers", coarse)
     assert "float32 is too coarse for this model" in judged(bundle).checks["numeric"]["reasons"][0]
 
 

@@ -66,7 +66,7 @@ def labels_permuted(repository: Repository, name: str) -> None:
 
 def mixes_up_rows(repository: Repository, name: str) -> None:
     model = repository.path / f"{name}_network" / "1" / "model.py"
-    edited(model, "        start = 0\n", "        logits = logits[::-1]\n        start = 0\n")
+    edited(model, "        start = 0\n", "        computed = [rows[::-1] for rows in computed]\n        start = 0\n")
 
 
 FAULTS = {

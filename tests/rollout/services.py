@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
+from PIL import Image
 
 from benchmarks.shared.checked_load import CheckedLoad
 from benchmarks.shared.growth import kinds_of
 from benchmarks.shared.state_service import StateService
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.rollout.state import State
-from tests.serving.gateways import KEY
+from tests.serving.gateways import KEY, Answer, request
 
-__all__ = ["load", "other_bundle", "processes", "promoted"]
+__all__ = ["classifying", "load", "other_bundle", "png", "processes", "promoted"]
+
+
+def png(size: int = 32) -> bytes:
+    """Return an image, by default of the network's size."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((size, size, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@contextmanager
+def classifying(service: StateService, clients: int = 4) -> Iterator[list[Answer]]:
+    """Send images to ``POST /classify`` from several clients at a time; yield the list that receives the answers."""
+    answers: list[Answer] = []
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            answers.append(request(service.where["http"], "/classify", png()))
+
+    threads = [threading.Thread(target=send) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
 
 
 def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:

@@ -61,7 +61,7 @@ def test_a_share_is_written_in_percent_or_as_a_number(text: str, share: float) -
 
 @pytest.mark.parametrize("text", ["five", "", "%", "5 percent"])
 def test_other_text_is_no_share(text: str) -> None:
-    with pytest.raises(InputError, match="--canary: expected a share such as 5%"):
+    with pytest.raises(InputError, match="--canary: expected a share above 0% and below 100%, such as 5%"):
         share_from(text)
 
 

@@ -61,7 +61,7 @@ def test_a_larger_image_is_named(bundle: Bundle) -> None:
             )
 
     changes = contract_changes(bundle.manifest, Larger())  # type: ignore[arg-type]  # stands in for a manifest
-    assert any("(3, 32, 32), the new bundle has (3, 64, 64)" in change for change in changes)
+    assert any("32×32 pixels with 3 channels, the new bundle has 64×64 pixels" in change for change in changes)
 
 
 def test_a_smaller_batch_is_a_change_and_a_larger_batch_is_none(bundle: Bundle) -> None:

@@ -91,7 +91,11 @@ def test_two_orders_are_carried_out_at_the_same_time(state: State) -> None:
 def test_without_a_service_the_error_states_how_to_start_it(state: State) -> None:
     with pytest.raises(ServerError, match="no service with this state folder is running") as caught:
         list(send_order(state.folder, {"order": "status"}))
-    assert "gmmvit serve BUNDLE --gateway --state" in caught.value.hint
+    assert caught.value.hint.startswith("type gmmvit serve BUNDLE --gateway --keys FILE --state")
+    state.record_path.write_text("{}")
+    with pytest.raises(ServerError) as caught:
+        list(send_order(state.folder, {"order": "status"}))
+    assert caught.value.hint.startswith("type gmmvit serve --gateway --keys FILE --state")
 
 
 def test_a_service_that_ends_in_the_middle_is_an_error(state: State) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.rollout.canary import CanaryOptions, share_from
+from gmmvit_deploy.rollout.control import ControlServer, Send, send_order
+from gmmvit_deploy.rollout.service import Rollouts
 from gmmvit_deploy.rollout.state import State
 from tests.cli.terminal import gmmvit_here
 
@@ -48,10 +59,19 @@ def test_percent_of_agreement_gets_a_share_to_type() -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "photo.png"])
 def test_a_folder_of_something_else_stays_as_it_is(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
-    named = "a bundle" if name == "manifest.json" else r"other files \(photo\.png\)"
+    named = "a bundle" if name == "manifest.json" else r"a folder with other files \(photo\.png\)"
     with pytest.raises(InputError, match=named), State(tmp_path).locked():
         pytest.fail("the folder was taken")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+    answer = gmmvit_here("rollout", "--status", "--to", tmp_path)
+    assert answer.status == 1
+    assert re.search(f"Error: --to .*: expected the state folder of a service, got {named}\n", answer.err)
+
+
+def test_a_file_is_no_state_folder(tmp_path: Path) -> None:
+    (tmp_path / "service").write_text("")
+    with pytest.raises(InputError, match="the state folder of a service, got a file"):
+        list(send_order(tmp_path / "service", {"order": "status"}))
 
 
 def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
@@ -63,3 +83,61 @@ def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with State(tmp_path).locked():
         pass
+
+
+ORDER = {
+    "order": "rollout",
+    "canary_share": None,
+    "canary_requests": 1,
+    "canary_timeout_s": 1.0,
+    "canary_slower": 1.5,
+    "canary_images": [],
+    "canary_agreement": 0.9,
+    "allow_contract_change": False,
+}
+
+
+def test_a_refused_order_is_no_failed_rollout(tmp_path: Path) -> None:
+    lines: list[str] = []
+    slots: Any = SimpleNamespace(served=SimpleNamespace(sha256="ab" * 32))
+    with Rollouts(slots, State(tmp_path), on_log_line=lines.append) as rollouts:
+        (answer,) = send_order(tmp_path, {**ORDER, "bundle": str(tmp_path / "nowhere")})
+        assert "nowhere" in answer["error"]
+        text = rollouts.metrics_text()
+        assert 'gmmvit_rollouts_total{result="refused"} 1' in text
+        assert 'gmmvit_rollouts_total{result="failed"} 0' in text
+        assert lines[0].startswith("rollout: refused: ")
+        (answer,) = send_order(tmp_path, {"order": "abort"})
+        assert f"gmmvit rollout --status --to {tmp_path}" in answer["hint"]
+
+
+@pytest.mark.export
+def test_an_interrupted_command_states_how_to_end_the_rollout(tmp_path: Path, bundle: Bundle) -> None:
+    ended = threading.Event()
+
+    def begin(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
+        send({"step": "begins"})
+        ended.wait(60)
+        return {"done": "rolled out"}
+
+    command = [sys.executable, "-m", "gmmvit_cli.main", "rollout", str(bundle.path), "--to", str(tmp_path)]
+    with ControlServer(State(tmp_path), {"rollout": begin}):
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        for process, number, status in zip(processes, (signal.SIGINT, signal.SIGTERM), (130, 143), strict=True):
+            with process:
+                assert process.stderr is not None
+                assert process.stderr.readline() == "begins\n"
+                process.send_signal(number)
+                assert process.wait(30) == status
+                words = f"the rollout goes on; type gmmvit rollout --abort --to {tmp_path} to end it"
+                assert words in process.stderr.read()
+        ended.set()
+
+
+def test_the_status_has_the_path_of_the_bundle_before(tmp_path: Path) -> None:
+    (tmp_path / "promoted.json").write_text('{"bundle": "new", "before": "old"}')
+    slots: Any = SimpleNamespace(served=SimpleNamespace(sha256="new"))
+    with Rollouts(slots, State(tmp_path)):
+        (answer,) = send_order(tmp_path, {"order": "status"})
+    assert answer["done"] == f"serves bundle new; the previous bundle is {tmp_path / 'bundles' / 'old'}"
+    assert answer["status"]["before_path"] == str(tmp_path / "bundles" / "old")

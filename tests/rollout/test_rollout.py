@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.rollout.control import send_order
 from gmmvit_deploy.rollout.service import first_bundle
 from gmmvit_deploy.rollout.state import State
-from tests.rollout.services import load, other_bundle, promoted
+from tests.documented import ROOT
+from tests.rollout.services import classifying, load, other_bundle, png, processes, promoted
 from tests.serving.gateways import KEY, key_file, request, require_haproxy
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
@@ -45,8 +47,10 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
         assert "done" in answer, answer
         time.sleep(1)
         assert promoted(service) == bundles["elm"].sha256
-        answer = service.order(bundle=str(bundles["gmm"].path))
+        (status,) = send_order(service.state, {"order": "status"})
+        answer = service.order(bundle=status["status"]["before_path"])  # the way back
         assert "done" in answer, answer
+        assert promoted(service) == bundles["gmm"].sha256
         time.sleep(1)
     assert (clients.lost, clients.wrong) == ([], [])
     assert clients.total > 100
@@ -84,19 +88,19 @@ def test_a_canary_counts_requests_of_clients_only(service: StateService, bundles
 
 def test_a_canary_counts_images_sent_to_classify(service: StateService, bundles: dict[str, Bundle]) -> None:
     other = other_bundle(service, bundles)
-    image = io.BytesIO()
-    Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(image, "PNG")
     results: list[dict[str, Any]] = []
-    order = {"bundle": str(other.path), "canary_share": 0.5, "canary_requests": 5, "canary_timeout_s": 20.0}
+    # No server can answer in a thousandth of the other's time: the canary fails as soon as it has its five requests.
+    canary = {"canary_share": 0.5, "canary_requests": 5, "canary_timeout_s": 20.0, "canary_slower": 0.001}
+    order = {"bundle": str(other.path), **canary}
     thread = threading.Thread(target=lambda: results.append(service.order(**order)))
     thread.start()
     while thread.is_alive():
-        assert request(service.where["http"], "/classify", image.getvalue()).status == 200
+        assert request(service.where["http"], "/classify", png()).status == 200
     thread.join()
-    assert "done" in results[0], results
-    lines = (service.state.parent / "access.log").read_text().splitlines()
-    assert any('"path":"/classify"' in line for line in lines)
-    assert not any("internal" in line for line in lines)
+    assert "latency" in results[0]["error"], results
+    logged = access_log(service)
+    assert {line["model"] for line in logged if line["path"] == "/classify"} == {"gmmvit"}
+    assert {line["protocol"] for line in logged} <= {"http", "grpc"}  # not the requests of the front
 
 
 def test_another_decision_on_canary_images_goes_back(
@@ -138,11 +142,19 @@ def test_the_served_bundle_is_not_rolled_out_again(service: StateService, bundle
     assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
 
 
-def test_an_abort_goes_back(service: StateService, bundles: dict[str, Bundle]) -> None:
-    before = promoted(service)
-    other = next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != before)
+def test_an_abort_under_load_goes_back_and_refuses_no_image(service: StateService, bundles: dict[str, Bundle]) -> None:
+    before, other = promoted(service), other_bundle(service, bundles)
+    with classifying(service) as answers:
+        abort_a_canary(service, before, other)
+        time.sleep(0.5)
+    assert [(answer.status, answer.body) for answer in answers if answer.status != 200] == []
+    assert {answer.headers["x-gmmvit-bundle"] for answer in answers} == {before, other.sha256}
+    assert promoted(service) == before
+    assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
+
+
+def abort_a_canary(service: StateService, before: str, other: Bundle) -> None:
     results: list[dict[str, Any]] = []
-    # Without traffic the canary waits for its requests until the abort.
     order = {"bundle": str(other.path), "canary_share": 0.5, "canary_requests": 100_000}
     thread = threading.Thread(target=lambda: results.append(service.order(**order)))
     thread.start()
@@ -152,23 +164,36 @@ def test_an_abort_goes_back(service: StateService, bundles: dict[str, Bundle]) -
         if "of the traffic" in status["status"]["step"]:
             break
         time.sleep(0.1)
+    time.sleep(0.5)
     second = service.order(bundle=str(other.path))
     assert "another rollout is running" in second["error"]
     (aborted,) = send_order(service.state, {"order": "abort"})
     assert f"the rollout has ended; the service goes on with bundle {before[:12]}" in aborted["done"]
     thread.join(60)
     assert results[0]["error"] == "the rollout was aborted"
-    assert promoted(service) == before
-    assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
 
 
 def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bundle]) -> None:
     before = rollout_metrics(service)
     assert "error" in service.order(bundle=str(bundles["labels"].path))  # a contract change
     after = rollout_metrics(service)
-    assert after.pop("gmmvit_rollout_running") == 0
-    assert after['gmmvit_rollouts_total{result="failed"}'] == before['gmmvit_rollouts_total{result="failed"}'] + 1
-    assert after['gmmvit_rollouts_total{result="promoted"}'] == before['gmmvit_rollouts_total{result="promoted"}']
+    assert after["gmmvit_rollout_running"] == 0
+    refused = 'gmmvit_rollouts_total{result="refused"}'
+    assert after == {**before, refused: before[refused] + 1}
+
+
+def test_the_documented_command_prints_the_process_of_the_server(service: StateService) -> None:
+    page = (ROOT / "docs/pages/running_it.md").read_text(encoding="utf-8")
+    (command,) = set(re.findall(r"`(pgrep -P PID_OF_SERVE \w+)`", page))
+    words = command.replace("PID_OF_SERVE", str(service.process.pid)).split()
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert {int(pid) for pid in printed} == processes(service, "tritonserver")
+    assert len(printed) == 1
+
+
+def access_log(service: StateService) -> list[dict[str, Any]]:
+    log = (service.state.parent / "access.log").read_text()
+    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]  # not HAProxy's own messages
 
 
 def rollout_metrics(service: StateService) -> dict[str, float]:
@@ -194,15 +219,15 @@ def test_after_a_restart_the_service_serves_the_promoted_bundle(
     with pytest.raises(ServerError, match="already running"), State(service.state).locked():
         pytest.fail("the state folder of a running service was locked")
     assert service.stop() == 0
-    again = StateService(service.folder, key_file(service.folder))
+    again = StateService(service.folder, key_file(service.folder), "--request-pixels", "5000")
     try:
         answer = request(again.where["http"], "/v2/models/gmmvit/config")
         assert answer.headers["x-gmmvit-bundle"] == other.sha256
+        answer = request(again.where["http"], "/classify", png(size=100))
+        assert (answer.status, "the maximum is 5000 pixels" in answer.json()["error"]) == (400, True)
     finally:
         assert again.stop() == 0
-    log = (service.state.parent / "access.log").read_text()
-    requests = [json.loads(line) for line in log.splitlines() if line.startswith("{")]  # not HAProxy's own messages
-    assert {bundles["gmm"].sha256, bundles["elm"].sha256} <= {each["bundle"] for each in requests}
+    assert {bundles["gmm"].sha256, bundles["elm"].sha256} <= {line["bundle"] for line in access_log(service)}
 
 
 def test_a_service_starts_with_its_promoted_bundle_or_asks_for_a_bundle(

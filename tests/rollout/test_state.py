@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.errors import BundleError, GmmvitError, InputError, ServerError
+from gmmvit_deploy.errors import BundleError, InputError, ServerError
 from gmmvit_deploy.rollout.state import State, socket_address
 
 pytestmark = pytest.mark.export
@@ -68,7 +68,7 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"bundle": 3}', '{"bundle": "a", "more": "b"}', "\x00"])
 def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "promoted.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="expected the record of the promoted bundle"):
+    with pytest.raises(InputError, match="expected the record of the promoted bundle, got other content"):
         State(tmp_path).promoted()
 
 
@@ -81,7 +81,7 @@ def test_a_second_service_on_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(GmmvitError, match="expected a folder"), State(tmp_path / "file").locked():
+    with pytest.raises(InputError, match="state folder of a service, got a file"), State(tmp_path / "file").locked():
         pytest.fail("a file was taken for a folder")
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import numpy as np
@@ -27,6 +28,8 @@ from PIL import Image
 from tritonclient.grpc import service_pb2
 
 from benchmarks.shared import stand_in
+from benchmarks.shared.hostile import grpc_requests
+from benchmarks.shared.hostile.http_requests import Held
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
@@ -128,7 +131,7 @@ class TestHttp:
         assert answer.headers["www-authenticate"] == "Bearer"
 
     def test_a_large_body_without_a_key_gets_its_answer(self, gateway: Gateway) -> None:
-        assert request(gateway.http_url, INFER, bytes(20_000_000), key=None).status == 401
+        assert request(gateway.http_url, INFER, bytes(900_000), key=None).status == 401
 
     @pytest.mark.parametrize(
         ("method", "path"),
@@ -208,9 +211,11 @@ class TestHttp:
                 assert answer.status == 400, body
                 assert "binary tensors" in answer.json()["error"]
         head = {"Inference-Header-Content-Length": str(len(whole))}
-        assert "larger than 4096" in request(gateway.http_url, INFER, whole, headers=head).json()["error"]
+        assert "expected up to 4096 bytes" in request(gateway.http_url, INFER, whole, headers=head).json()["error"]
 
-    @pytest.mark.parametrize("length", ["+{}", "-{}", "{}.0", "0x{:x}", "{}, {}", "{}, 0", "", "ten", "1e3", "{} 0"])
+    @pytest.mark.parametrize(
+        "length", ["+{}", "0{}", "-{}", "{}.0", "0x{:x}", "{}, {}", "{}, 0", "", "ten", "1e3", "{} 0"]
+    )
     def test_a_length_of_json_in_another_form(self, length: str, gateway: Gateway) -> None:
         """Triton takes +5 for 5; HAProxy compared such a length with no limit, and 300 became 44."""
         tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
@@ -287,7 +292,7 @@ class TestHttp:
         ids=["version", "zero byte", "zero byte without a key", "2**64", "headers", "header name"],
     )
     def test_invalid_http(self, lines: list[str], status: int, text: str, gateway: Gateway) -> None:
-        """HAProxy 2.6 has a fixed answer to the last two. It takes the others, and a length of 2**64 for 0."""
+        """HAProxy 2.6 has a fixed answer in HTML to the last two. It takes the others, and a length of 2**64 for 0."""
         head = "\r\n".join([*lines, "Host: a", f"Authorization: Bearer {KEY}", "Inference-Header-Content-Length: 0"])
         with socket.create_connection(("127.0.0.1", gateway.http_port), timeout=10) as connection:
             connection.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
@@ -342,6 +347,38 @@ class TestHttp:
         for connection in held:
             connection.close()
 
+    def test_a_stranger_whose_body_stops_is_refused_within_seconds(self, gateway: Gateway) -> None:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n".encode()
+        started = time.monotonic()
+        assert raw_answer(gateway, head + b"ab").startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - started < 15
+
+    def test_a_stranger_gets_an_answer_before_the_end_of_a_large_body(self, gateway: Gateway) -> None:
+        head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", gateway.http_port), timeout=20) as connection:
+            connection.sendall(head + bytes(1_300_000))
+            assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+
+    def test_streams_of_strangers_are_not_held(self, gateway: Gateway, pixels: np.ndarray) -> None:
+        """20,000 requests whose bodies stop were held for a minute, with 17 kB each."""
+        held = grpc_requests.CALLS["100 streams whose messages stop, on 100 connections"]()
+        assert isinstance(held, Held)
+        connections = []
+        for port in (gateway.http_port, gateway.grpc_port):
+            for _ in range(held.connections):
+                connections.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                connections[-1].sendall(held.begin)
+        body, headers = binary_request("pixels", pixels)
+        answer = request(gateway.http_url, INFER, body, headers=headers)
+        metrics = request(gateway.metrics_url, "/metrics/gateway").body.decode()
+        for connection in connections:
+            connection.close()
+        assert answer.status == 200
+        names = [f'haproxy_backend_current_sessions{{proxy="refusing_{protocol}"}} ' for protocol in ("http", "grpc")]
+        now = [int(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(tuple(names))]
+        assert len(now) == 2
+        assert max(now) <= 501, now
+
 
 class TestGrpc:
     def test_a_key_opens_the_model(self, gateway: Gateway, bundle: Bundle, pixels: np.ndarray) -> None:
@@ -351,7 +388,7 @@ class TestGrpc:
         assert float(np.abs(logits - bundle.golden()[1]).max()) < 1e-5
         assert metadata["x-gmmvit-bundle"] == bundle.sha256
 
-    @pytest.mark.parametrize("rows", [1, 8, 2000])
+    @pytest.mark.parametrize("rows", [1, 8, 300])
     def test_no_key(self, rows: int, gateway: Gateway) -> None:
         """A message above HAProxy's buffer gets the same status; it was CANCELLED before refuse.lua."""
         message = grpc_request("pixels", np.zeros((rows, 32, 32, 3), np.uint8))
@@ -532,7 +569,7 @@ class TestTls:
         with Stub(gateway.grpc_url, ca=cert) as stub:
             assert stub.call("ModelInfer", grpc_request("pixels", pixels))[0].model_name == "gmmvit_network"
         with Stub(gateway.grpc_url, key=None, ca=cert) as stub:
-            large = grpc_request("pixels", np.zeros((1000, 32, 32, 3), np.uint8))
+            large = grpc_request("pixels", np.zeros((300, 32, 32, 3), np.uint8))
             assert stub.code("ModelInfer", large)[0] == grpc.StatusCode.UNAUTHENTICATED
         assert self.curl(gateway.http_url, cert) == "200 2"
 
@@ -582,8 +619,10 @@ class TestReload:
 
 class TestRestart:
     def test_a_killed_haproxy_is_started_again(self, open_gateway: Open) -> None:
-        gateway = open_gateway()
+        lines: list[str] = []
+        gateway = open_gateway(on_log_line=lines.append)
         self.kill(gateway)
+        assert any("HAProxy has ended (signal SIGKILL) and is started again" in line for line in lines)
         assert request(gateway.http_url, "/v2").status == 200
         assert "gmmvit_gateway_restarts_total 1" in request(gateway.metrics_url, "/metrics").body.decode()
 
@@ -632,6 +671,10 @@ class TestObservability:
         assert {"client": "tester", "model": "gmmvit_network", "protocol": "grpc"}.items() <= over_grpc.items()
         assert {"client": "-", "grpc_status": "16"}.items() <= refused_grpc.items()
         assert KEY not in gateway.settings.access_log.read_text()
+        assert request(gateway.http_url, "/v2/health/ready").status == 200
+        ready = log_lines(gateway, 5)[-1]
+        ends = [line["end"] for line in (over_http, over_grpc, ready, refused, refused_grpc)]
+        assert ends == ["--", "--", "LR", "LR", "LR"]
 
     def test_every_line_is_json_whatever_clients_send(self, open_gateway: Open, tmp_path: Path) -> None:
         cert, key = certificate(tmp_path)
@@ -660,8 +703,7 @@ class TestObservability:
                 plain.recv(100)
         lines = log_lines(gateway, len(sent) + 2)
         assert len(lines) == len(sent) + 2
-        for line in lines:
-            print(line)
+        assert lines[-3]["end"] == "PR"
         assert [line["model"] for line in lines[:2]] == ["-", "-"]
         assert [line["refused"] for line in lines[-3:]] == ["malformed_request", *["SSL handshake failure"] * 2]
         gateway.stop()
@@ -677,7 +719,7 @@ class TestObservability:
         assert 'gmmvit_metrics_source_up{source="gateway"} 1' in text
         assert 'gmmvit_metrics_source_up{source="server"} 1' in text
         assert "haproxy_" in request(gateway.metrics_url, "/metrics/gateway").body.decode()
-        assert "nv_inference" in request(gateway.metrics_url, "/metrics/server").body.decode()
+        assert request(gateway.metrics_url, "/metrics/server").status == 404
         assert request(gateway.metrics_url, "/metrics", key=None).status == 401
         assert request(gateway.metrics_url, "/other").status == 404
 
@@ -807,15 +849,20 @@ class TestCommand:
             deadline = time.monotonic() + 10
             while "key_reloads_total 1" not in metrics_text(where) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
+            with socket.create_connection(("127.0.0.1", urlsplit(where["http"]).port)) as stranger:
+                stranger.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nab".encode())
+                time.sleep(0.1)
+                process.send_signal(signal.SIGTERM)
+                started = time.monotonic()
+                _, errors = process.communicate(timeout=60)
+            assert time.monotonic() - started < 15  # a body that a stranger does not complete held it up for 25 s
         finally:
             process.kill()
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
         assert re.search(r"^\d{4}-\d\d-\d\dT[\d:]{8}Z gmmvit serve: gateway: reloaded 1 key$", errors, re.M)
         # HAProxy writes messages at its end; every line of the access log is JSON all the same.
-        assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401]
+        assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401, 408]
         assert "cumulated" not in errors
         assert wait_gone(str(models)) == {}
         assert not Path(f"/proc/{where['gateway_pid']}").exists()

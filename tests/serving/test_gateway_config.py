@@ -21,6 +21,7 @@ from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, ha
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.models import ServedModels, Tuned, read_models, read_tuning
 from gmmvit_deploy.serving.gateway.options import (
+    DEFAULT_BODY_BYTES,
     Front,
     GatewayFiles,
     GatewayOptions,
@@ -137,9 +138,11 @@ class TestSettings:
         assert read_tuning(tmp_path) == Tuned(rate=500.0, bound_ms=20.0)
         assert chosen(settings) == (10, 20)
         assert chosen(replace(settings, in_flight=3, queue_timeout_ms=7)) == (3, 7)
-        (tmp_path / TUNING_FILE).write_text("[]")
-        with pytest.raises(InputError, match=f"{TUNING_FILE}: expected the measurement of gmmvit tune"):
-            chosen(settings)
+        for other in ("[]", "{}", "no JSON", '{"rate": [], "bound_ms": 1}'):
+            (tmp_path / TUNING_FILE).write_text(other)
+            expected = f"{TUNING_FILE}: expected the measurement of gmmvit tune, .* got other content"
+            with pytest.raises(InputError, match=expected):
+                chosen(settings)
 
 
 class TestConfig:
@@ -310,6 +313,12 @@ class TestOwnGateway:
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
             (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
             (["serve", "MODELS", "--keys", "KEYS"], "--keys needs --gateway"),
+            (["serve", "MODELS", "--max-body", str(DEFAULT_BODY_BYTES)], "--max-body needs --gateway"),
+            (["serve", "MODELS", "--allow-json", "10"], "--allow-json needs --gateway"),
+            (["serve", "MODELS", "--in-flight", "3"], "--in-flight needs --gateway"),
+            (["serve", "MODELS", "--queue-limit", "3"], "--queue-limit needs --gateway"),
+            (["serve", "MODELS", "--queue-timeout", "3"], "--queue-timeout needs --gateway"),
+            (["serve", "MODELS", "--access-log", "log"], "--access-log needs --gateway"),
             (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
             (["serve", "MODELS", "--gateway", "--keys", "KEYS", "--host", "10.0.0.1"], "--host and --gateway exclude"),
             (["serve", "MODELS", "--host", "10.0.0.1"], "--host 10.0.0.1: other machines could send requests"),

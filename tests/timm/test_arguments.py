@@ -15,7 +15,7 @@ from timm.data import resolve_data_config
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.families.timm import proof
+from gmmvit_deploy.families.timm.model import TimmModel
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from tests.conftest import MANIFEST, golden
@@ -92,14 +92,13 @@ def test_features_are_no_logits(tmp_path: Path) -> None:
 
 def test_a_model_that_differs_from_timms_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32})
-    build = proof.network_from_spec
+    answer_calls = TimmModel.answer_calls
 
-    def other(spec: Any) -> Any:
-        network = build(spec)
-        network.norm.eps = 1e-5
-        return network
+    def with_a_mistake(model: TimmModel, masked: Any) -> None:
+        answer_calls(model, masked)
+        model.get_submodule("network.norm").eps = 1e-5  # type: ignore[assignment]  # the epsilon of a LayerNorm
 
-    monkeypatch.setattr(proof, "network_from_spec", other)
+    monkeypatch.setattr(TimmModel, "answer_calls", with_a_mistake)
     with pytest.raises(GmmvitError, match=r"differ by .* from the logits of timm's own model"):
         load_checkpoint(path, LoadHints())
 

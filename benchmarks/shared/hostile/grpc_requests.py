@@ -226,6 +226,10 @@ CALLS: dict[str, Callable[[], Call | Held]] = {
     "100 streams without a message": lambda: _frames(
         b"".join(_frame(HEADERS, 4, stream, POST) for stream in range(1, 200, 2)), 20
     ),
+    "100 streams whose messages stop, on 100 connections": lambda: _frames(
+        b"".join(_frame(HEADERS, 4, stream, POST) + _frame(DATA, 0, stream, b"A" * 300) for stream in range(1, 200, 2)),
+        100,
+    ),
     "data for a stream that was never opened": lambda: _frames(_frame(DATA, 0, 7, b"a")),
     "frame of 16 MB": lambda: _frames(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(1000)),
     "message of 600 MB": lambda: _call("ModelInfer", _request(raw=bytes(600_000_000))),
@@ -340,6 +344,7 @@ _VALID: set[str] = {
     "100,000 pings",
     "headers that do not end",
     "100 streams without a message",
+    "100 streams whose messages stop, on 100 connections",
     "data for a stream that was never opened",
     "frame of 16 MB",
     "more bytes than inputs",

@@ -197,6 +197,9 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
         NETWORK, _head(NETWORK, "Content-Length: 20000000") + bytes(19_000_000), 20
     ),
     "200 heads that do not end": lambda: Held(NETWORK, f"POST {NETWORK} HTTP/1.1\r\nHost: a\r\nX: ".encode(), 200),
+    "200 heads of 100 kB that do not end": lambda: Held(
+        NETWORK, b"GET /v2 HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 1100) for n in range(90)), 200
+    ),
     "100 images of which the bodies stop, to /classify": lambda: Held(
         CLASSIFY, _head(CLASSIFY, "Content-Length: 100000") + PHOTO[:99], 100
     ),
@@ -357,6 +360,7 @@ _VALID = {
     "500 bodies that stop after 4 bytes",
     "20 unfinished bodies of 20 MB",
     "200 heads that do not end",
+    "200 heads of 100 kB that do not end",
     "100 images of which the bodies stop, to /classify",
     "1,000 headers",
     "100 requests in a pipeline",

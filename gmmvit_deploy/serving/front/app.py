@@ -109,8 +109,7 @@ class _Front:
                 raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
             top = _top(request, len(model.label_set.labels))
             images = images_from_body(body, boundary, model.max_batch)
-            logits, bundle = await self._triton.logits(images)
-            model = await self._triton.model_of(bundle)
+            logits, model = await self._triton.answer(images)
         finally:
             self._running.release()
         predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]

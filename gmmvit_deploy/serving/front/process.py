@@ -24,7 +24,7 @@ __all__ = ["FrontProcess", "start_front"]
 _HOST = "127.0.0.1"
 _LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "_launch.py"
 _PACKAGES = ("starlette", "uvicorn", "httpx", "python_multipart")
-_EXIT_TIMEOUT_S = 20
+_EXIT_TIMEOUT_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05
 _BACKLOG = 128
 
@@ -66,7 +66,7 @@ class FrontProcess:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the front to stop, wait for the requests that it received, and kill it after 20 s."""
+        """Ask the front to stop, wait for the requests that it received, and kill it after 5 s."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:

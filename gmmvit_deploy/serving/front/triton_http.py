@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 import struct
 import time
@@ -26,6 +28,9 @@ __all__ = ["Model", "Triton"]
 
 _LENGTH_HEADER = "Inference-Header-Content-Length"
 _MOST_READINGS = 16
+_MOST_ANSWERS = 4
+_MOST_MODELS = 8
+_log = logging.getLogger(__name__)
 _MODEL_KEPT_S = 1.0
 """A description of the model is read again after this time: a server takes longer to start with another bundle."""
 
@@ -60,6 +65,7 @@ class Triton:
             trust_env=False,  # the server runs on this machine: no proxy
         )
         self._model: Model | None = None
+        self._models: dict[str, Model] = {}
         self._read_at = 0.0
 
     async def __aenter__(self) -> Triton:
@@ -91,20 +97,37 @@ class Triton:
             except (AttributeError, KeyError, TypeError, ValueError) as exc:
                 raise Refusal(502, "the server sent no description of its model") from exc
             self._read_at = time.monotonic()
+            if self._model.bundle not in self._models and len(self._models) == _MOST_MODELS:
+                del self._models[next(iter(self._models))]  # the oldest
+            self._models[self._model.bundle] = self._model
         return self._model
 
-    async def model_of(self, bundle: str) -> Model:
-        """Return the description of the model of a bundle, while a rollout changes the server behind the gateway.
+    async def answer(self, images: Sequence[bytes]) -> tuple[NDArray[Any], Model]:
+        """Return the logits, float32 (images, classes), and the model that computed them.
+
+        During a rollout, two servers answer, and the server that computed the logits may end before it describes its
+        model. The images are then sent again.
+        """
+        for _ in range(_MOST_ANSWERS):
+            logits, bundle = await self.logits(images)
+            if (model := await self._model_of(bundle)) is not None:
+                return logits, model
+        _log.warning("no server described the model of bundle %s, which gave an answer", bundle[:12])
+        raise overloaded("the served model is changing; send the request again later")
+
+    async def _model_of(self, bundle: str) -> Model | None:
+        """Return the description of the model of a bundle, or None if no server gives it.
 
         bundle: the SHA-256 that an answer states; "" if the server states no bundle.
         """
-        model = await self.model()
         for _ in range(_MOST_READINGS):
+            model = await self.model()
             if bundle in ("", model.bundle):
                 return model
+            if bundle in self._models:  # a bundle's hash covers its labels
+                return self._models[bundle]
             self._model = None
-            model = await self.model()
-        raise overloaded("the served model is changing; send the request again later")
+        return None
 
     async def logits(self, images: Sequence[bytes]) -> tuple[NDArray[Any], str]:
         """Return the logits, float32 (images, classes), and the bundle that the answer states, or ""."""
@@ -123,7 +146,7 @@ class Triton:
 
     async def _sent(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
-            answer = await self._client.request(method, path, **arguments)
+            answer = await self._response(method, path, **arguments)
         except httpx.ReadTimeout as exc:
             raise Refusal(504, "the server did not answer in time") from exc
         except httpx.HTTPError as exc:
@@ -138,6 +161,15 @@ class Triton:
         if answer.status_code != 200:
             raise Refusal(502, "the server failed to answer")
         return answer
+
+    async def _response(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """Send a request, and once more if the connection breaks: the gateway closes kept connections during a rollout.
+
+        An inference may be repeated, because it changes nothing.
+        """
+        with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError):
+            return await self._client.request(method, path, **arguments)
+        return await self._client.request(method, path, **arguments)
 
 
 def _model(config: Mapping[str, Any]) -> Model:

@@ -5,8 +5,9 @@
             ──> frontend metrics
 
 A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue.
-``refuse.lua`` answers after it has read the body. A request that is not refused waits in its backend until Triton works
-on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself then answers 503.
+``refuse.lua`` answers after it has read the body, of strangers at most 1 MiB. A request that is not refused waits in
+its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself
+then answers 503.
 
 Only a request whose whole body fits into a buffer may wait: HAProxy 2.6 cannot end an HTTP/2 stream properly before it
 has read the body, and a gRPC client would report CANCELLED instead of the refusal. A larger request is refused at once
@@ -35,6 +36,7 @@ from gmmvit_deploy.serving.gateway.rules import (
     overload_rules,
     queue_conditions,
     refuse,
+    refusing,
     waiting_bytes,
 )
 
@@ -44,6 +46,10 @@ MOST_JSON_HEADER_BYTES = 4096
 """The maximum size of the JSON in front of binary tensors.  The JSON of a classifier's request has about 300 bytes."""
 EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
 _HEALTH_INTERVAL_S = 1
+_MOST_CONNECTIONS = 2000
+_MOST_STREAMS = 100
+"""The maximum number of requests on a connection of HTTP/2.  With fewer, a client that sends three times the capacity
+on a single connection waits for itself, and never gets the refusals of the gateway."""
 _JSON_START = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
 
 
@@ -59,6 +65,8 @@ def config_text(options: GatewayOptions) -> str:
         _triton_grpc(options),
         *_metrics_backends(options),
         *_internal(options),
+        refusing("refusing_http", _http_errors()),
+        refusing("refusing_grpc", grpc_errors()),
     ]
     if options.front is not None:
         sections.append(_front(options))
@@ -73,6 +81,8 @@ def _global(options: GatewayOptions) -> list[str]:
         "global",
         "default-path config",
         "fd-hard-limit 8192",
+        f"maxconn {_MOST_CONNECTIONS}",
+        f"tune.h2.max-concurrent-streams {_MOST_STREAMS}",
         "hard-stop-after 30s",
         f"tune.bufsize {options.buffer_bytes}",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
@@ -110,11 +120,15 @@ def _http(options: GatewayOptions) -> list[str]:
     models = "|".join(re.escape(model) for model in options.models)
     version = "(/versions/[0-9]+)?"
     front = options.front is not None
+    large = f"infer {{ req.hdr_val(content-length) gt {waiting_bytes(options)} }}"
+    model = options.front.model if options.front is not None else ""
+    classified = [f"http-request set-var(txn.model) str({model}) if {{ path /classify }}"] if front else []
     lines = [
         "frontend http",
         bind_line(options.http_bind, options, alpn="h2,http/1.1"),
         *arrival("http", options),
         "http-request set-var(txn.model) path,field(4,/)",
+        *classified,
         f"http-request unset-var(txn.model) if !{{ var(txn.model) -m str {' '.join(options.models)} }}",
         "acl get method GET",
         "acl post method POST",
@@ -148,11 +162,11 @@ def _http(options: GatewayOptions) -> list[str]:
         refuse(400, LARGE_BATCH, f"infer {{ {_JSON_START},json_query('$.inputs[0].shape[0]') -m sub e+ }}"),
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_http"),
-        *overload_rules(options, 503, f"{{ req.hdr_val(content-length) gt {waiting_bytes(options)} }}", "infer"),
-        "http-request use-service lua.gmmvit_refuse if refused",
+        *overload_rules(options, 503, large, "body_rules"),
     ]
     if options.admin is not None:
         lines.append(f"http-request set-header {options.admin[0]} {options.admin[1]} if statistics")
+    lines.append("use_backend refusing_http if refused")
     if front:
         lines.append("use_backend front if classify")
     return [
@@ -180,15 +194,12 @@ def _malformed() -> list[str]:
 def _json_rules(options: GatewayOptions) -> list[str]:
     """Return the rules for the length of the JSON; Triton takes ``+5`` for 5, HAProxy for no number."""
     length = "inference-header-content-length"
-    given, number = f"{{ req.hdr_cnt({length}) gt 0 }}", f"{{ req.fhdr({length}) -m reg '^[0-9]{{1,9}}$' }}"
+    given, number = f"{{ req.hdr_cnt({length}) gt 0 }}", f"{{ req.fhdr({length}) -m reg '^[0-9]{{1,4}}$' }}"
+    expected = f"Inference-Header-Content-Length: expected up to {MOST_JSON_HEADER_BYTES} bytes of JSON, as digits"
     rules = [
         refuse(400, "Inference-Header-Content-Length was sent twice", f"infer {{ req.fhdr_cnt({length}) gt 1 }}"),
-        refuse(400, "Inference-Header-Content-Length: expected a number of 1 to 9 digits", f"infer {given} !{number}"),
-        refuse(
-            400,
-            f"the JSON in front of the binary tensors is larger than {MOST_JSON_HEADER_BYTES} bytes",
-            f"infer {{ req.hdr_val({length}) gt {MOST_JSON_HEADER_BYTES} }}",
-        ),
+        refuse(400, expected, f"infer {given} !{number}"),
+        refuse(400, expected, f"infer {{ req.hdr_val({length}) gt {MOST_JSON_HEADER_BYTES} }}"),
     ]
     if options.json_bytes == 0:
         message = "tensors in JSON are refused; send binary tensors (Inference-Header-Content-Length)"
@@ -215,10 +226,11 @@ def _metrics(options: GatewayOptions) -> list[str]:
         "http-request return status 401 hdr www-authenticate Bearer if !{ var(txn.client) -m found }",
         "http-request del-header authorization",
         "http-request use-service prometheus-exporter if { method GET } { path /metrics/gateway }",
-        "use_backend triton_metrics if { method GET } { path /metrics/server }",
     ]
     if options.metrics_address:
         lines.append("use_backend all_metrics if { method GET } { path /metrics }")
+    else:  # a service changes its servers, so /metrics alone has the metrics of the server of now
+        lines.append("use_backend triton_metrics if { method GET } { path /metrics/server }")
     return [*lines, "default_backend no_metrics"]
 
 
@@ -276,14 +288,12 @@ def _triton_grpc(options: GatewayOptions) -> list[str]:
 
 
 def _metrics_backends(options: GatewayOptions) -> list[list[str]]:
-    first = options.upstreams[0]
-    sections = [
-        ["backend no_metrics", "http-request return status 404"],
-        ["backend triton_metrics", "http-request set-path /metrics", f"server {first.name} {first.metrics}"],
-    ]
+    nothing = ["backend no_metrics", "http-request return status 404"]
     if options.metrics_address:
-        sections.append(["backend all_metrics", f"server metrics {options.metrics_address}"])
-    return sections
+        return [nothing, ["backend all_metrics", f"server metrics {options.metrics_address}"]]
+    first = options.upstreams[0]
+    server = f"server {first.name} {first.metrics}"
+    return [nothing, ["backend triton_metrics", "http-request set-path /metrics", server]]
 
 
 def _front(options: GatewayOptions) -> list[str]:
@@ -293,7 +303,8 @@ def _front(options: GatewayOptions) -> list[str]:
         "backend front",
         f"http-request set-header {FRONT_HEADER} {options.front.secret}",
         *_http_errors(),
-        f"server front 127.0.0.1:{options.front.port} maxconn {options.in_flight}",
+        # No request waits here: the only queue is that of triton_http, which the front uses, too.
+        f"server front 127.0.0.1:{options.front.port}",
     ]
 
 

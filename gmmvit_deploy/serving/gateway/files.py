@@ -23,13 +23,27 @@ from gmmvit_deploy.serving.gateway.options import (
     Upstream,
 )
 
-__all__ = ["ALERTS", "CONFIG_FILE", "gateway_options", "tls_pem", "write_files"]
+__all__ = ["ALERTS", "CONFIG_FILE", "gateway_options", "queue_bounds", "tls_pem", "write_files"]
 
 CONFIG_FILE = "haproxy.cfg"
 _TLS_FILE = "tls.pem"
 _HERE = Path(__file__).parent
 ALERTS = _HERE / "alerts.yml"
 """Alert rules for Prometheus over the metrics of ``gmmvit serve``."""
+
+
+def queue_bounds(settings: GatewaySettings, repository: Path) -> tuple[int, int]:
+    """Return (requests in flight, timeout of the queue in ms): of the user, else of ``gmmvit tune``, else the defaults.
+
+    Errors: InputError when the file of ``gmmvit tune`` in the repository is invalid.
+    """
+    tuned = read_tuning(repository)
+    in_flight, timeout = settings.in_flight, settings.queue_timeout_ms
+    if in_flight is None:
+        in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
+    if timeout is None:
+        timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
+    return in_flight, timeout
 
 
 def gateway_options(
@@ -46,12 +60,7 @@ def gateway_options(
     binds: ``HTTP``, ``gRPC`` and ``metrics`` → the address to listen on.
     Errors: InputError when the file of ``gmmvit tune`` in the repository is invalid.
     """
-    tuned = read_tuning(repository)
-    in_flight, timeout = settings.in_flight, settings.queue_timeout_ms
-    if in_flight is None:
-        in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
-    if timeout is None:
-        timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
+    in_flight, timeout = queue_bounds(settings, repository)
     return GatewayOptions(
         http_bind=binds["HTTP"],
         grpc_bind=binds["gRPC"],

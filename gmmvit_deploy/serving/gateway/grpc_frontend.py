@@ -61,21 +61,20 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
             f"the message is too large; the limit is {options.max_body_bytes} bytes",
             f"{{ var(txn.length) -m int gt {options.max_body_bytes} }}",
         ),
-        "http-request use-service lua.gmmvit_refuse if refused",
-        f"http-request wait-for-body time {BODY_TIME_S}s",
+        f"http-request wait-for-body time {BODY_TIME_S}s if !refused",
         # Triton computes a batch of 2**32 + 1 as 1, and 300 in ``uint_contents`` as 44. With --allow-json, users accept
         # both.
         f"http-request lua.gmmvit_message {'allow' if options.json_bytes else 'refuse'} if infer !refused",
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_grpc"),
         *overload_rules(options, 8, large, "allowed"),
-        "http-request use-service lua.gmmvit_refuse if refused",
     ]
     if options.admin is not None:
         header, secret = options.admin
         lines.append(f"http-request set-header triton-grpc-protocol-{header} {secret} if statistics")
     return [
         *lines,
+        "use_backend refusing_grpc if refused",
         "default_backend triton_grpc",
         f"http-response set-var(txn.bundle) res.hdr({BUNDLE_HEADER})",
         "http-after-response set-header content-type application/grpc if { status 400:599 }",

@@ -112,6 +112,14 @@ class HAProxy:
     def ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
+    @property
+    def end(self) -> str:
+        """How the process ended, such as ``signal SIGKILL``; "" while it runs."""
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return ""
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
     def start(self) -> None:
         """Start HAProxy.  Errors: ServerError when the configuration is refused."""
         check_config(self._program, self._config, sockets=self._passed)

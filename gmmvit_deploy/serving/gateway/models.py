@@ -64,7 +64,12 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     else:
         configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
     if not configs:
-        raise RepositoryError(f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt")
+        if not path.exists():
+            raise RepositoryError(f"{path}: no such folder", hint="type the path of a bundle or of a repository")
+        raise RepositoryError(
+            f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt",
+            hint="type gmmvit export CHECKPOINT -o BUNDLE to write a bundle",
+        )
     bundles = {config.parameters["gmmvit_bundle_sha256"].string_value for config in configs}
     return ServedModels(
         names=tuple(sorted(config.name for config in configs)),
@@ -142,6 +147,7 @@ def read_tuning(repository: Path) -> Tuned | None:
         return Tuned(rate=float(data["rate"]), bound_ms=float(data["bound_ms"]))
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise InputError(
-            f"{file}: expected the measurement of gmmvit tune with rate and bound_ms: {type(exc).__name__}: {exc}",
+            f"{file}: expected the measurement of gmmvit tune, JSON with the numbers rate and bound_ms, "
+            + (f"got {exc.strerror}" if isinstance(exc, OSError) else "got other content"),
             hint="type gmmvit tune BUNDLE to measure again, or remove the file",
         ) from exc

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER
 
 __all__ = [
@@ -51,10 +52,12 @@ class Front:
 
     port: the port of the service on 127.0.0.1.
     secret: the value of the header `FRONT_HEADER` in every request from the gateway.
+    model: the model that answers, for the access log.
     """
 
     port: int
     secret: str
+    model: str = DEFAULT_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,20 +2,27 @@
 --
 -- HAProxy 2.6 ends an HTTP/2 stream with RST_STREAM(CANCEL) if it answers before the end of the body: gRPC clients
 -- then report CANCELLED, and never see the status. A client of HTTP/1 that still sends may see a closed connection.
--- This service reads and drops the body, up to MOST bytes, and answers afterwards.
+-- This service reads and drops the body, and answers afterwards. A body that is larger, or arrives slower, than MOST and
+-- LONGEST_S permit is left unread.
 --
 -- txn.refused: "STATUS MESSAGE"; STATUS is a status of HTTP or, if txn.protocol is "grpc", of gRPC.
 
-local MOST = 64 * 1024 * 1024
+local MOST = { known = 64 * 1024 * 1024, unknown = 1024 * 1024 } -- bytes of a client with a key, and of a stranger
+local LONGEST_S = { known = 30, unknown = 5 }
 local PIECE = 65536
 
-core.register_service("gmmvit_refuse", "http", function(applet)
-  local dropped = 0
-  while dropped < MOST do
+local function drop_body(applet)
+  local client = applet:get_var("txn.client") and "known" or "unknown"
+  local dropped, started = 0, core.now().sec
+  while dropped < MOST[client] and core.now().sec - started <= LONGEST_S[client] do
     local piece = applet:receive(PIECE)
-    if piece == nil or #piece == 0 then break end
+    if piece == nil or #piece == 0 then return end
     dropped = dropped + #piece
   end
+end
+
+core.register_service("gmmvit_refuse", "http", function(applet)
+  drop_body(applet)
   local status, message = string.match(applet:get_var("txn.refused"), "^(%d+) (.*)$")
   if applet:get_var("txn.protocol") == "grpc" then
     applet:set_status(200)

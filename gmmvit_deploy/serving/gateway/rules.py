@@ -20,11 +20,17 @@ __all__ = [
     "overload_rules",
     "queue_conditions",
     "refuse",
+    "refusing",
     "waiting_bytes",
 ]
 
+UNKNOWN = "!{ var(txn.client) -m found }"
 BODY_TIME_S = 10
 """The maximum time to receive the headers, and again to receive a body that fits into a buffer."""
+REFUSED_TIME_S = 5
+"""The maximum time to receive the body of a refused request, as far as the body fits into a buffer."""
+_MOST_REFUSED = {UNKNOWN: 500, "": 1000}
+"""Condition → number of refused requests, whose bodies are read; further requests are answered at once."""
 CLIENT = "http_auth_bearer,sha2(256),hex,map({keys})"
 """Expression for the name of the client; it has no value for an unknown key."""
 NO_KEY = "Authorization: Bearer KEY is missing, or the key is unknown"
@@ -41,7 +47,6 @@ OWN_ERRORS = {
 """The answers of HAProxy itself: HTTP status → (status of gRPC, message)."""
 LARGE_BATCH = "the first number of the shape is too large"
 LARGE_LENGTH = "Content-Length is too large"
-UNKNOWN = "!{ var(txn.client) -m found }"
 _KEPT = "!{ var(txn.refused) -m found }"
 _MOST_PATH_BYTES = 1024
 """The part of a path that the access log keeps: HAProxy would cut a longer line, and the rest would be no JSON."""
@@ -90,6 +95,24 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
         *(f"http-request del-header {header}" for header in private),
         "http-request del-header authorization",
         f"http-request set-header {CLIENT_HEADER} %[var(txn.client)]",
+    ]
+
+
+def refusing(name: str, errors: list[str]) -> list[str]:
+    """Return the backend that answers refused requests, with a bound on memory and time for strangers.
+
+    A request that is denied here does not wait for its body; after an answer of Lua, HAProxy waits for up to 60 s.
+    """
+    return [
+        f"backend {name}",
+        f"timeout server {REFUSED_TIME_S}s",
+        *(
+            f"http-request deny deny_status 503 if {{ be_conn({name}) gt {most} }} {clients}".rstrip()
+            for clients, most in _MOST_REFUSED.items()
+        ),
+        f"http-request wait-for-body time {REFUSED_TIME_S}s",
+        "http-request use-service lua.gmmvit_refuse",
+        *errors,
     ]
 
 

@@ -331,7 +331,7 @@ class Gateway:
             raise ServerError(f"HAProxy ended {_MOST_RESTARTS + 1} times in a minute: {haproxy.last_words()}")
         self._restarted.append(now)
         self.restarts += 1
-        self._note(f"gateway: HAProxy has ended and is started again: {haproxy.last_words()}")
+        self._note(f"gateway: HAProxy has ended ({haproxy.end}) and is started again: {haproxy.last_words()}")
         if self.places is not None and self._folder is not None and self._options is not None:
             changed = replace(self._options, upstreams=self.places.upstreams)
             write_files(self._folder, changed, self._keys, self._pem)
