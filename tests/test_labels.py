@@ -71,30 +71,37 @@ class TestThresholdFiles:
         (tmp_path / "list.json").write_text("[0.5, 0.6]")
         (tmp_path / "named.json").write_text('{"b (1)": 0.6, "b (0)": 0.5}')
         for name in ("t.txt", "list.json", "named.json"):
-            assert thresholds_from(str(tmp_path / name), ("b", "b")) == (0.5, 0.6)
-        assert thresholds_from("0.4", None) == 0.4
-        assert thresholds_from(None, None) is None
+            options = ExportOptions(task="multi-label", thresholds=thresholds_from(str(tmp_path / name)))
+            assert options.fitting_thresholds(("b", "b")) == (0.5, 0.6)
+        assert thresholds_from("0.4") == 0.4
+        assert thresholds_from(None) is None
 
     @pytest.mark.parametrize(
         ("content", "labels", "message"),
         [
             ('{"a": 0.5}', ("a", "b"), "expected 2 thresholds, one for each label, got 1: 'b' is missing"),
             ('{"a": 0.5, "b": 0.5, "c": 0.5}', ("a", "b"), "got 3: there is no label 'c'"),
-            ('{"a": 0.5}', None, "thresholds by label need the labels"),
+            ('{"a": "half"}', ("a",), "expected a number on each line"),
             ('"a"', ("a",), "expected a number on each line"),
             ("[null]", ("a",), "expected a number on each line"),
             ("{", ("a",), "expected a number on each line"),
         ],
     )
-    def test_mistakes(self, content: str, labels: tuple[str, ...] | None, message: str, tmp_path: Path) -> None:
+    def test_mistakes(self, content: str, labels: tuple[str, ...], message: str, tmp_path: Path) -> None:
         (tmp_path / "t.json").write_text(content)
+        file = str(tmp_path / "t.json")
+
+        def read() -> object:
+            options = ExportOptions(task="multi-label", thresholds=thresholds_from(file), thresholds_source=file)
+            return options.fitting_thresholds(labels)
+
         with pytest.raises(InputError, match=message) as caught:
-            thresholds_from(str(tmp_path / "t.json"), labels)
+            read()
         assert "t.json" in str(caught.value)
 
     def test_a_missing_file(self) -> None:
         with pytest.raises(InputError, match="nowhere: expected a number on each line"):
-            thresholds_from("nowhere", None)
+            thresholds_from("nowhere")
 
 
 @pytest.mark.parametrize(

@@ -125,11 +125,12 @@ def export(
         callback=choice_from("--input", lambda: _INPUT_KINDS),
         autocompletion=complete(lambda: _INPUT_KINDS),
     ),
-    task: str = typer.Option(
-        "single",
+    task: str | None = typer.Option(
+        None,
         metavar="TASK",
         rich_help_panel=INPUT,
-        help="single: an image has one class. multi: an image has any number of classes, by sigmoid and thresholds.",
+        help="single: an image has one class. multi: an image has any number of classes, by sigmoid and thresholds. "
+        "Without this option: single; required if the checkpoint states that an image can have several labels.",
         callback=choice_from("--task", lambda: tuple(_TASKS)),
         autocompletion=complete(lambda: tuple(_TASKS)),
     ),
@@ -219,7 +220,7 @@ def export(
         )
     normalisation = normalisation_from(dataset, mean, std)
     names = labels_from(labels) or normalisation.labels
-    limits = thresholds_from(thresholds, names)
+    limits = thresholds_from(thresholds)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
     variants: list[Variant] = []
@@ -236,7 +237,7 @@ def export(
             crop_pct=crop_pct,
             labels=names,
             outputs=_OUTPUTS[outputs],
-            task=_TASKS[task],
+            task=None if task is None else _TASKS[task],
             thresholds=limits,
             thresholds_source=thresholds or "--thresholds",
         )

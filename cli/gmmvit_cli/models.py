@@ -12,7 +12,15 @@ from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import POOLS, SOURCES, WEIGHTS_KINDS, LoadHints, Pool, WeightsKind, own_class_of
+from gmmvit_deploy.sources.hints import (
+    SOURCES,
+    TYPED_POOLS,
+    WEIGHTS_KINDS,
+    LoadHints,
+    TypedPool,
+    WeightsKind,
+    own_class_of,
+)
 from gmmvit_deploy.specs import INTERPOLATIONS, Interpolation
 
 if TYPE_CHECKING:
@@ -155,9 +163,10 @@ POOL = typer.Option(
     rich_help_panel=MODEL,
     help="What the classifier reads: cls, the class token; or mean, the mean of all tokens. Required if no tensor "
     "shows what the classifier reads: for DeepViT and small-data ViT of vit-pytorch, and for a ViT of vit-pytorch "
-    "whose class token has the shape (1, 1, dim).",
-    callback=choice_from("--pool", lambda: POOLS),
-    autocompletion=complete(lambda: POOLS),
+    "whose class token has the shape (1, 1, dim). For a backbone of Hugging Face transformers: its features, cls or "
+    "pooler, its pooler_output.",
+    callback=choice_from("--pool", lambda: TYPED_POOLS),
+    autocompletion=complete(lambda: TYPED_POOLS),
 )
 SCALE_ADJUSTMENT = typer.Option(
     None,
@@ -318,7 +327,7 @@ def hints_from(
         head_blocks=head_blocks,
         head_average=head_average,
         source=source,
-        pool=cast("Pool | None", pool),  # LoadHints checks it
+        pool=cast("TypedPool | None", pool),  # LoadHints checks it
         scale_adjustment=scale_adjustment,
         transform_scale=transform_scale,
         decomposed_stages=stages_from(decomposed_stages),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gmmvit_deploy.engines.compatibility import ServerTensorRT
+    from gmmvit_deploy.export.options import Thresholds
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtime.access import Access
     from gmmvit_deploy.serving.names import CpuKernels
@@ -248,10 +249,9 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
         ) from exc
 
 
-def thresholds_from(text: str | None, labels: tuple[str, ...] | None) -> tuple[float, ...] | float | None:
-    """Read thresholds from a number, a file with a number on each line, or a .json file.
+def thresholds_from(text: str | None) -> Thresholds | None:
+    """Read thresholds from a number, a file with a number on each line, or a .json file: a list, or label → number.
 
-    labels: the labels that the command names, for a .json file of label → number.
     Errors: InputError when the file cannot be read, or holds something else.
     """
     if text is None:
@@ -265,7 +265,7 @@ def thresholds_from(text: str | None, labels: tuple[str, ...] | None) -> tuple[f
         content = path.read_text(encoding="utf-8")
         values = json.loads(content) if path.suffix == ".json" else content.split()
         if isinstance(values, dict):
-            values = _in_order(path, values, labels)
+            return {label: float(value) for label, value in values.items()}
         if not isinstance(values, list):
             raise ValueError(f"got {type(values).__name__}")
         return tuple(float(value) for value in values)
@@ -276,27 +276,6 @@ def thresholds_from(text: str | None, labels: tuple[str, ...] | None) -> tuple[f
             f"{reason}",
             hint="type --thresholds FILE, or a number for all labels, such as --thresholds 0.5",
         ) from exc
-
-
-def _in_order(path: Path, values: dict[str, Any], labels: tuple[str, ...] | None) -> list[Any]:
-    """Return the thresholds in the order of the labels.  Repeated labels have the index added: ``crane (134)``."""
-    from gmmvit_deploy.labels import distinct_names
-
-    if labels is None:
-        raise InputError(
-            f"{path}: thresholds by label need the labels, which the command does not name",
-            hint="add --labels FILE, or write the thresholds as a list in the order of the labels",
-        )
-    names = distinct_names(labels)
-    missing = [name for name in names if name not in values]
-    unknown = [name for name in values if name not in names]
-    if missing or unknown:
-        other = f"there is no label {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
-        raise InputError(
-            f"{path}: expected {len(names)} thresholds, one for each label, got {len(values)}: {other}",
-            hint="write each label once; a label that occurs several times is written with its index: crane (134)",
-        )
-    return [values[name] for name in names]
 
 
 def require_calibration(precisions: tuple[Precision, ...], calibration: str | None) -> None:

@@ -122,7 +122,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
     _refuse_misfits(file, spec, origins, unused)
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
-    family.proof(model)
+    with _errors_that_name(name):
+        family.proof(model)
     model = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, model, used=used, unused=unused)

@@ -17,7 +17,8 @@ __all__ = ["output_records", "require_outputs"]
 def require_outputs(loaded: LoadedCheckpoint) -> None:
     """Check that the model computes its outputs for an image.
 
-    Errors: InputError when the network does not have the features, or when the features of an image are not a vector.
+    Errors: InputError when the network does not have the features, has two classifier heads, or when the features of an
+    image are not a vector.
     """
     model, spec = loaded.model, loaded.spec
     if "logits" in model.outputs and not spec.classes:
@@ -27,6 +28,13 @@ def require_outputs(loaded: LoadedCheckpoint) -> None:
         )
     if model.outputs == ("logits",):
         return
+    heads = [name for name, _ in model.classifier_heads()]
+    if len(heads) > 1:
+        raise InputError(
+            f"{loaded.file.path}: --outputs {','.join(model.outputs)}: the network is distilled: {' and '.join(heads)} "
+            "read different tokens, so that no single vector is the features",
+            hint="leave --outputs out to export the logits",
+        )
     why = ""
     try:
         for name, answer in zip(model.outputs, model.answers(torch.zeros(1, *input_shape(spec))), strict=True):

@@ -60,7 +60,7 @@ class AnsweredNetwork(Model):
         raise NotImplementedError
 
     def logits_of(self, network: nn.Module, images: Tensor) -> Tensor:
-        """Return the logits that ``network``, a network of the package, computes for images."""
+        """Return the logits of images, or the features without a classifier, by ``network``, one of the package."""
         logits: Tensor = network(images)
         return logits
 

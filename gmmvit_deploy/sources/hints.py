@@ -14,10 +14,12 @@ __all__ = [
     "OWN_HINTS",
     "POOLS",
     "SOURCES",
+    "TYPED_POOLS",
     "WEIGHTS_KINDS",
     "LoadHints",
     "OwnHint",
     "Pool",
+    "TypedPool",
     "WeightsKind",
     "own_class_of",
 ]
@@ -29,6 +31,9 @@ WEIGHTS_KINDS: tuple[WeightsKind, ...] = get_args(WeightsKind)
 Pool: TypeAlias = Literal["cls", "mean"]
 """What the classifier reads.  cls: the class token.  mean: the mean of all tokens."""
 POOLS: tuple[Pool, ...] = get_args(Pool)
+TypedPool: TypeAlias = Literal["cls", "mean", "pooler"]
+"""A value of ``--pool``.  pooler: ``pooler_output`` of a backbone of Hugging Face transformers."""
+TYPED_POOLS: tuple[TypedPool, ...] = get_args(TypedPool)
 
 SOURCES = ("spt-lsa", "vit-pytorch")
 """Code bases whose files can have the same names and shapes of tensors, and other logits."""
@@ -59,7 +64,7 @@ class LoadHints:
     head_blocks: the number of last blocks whose class tokens the linear classifier reads.
     head_average: True if the linear classifier also reads the mean of the patches.
     source: a name of `SOURCES`: the code that wrote the file, if the names of the tensors leave two possibilities.
-    pool: what the classifier reads, for a file that does not show it.
+    pool: what the classifier reads, or the features of a backbone, for a file that does not show it.
     scale_adjustment: the factor before each norm of a DeepViT, which its branches are divided by.
     transform_scale: True if the weights that a DeepViT mixes are also multiplied by 1/√d, with d the head dim.
     decomposed_stages: the stages of an RMT, counted from 1, whose attention is decomposed into rows and columns; empty
@@ -82,7 +87,7 @@ class LoadHints:
     head_blocks: int | None = None
     head_average: bool = False
     source: str | None = None
-    pool: Pool | None = None
+    pool: TypedPool | None = None
     scale_adjustment: float | None = None
     transform_scale: bool | None = None
     decomposed_stages: tuple[int, ...] | None = None
@@ -144,8 +149,8 @@ class LoadHints:
     def _check_network(self) -> None:
         if self.source not in (None, *SOURCES):
             raise InputError(f"--source: expected {' or '.join(SOURCES)}, got {self.source!r}")
-        if self.pool not in (None, *POOLS):
-            raise InputError(f"--pool: expected {' or '.join(POOLS)}, got {self.pool!r}")
+        if self.pool not in (None, *TYPED_POOLS):
+            raise InputError(f"--pool: expected {' or '.join(TYPED_POOLS)}, got {self.pool!r}")
         if self.scale_adjustment is not None and not 0 < self.scale_adjustment < math.inf:
             raise InputError(f"--scale-adjustment: expected a number above 0, got {self.scale_adjustment:g}")
         if self.decomposed_stages is not None and (

@@ -10,7 +10,7 @@ __all__ = ["asked_pool", "known_pool"]
 
 def asked_pool(source: str, hints: LoadHints) -> Pool:
     """Return the user's ``--pool``.  Errors: CheckpointError without the option.  source: the name of the file."""
-    if hints.pool is None:
+    if hints.pool is None or hints.pool == "pooler":
         raise CheckpointError(
             f"{source}: no tensor of this file shows what the classifier reads: the class token or the mean of all "
             "tokens",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from gmmvit_deploy.labels import Task
+
 __all__ = ["KnownImages", "PlainValue", "TrainingRecord"]
 
 PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | tuple[PlainValue, ...] | set[PlainValue] | dict[PlainValue, PlainValue] | None"  # noqa: E501 - a string cannot be split in a recursive alias
@@ -41,6 +43,7 @@ class KnownImages:
     mean, std: a number for each channel, for pixel values scaled to [0, 1].
     resize, crop_pct: the resize rule, and the share of the resized image that the centre crop keeps.
     labels: the class names in the order of the class index.
+    task: whether an image has one label or several.  task_evidence: the file with its statement, for messages.
     usual_resize: the options of ``gmmvit export`` for the default resize rule of the architecture, for hints; empty if
     the rule is not known.
     """
@@ -50,4 +53,6 @@ class KnownImages:
     resize: str | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
+    task: Task | None = None
+    task_evidence: str = ""
     usual_resize: str = ""

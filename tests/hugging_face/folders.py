@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ import transformers
 
 from benchmarks.shared.timm_architectures import perturbed
 
-__all__ = ["ARCHITECTURES", "LABELS", "built", "edited", "processed", "saved"]
+__all__ = ["ARCHITECTURES", "BACKBONES", "LABELS", "built", "edited", "processed", "saved"]
 
 transformers.utils.logging.disable_progress_bar()
 _VIT = {
@@ -70,25 +72,45 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "vit_msn": ("ViTMSNForImageClassification", _VIT, "ViTImageProcessor", _SQUARE),
 }
 """Name of a test folder → (class of the model, fields of the configuration, image processor, its fields)."""
+BACKBONES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "vit_backbone": ("ViTModel", _VIT, "ViTImageProcessor", _SQUARE),
+    "vit_msn_backbone": ("ViTMSNModel", _VIT, "ViTImageProcessor", _SQUARE),
+    "swin_backbone": ("SwinModel", _SWIN, "ViTImageProcessor", _SQUARE),
+    "ijepa_backbone": ("IJepaModel", _VIT, "ViTImageProcessor", _SQUARE),
+    "resnet_backbone": (
+        "ResNetModel",
+        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"},
+        "ViTImageProcessor",
+        _SQUARE,
+    ),
+    "dinov2_backbone": ("Dinov2Model", {**_DINO, "image_size": 56}, "BitImageProcessor", _SHORTEST),
+}
+"""The same for networks without a classifier."""
 LABELS = ("a cat", "a dog", "a fox", "an owl", "a newt")
 
 
-def built(name: str, **fields: Any) -> Any:
-    """Return the model of a test folder, in evaluation mode, with weights that make the attention uneven."""
-    architecture, sizes, _, _ = ARCHITECTURES[name]
+def built(name: str, arguments: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> Any:
+    """Return the model of a test folder, in evaluation mode, with weights that make the attention uneven.
+
+    arguments: those of the class beside the configuration.  fields: more fields of the configuration.
+    """
+    architecture, sizes, _, _ = {**ARCHITECTURES, **BACKBONES}[name]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
-    model = model_class(model_class.config_class(**{**sizes, **labels, **fields})).eval()
+    model = model_class(model_class.config_class(**{**sizes, **labels, **fields}), **arguments).eval()
     with torch.no_grad():
         perturbed(model)
     return model
 
 
-def saved(name: str, folder: Path, **options: Any) -> Path:
-    """Write a test folder with ``save_pretrained``.  options: arguments of ``save_pretrained`` of the model."""
-    _, _, processor, fields = ARCHITECTURES[name]
-    built(name).save_pretrained(folder, **options)
+def saved(name: str, folder: Path, model: Any = None, **options: Any) -> Path:
+    """Write a test folder with ``save_pretrained``.
+
+    model: the model, if it is not that of `built`.  options: arguments of ``save_pretrained`` of the model.
+    """
+    _, _, processor, fields = {**ARCHITECTURES, **BACKBONES}[name]
+    (model or built(name)).save_pretrained(folder, **options)
     getattr(transformers, processor)(**fields).save_pretrained(folder)
     return folder
 

@@ -110,14 +110,15 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 @pytest.mark.parametrize(
     ("file", "changes", "message", "hint"),
     [
-        (CONFIG, {"architectures": ["ViTModel"]}, "has no classifier of images 'ViTModel'", "ViTForImage"),
-        (CONFIG, {"architectures": ["ViTForImageClasification"]}, "no classifier of images", "ViTForImageClassif"),
+        (CONFIG, {"architectures": ["ViTModel"]}, "ViTModel is a backbone without a classifier", "--outputs features"),
+        (CONFIG, {"architectures": ["ViTForMaskedImageModeling"]}, "has no classifier or backbone of images", "ViTFor"),
+        (CONFIG, {"architectures": ["ViTForImageClasification"]}, "no classifier or backbone", "ViTForImageClassif"),
         (CONFIG, {"architectures": ...}, "architectures is None; expected a list", "add the class of training"),
         (CONFIG, {"architectures": ["TimmWrapperForImageClassification"]}, "a model of timm inside", "--model"),
         (CONFIG, {"model_type": "swin"}, "model_type 'swin' and ViTForImageClassification contradict", "correct"),
         (CONFIG, {"auto_map": {"AutoModel": "code.Model"}}, "the field auto_map is not supported", "remove auto_map"),
         (CONFIG, {"quantization_config": {"bits": 4}}, "the field quantization_config is not", "remove quant"),
-        (CONFIG, {"problem_type": "multi_label_classification"}, "problem_type is 'multi_label", "--task multi"),
+        (CONFIG, {"problem_type": "regression"}, "problem_type is 'regression'; expected single_label", "correct"),
         (CONFIG, {"num_hidden_layers": 10**9}, "more layers than the weights have tensors", "again"),
         (CONFIG, {"num_hidden_layers": 1}, "keys do not fit this architecture", "save_pretrained"),
         (CONFIG, {"num_attention_heads": 5}, "transformers cannot build|do not fit", "again|save_pretrained"),

@@ -1,14 +1,17 @@
-"""A ViT of transformers, fine-tuned on digits in a loop of a user, on its whole way to the label of a PNG file.
+"""Models of transformers on their whole way to the answer for a PNG file, all on a single server.
 
-Expected are transformers' own results: its image processor with Pillow, and the model that ``from_pretrained`` builds
-from the folder.
+digits: a ViT that a user fine-tuned on digits in a loop of their own.  dinov2: a DINOv2 backbone without a classifier.
+tags: a multi-label ViT with logits and features.  Expected are transformers' own results: its image processor with
+Pillow, and the model that ``from_pretrained`` builds from the folder.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,19 +19,23 @@ import torch
 from PIL import Image
 
 pytest.importorskip("transformers")
+import transformers
 from sklearn.datasets import load_digits
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 from transformers.image_utils import load_image
 
 from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS
-from tests.hugging_face.folders import processed
+from tests.hugging_face.folders import LABELS, built, processed, saved
 
 pytestmark = [pytest.mark.export, pytest.mark.server]
 
@@ -92,11 +99,60 @@ def exported(trained: Trained) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def served(exported: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    models = tmp_path_factory.mktemp("served") / "models"
-    repository_from_bundle(exported, models, RepositoryOptions(name="digits", threads=1))
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+def tags(trained: Trained) -> Bundle:
+    """A multi-label bundle; the thresholds are about the median of the probabilities on the PNG files."""
+    root = trained.folder.parent
+    folder = saved("vit", root / "tags", built("vit", problem_type="multi_label_classification"))
+    thresholds = np.median(1 / (1 + np.exp(-own(folder, trained).logits.numpy())), axis=0) + 1e-3
+    # In another order than the labels: the names decide.
+    named = dict(reversed([*zip(LABELS, thresholds.tolist(), strict=True)]))
+    (root / "thresholds.json").write_text(json.dumps(named))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        words = ("--task", "multi", "--thresholds", "thresholds.json", "--outputs", "both")
+        answer = gmmvit_here("export", "tags", "-o", "tags_bundle", *words)
+    assert answer.status == 0, answer.err
+    bundle = open_bundle(root / "tags_bundle")
+    assert bundle.manifest.labels == LABELS
+    assert bundle.manifest.thresholds == tuple(thresholds)
+    return bundle
+
+
+@pytest.fixture(scope="module")
+def backbone(trained: Trained) -> Bundle:
+    root = trained.folder.parent
+    folder = saved("dinov2_backbone", root / "dinov2")
+    answer = gmmvit_here("export", folder, "-o", root / "dinov2_bundle", "--outputs", "features", "--max-batch", "8")
+    assert answer.status == 0, answer.err
+    assert "features: float32 (1..8, 32)" in answer.out
+    return open_bundle(root / "dinov2_bundle")
+
+
+@pytest.fixture(scope="module")
+def served(
+    exported: Bundle, tags: Bundle, backbone: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    root = tmp_path_factory.mktemp("served")
+    (root / "models").mkdir()
+    for name, bundle in {"digits": exported, "tags": tags, "dinov2": backbone}.items():
+        repository = repository_from_bundle(bundle, root / name, RepositoryOptions(name=name, threads=1))
+        for model in repository.models:
+            (repository.path / model).rename(root / "models" / model)
+    with TritonServer(root / "models", options=ServerOptions(**FREE_PORTS)) as running:
         yield running
+
+
+@torch.no_grad()
+def own(folder: Path, trained: Trained, *, count: int = 40) -> Any:
+    """Return what transformers computes in float64 from the first PNG files."""
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    network = getattr(transformers, name).from_pretrained(folder).double().eval()
+    if hasattr(network, "classifier"):
+        network.classifier.register_forward_pre_hook(lambda layer, given: setattr(layer, "read", given[0]))
+    tensors = torch.cat([processed(folder, load_image(str(path))) for path in trained.files[:count]])
+    output = network(tensors.double())
+    output.features = network.classifier.read if hasattr(network, "classifier") else output.pooler_output
+    return output
 
 
 def test_the_server_answers_as_transformers_does(trained: Trained, served: TritonServer) -> None:
@@ -116,6 +172,54 @@ def test_the_server_answers_as_transformers_does(trained: Trained, served: Trito
         assert [result.predictions[0].label for result in results] == [WORDS[index] for index in logits.argmax(1)]
         given = [result.predictions[0].probability for result in results]
         np.testing.assert_allclose(given, probabilities.max(1).values, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_multi_label_folder_gives_the_labels_of_transformers(
+    protocol: str, trained: Trained, tags: Bundle, served: TritonServer
+) -> None:
+    expected = own(trained.folder.parent / "tags", trained)
+    probabilities = expected.logits.sigmoid().numpy()
+    present = probabilities >= np.array(tags.manifest.thresholds)
+    assert 0.2 < present.mean() < 0.8
+    url = served.grpc_url if protocol == "grpc" else served.http_url
+    with TritonClassifier(url, model="tags") as classifier:
+        answers = classify_files(classifier, trained.files[: len(present)], features=True)
+    for row, labels, features, answer in zip(probabilities, present, expected.features, answers, strict=True):
+        assert {guess.label for guess in answer.predictions if guess.present} == {*np.array(LABELS)[labels]}
+        for guess in answer.predictions:
+            assert guess.probability == pytest.approx(row[guess.index], abs=ATOL)
+        np.testing.assert_allclose(answer.features, features.numpy(), rtol=0, atol=ATOL)
+    printed = gmmvit_here("classify", trained.files[0], "--bundle", tags.path, "--top", "1")
+    shown = {label for label in LABELS if f" {label} " in printed.out}
+    assert shown == {*np.array(LABELS)[present[0]], LABELS[probabilities[0].argmax()]}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_features_of_a_dinov2_backbone_are_within_parity_s_limits(
+    protocol: str, trained: Trained, backbone: Bundle, served: TritonServer
+) -> None:
+    url = served.grpc_url if protocol == "grpc" else served.http_url
+    expected = own(trained.folder.parent / "dinov2", trained).pooler_output.numpy()
+    with TritonClassifier(url, model="dinov2") as classifier:
+        answers = classify_files(classifier, trained.files[: len(expected)], features=True)
+    given = np.stack([answer.features for answer in answers])
+    limit = backbone.manifest.export_parity["limit"]
+    assert expected.std(axis=0).min() > 100 * limit
+    assert np.abs(given - expected).max() <= limit
+    with TritonRunner(backbone, url, model="dinov2") as runner:
+        (report,) = check_parity(backbone, [runner]).runners
+    verdicts = {check.name: check.verdict for check in report.checks}
+    assert (verdicts["numeric"], verdicts["preprocessing"]) == ("passed", "passed")
+
+
+def test_a_multi_label_bundle_passes_parity(tags: Bundle, served: TritonServer) -> None:
+    with OnnxRuntimeRunner(tags) as local, TritonRunner(tags, served.grpc_url, model="tags") as remote:
+        report = check_parity(tags, [local, remote])
+    for runner in report.runners:
+        assert runner.check("numeric").verdict == "passed"
+        assert runner.check("decisions").verdict == "passed"
+        assert runner.check("decisions").summary.startswith("the same labels on ")
 
 
 def test_the_folder_states_everything(exported: Bundle) -> None:

@@ -30,7 +30,7 @@ def test_other_texts_are_refused(text: str) -> None:
         ({"decomposed_stages": (1, 1)}, "--decomposed-stages: expected different numbers of at least 1, got 1,1"),
         ({"scale_adjustment": 0.0}, "--scale-adjustment: expected a number above 0, got 0"),
         ({"scale_adjustment": float("nan")}, "--scale-adjustment: expected a number above 0, got nan"),
-        ({"pool": "max"}, "--pool: expected cls or mean, got 'max'"),
+        ({"pool": "max"}, "--pool: expected cls or mean or pooler, got 'max'"),
         ({"source": "keras"}, "--source: expected spt-lsa or vit-pytorch, got 'keras'"),
     ],
 )

@@ -29,6 +29,7 @@ READ = {
     "deepvit": {"scale_adjustment", "transform_scale"},
     "rmt": {"decomposed_stages"},
     "timm": {"model_args"},
+    "hugging_face": {"pool"},
 }
 """Family → the options of `OPTIONS` that its files need or confirm."""
 CODES = {"spt_lsa": "spt-lsa", "vit_pytorch": "vit-pytorch"}

@@ -153,6 +153,21 @@ def test_a_backbone_without_a_head_has_no_logits(tmp_path: Path) -> None:
         )
 
 
+def test_a_distilled_network_has_no_single_features(tmp_path: Path) -> None:
+    arguments = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3}
+    name = "deit_tiny_distilled_patch16_224"
+    torch.save(timm.create_model(name, **arguments).state_dict(), tmp_path / "distilled.pth")
+    with pytest.raises(InputError, match=r"distilled: network.head and network.head_dist read") as caught:
+        bundle_from_checkpoint(
+            tmp_path / "distilled.pth",
+            tmp_path / "b",
+            options(labels=("a", "b", "c"), outputs=("logits", "features")),
+            hints=LoadHints(model=name, model_args=arguments),
+        )
+    assert "leave --outputs out" in caught.value.hint
+    assert not (tmp_path / "b").exists()
+
+
 def test_the_teacher_of_a_dino_file_gives_features(tmp_path: Path, gmmvit: Command) -> None:
     arguments = '{"patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "mlp_ratio": 2}'
     words = ("--model", "vit_tiny_patch16_224", "--image-size", 32, "--model-args", arguments)

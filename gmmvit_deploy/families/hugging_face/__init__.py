@@ -54,6 +54,8 @@ def _proof(model: Model) -> None:
     from gmmvit_deploy.layers.answered_network import require_equal_logits
 
     hint = "give a folder whose id2label has a label for each class"
+    if not model.spec.classes:
+        hint = "give the folder of a classifier: the features of this backbone are not a vector"
     require_equal_logits(cast("HuggingFaceModel", model), hint=hint)
 
 

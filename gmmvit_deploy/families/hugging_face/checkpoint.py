@@ -10,12 +10,15 @@ the names of the network, before the tensors are compared with the network.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.families.hugging_face.images import PREPROCESSOR_FILE, Preprocessing, preprocessing_from
-from gmmvit_deploy.families.hugging_face.network import config_of, network_config
+from gmmvit_deploy.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
+from gmmvit_deploy.families.hugging_face.pooling import refuse_pool, with_pool
 from gmmvit_deploy.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.labels import Task
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.sources.record import KnownImages
 from gmmvit_deploy.sources.shapes import Shapes
@@ -25,7 +28,11 @@ from gmmvit_deploy.specs import CHANNELS, MaskSpec
 __all__ = ["CONFIG_FILE", "HUGGING_FACE_FILES"]
 
 CONFIG_FILE = "config.json"
-_TASK = "single_label_classification"
+_TASKS: dict[str, Task] = {
+    "single_label_classification": "single-label",
+    "multi_label_classification": "multi-label",
+}
+"""``problem_type`` of ``config.json`` → task."""
 _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
@@ -34,7 +41,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
 
     Errors:
         CheckpointError: the file is not in a folder with ``config.json``; the configuration names no class, or a task
-            other than classification with a single label; an option contradicts the configuration; the number of
+            other than classification; an option contradicts the configuration; the number of
             layers is larger than the number of tensors; or no rule honours the preprocessing.
         SpecError: transformers has no such class, or does not take the configuration.
     """
@@ -47,7 +54,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             hint=f"give the folder with the weights, {CONFIG_FILE} and {PREPROCESSOR_FILE}",
         )
     architecture = _architecture(stated, where)
-    _refuse_task(stated, where)
+    _task(stated, where)
     _refuse_options(shapes.source, hints)
     _refuse_depth(shapes, stated, where)
     config = config_of(architecture, stated, where=where)
@@ -57,6 +64,11 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{where}: num_channels is {channels!r}; expected one of {', '.join(map(str, CHANNELS))}",
             hint=f"give the folder of a classifier of images, and {CONFIG_FILE} unchanged",
         )
+    backbone = is_backbone(architecture)
+    if backbone:
+        _require_features(architecture, where, hints)
+    else:
+        refuse_pool(architecture, where, hints)
     preprocessing = _preprocessing(shapes, channels)
     height, width = _size(preprocessing, config, hints, shapes.source)
     spec = HuggingFaceSpec(
@@ -65,7 +77,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
         image_size=height,
         image_width=None if width == height else width,
         channels=channels,
-        classes=int(config.num_labels),
+        classes=0 if backbone else int(config.num_labels),
         mask=MaskSpec(),
     )
     if hints.heads not in (None, spec.first_heads):
@@ -73,7 +85,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{shapes.source}: --heads {hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
             hint="leave --heads out",
         )
-    return spec
+    return with_pool(spec, shapes, hints) if backbone else spec
 
 
 def _architecture(stated: Mapping[str, Any], where: str) -> str:
@@ -86,14 +98,24 @@ def _architecture(stated: Mapping[str, Any], where: str) -> str:
     return names[0]
 
 
-def _refuse_task(stated: Mapping[str, Any], where: str) -> None:
-    """Errors: CheckpointError when the labels of an image are not exactly one."""
-    task = stated.get("problem_type")
-    if task not in (None, _TASK):
+def _task(stated: Mapping[str, Any], where: str) -> Task | None:
+    """Return the task that ``problem_type`` states, or None.  Errors: CheckpointError for another value."""
+    value = stated.get("problem_type")
+    if value is not None and value not in _TASKS:
         raise CheckpointError(
-            f"{where}: problem_type is {task!r}; expected {_TASK}",
-            hint=f"remove problem_type from {CONFIG_FILE} if each image has exactly one label; for several labels, "
-            "remove it and add --task multi to gmmvit export",
+            f"{where}: problem_type is {value!r}; expected {' or '.join(_TASKS)}",
+            hint=f"give the folder of a classifier, or correct problem_type in {CONFIG_FILE}",
+        )
+    return None if value is None else _TASKS[value]
+
+
+def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
+    """Errors: CheckpointError when logits of a backbone are needed."""
+    if not hints.only_features:
+        raise CheckpointError(
+            f"{where}: {architecture} is a backbone without a classifier",
+            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
+            "ViTForImageClassification",
         )
 
 
@@ -160,18 +182,34 @@ def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
     return {name: name.removeprefix("network.") for name in state}
 
 
+def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
+    """Return a dict from name in the file to the reason: with ``--pool cls``, the tensors of a pooler."""
+    import torch
+
+    if spec.pool != "cls":
+        return {}
+    with torch.device("meta"):
+        read, all_tensors = (network_from_spec(replace(spec, pool=pool)).state_dict() for pool in ("cls", "pooler"))
+    return dict.fromkeys(all_tensors.keys() - read.keys(), "--pool cls takes the class token before the pooler")
+
+
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
-    """Return the resize rule, crop_pct, mean, std and labels that the folder states."""
-    labels = _labels(shapes.record.config, f"{shapes.source}/{CONFIG_FILE}", spec.classes)
+    """Return the resize rule, crop_pct, mean, std, labels and task that the folder states."""
+    config, where = shapes.record.config, f"{shapes.source}/{CONFIG_FILE}"
+    stated = KnownImages(
+        labels=_labels(config, where, spec.classes),
+        task=_task(config, where),
+        task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
+    )
     preprocessing = _preprocessing(shapes, spec.channels)
     if preprocessing is None:
-        return KnownImages(labels=labels)
-    return KnownImages(
+        return stated
+    return replace(
+        stated,
         mean=preprocessing.mean,
         std=preprocessing.std,
         resize=preprocessing.resize,
         crop_pct=preprocessing.crop_pct if preprocessing.resize is not None else None,
-        labels=labels,
     )
 
 
@@ -200,5 +238,7 @@ HUGGING_FACE_FILES = CheckpointSource(
     signature=(r"\w+\.(encoder\.)?(layer|layers)\.\d+\.(.+\.)?attention\.(.+\.)?(query|q_proj)\.weight",),
     spec=infer_spec,
     tensors=tensor_origins,
+    known_unused=known_unused,
     images=known_images,
+    own_hints=("pool",),
 )

@@ -7,6 +7,7 @@ do either are refused.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from gmmvit_deploy.families.hugging_face.spec import HuggingFaceSpec
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["class_named", "config_of", "network_config", "network_from_spec", "require_transformers"]
+__all__ = ["class_named", "config_of", "is_backbone", "network_config", "network_from_spec", "require_transformers"]
 
 _SUFFIXES = ("ForImageClassification", "ForImageClassificationWithTeacher")
 _REFUSED = {
@@ -48,29 +49,39 @@ def require_transformers() -> Any:
     return transformers
 
 
+def is_backbone(name: str) -> bool:
+    """Return True if transformers has a network of images without a classifier with this name, such as ``ViTModel``."""
+    require_transformers()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES as CLASSES
+
+    return name in _names(CLASSES) and not name.endswith(_SUFFIXES)
+
+
+def _names(classes: Mapping[str, str | tuple[str, ...]]) -> list[str]:
+    """Return the names of a table of transformers: kind of model → class, or several classes."""
+    return [name for names in classes.values() for name in ([names] if isinstance(names, str) else names)]
+
+
 def class_named(name: str, *, where: str) -> Any:
-    """Return the class of transformers for image classification with this name.
+    """Return the class of transformers with this name, for image classification or a backbone of images.
 
     where: the file that holds the name, for messages.
-    Errors: SpecError when transformers has no such class, or when the class computes no logits of images.
+    Errors: SpecError when transformers has no such class, or when the class is neither.
     """
     transformers = require_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as CLASSES
 
-    known: list[str] = []
-    for names in CLASSES.values():
-        known += [names] if isinstance(names, str) else list(names)
+    known = _names(CLASSES)
     if name.startswith("TimmWrapper"):
         raise SpecError(
             f"{where}: {name} is a model of timm inside transformers",
             hint="give the weights of the folder, and type --model with timm's name of the architecture",
         )
-    if name not in known or not name.endswith(_SUFFIXES):
+    if not (name in known and name.endswith(_SUFFIXES)) and not is_backbone(name):
         close = difflib.get_close_matches(name, known, n=3) or ["ViTForImageClassification"]
         raise SpecError(
-            f"{where}: transformers {transformers.__version__} has no classifier of images {name!r}",
-            hint=f"give the folder of a classifier, such as {', '.join(close)}; for a backbone, train a classifier "
-            "on it first",
+            f"{where}: transformers {transformers.__version__} has no classifier or backbone of images {name!r}",
+            hint=f"give the folder of a classifier, such as {', '.join(close)}, or of a backbone, such as ViTModel",
         )
     return getattr(transformers, name)
 
@@ -116,8 +127,11 @@ def network_from_spec(spec: HuggingFaceSpec) -> nn.Module:
     """
     where = "config.json"
     config = config_of(spec.architecture, spec.config, where=where)
+    model_class = class_named(spec.architecture, where=where)
+    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    arguments = {"add_pooling_layer": False} if takes_pooler and spec.pool == "cls" else {}
     try:
-        network: nn.Module = class_named(spec.architecture, where=where)(config)
+        network: nn.Module = model_class(config, **arguments)
     # transformers checks few of the values before it builds the modules.
     except Exception as exc:
         raise _cannot_build(spec.architecture, where, exc) from exc

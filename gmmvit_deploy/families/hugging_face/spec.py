@@ -21,12 +21,17 @@ class HuggingFaceSpec(ModelSpec):
     to all other fields.
     image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
     The size is that of the images after the preprocessing, which can differ from ``image_size`` of ``config``.
+    pool: the features of a backbone, whose spec has 0 classes: ``cls``, the class token of ``last_hidden_state``; or
+    ``pooler`` or "", transformers' ``pooler_output``. It is "" if the user did not choose, and for a classifier.
     """
 
     family: ClassVar[str] = "hugging_face"
+    headless: ClassVar[bool] = True
+    flags: ClassVar[tuple[str, ...]] = ("pool",)
     architecture: str
     config: Mapping[str, Any] = field(default_factory=dict)
     image_width: int | None = None
+    pool: str = ""
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -37,6 +42,8 @@ class HuggingFaceSpec(ModelSpec):
         except (TypeError, ValueError) as exc:
             require(False, f"config: expected JSON values: {exc}")
         object.__setattr__(self, "config", plain)
+        require(self.pool in ("", "cls", "pooler"), f"pool: expected cls or pooler, got {self.pool!r}")
+        require(not (self.pool and self.classes), "pool: the classifier of a network determines what it reads")
         if self.image_width is not None:
             require_counts(self, "image_width")
 

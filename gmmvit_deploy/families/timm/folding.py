@@ -102,8 +102,8 @@ def pooled_forward_head(original: type) -> dict[str, Any]:
     def forward_head(self: Any, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool == "avg":
             x = x.mean(dim=(-2, -1)) if self.use_conv else x.mean(dim=1)
-        logits: Tensor = self.head(x)
-        return logits
+        answer: Tensor = x if pre_logits else self.head(x)
+        return answer
 
     return {"forward_head": forward_head}
 
