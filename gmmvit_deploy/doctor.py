@@ -27,6 +27,7 @@ from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_librar
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtime.onnxruntime_package import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
@@ -64,7 +65,6 @@ _PACKAGES = {
     "safetensors": "",
     "pillow": "",
     "numpy": "",
-    "onnxruntime": "cpu",
     "openvino": "openvino",
     "mlcommons-loadgen": "bench",
     "nicegui": "page",
@@ -99,8 +99,9 @@ def _parts() -> list[tuple[str, Callable[[], Check]]]:
         ("cpu", lambda: Check(kind="hardware", name="cpu", works=True, detail=cpu)),
         _part("hardware", "nvidia gpu", _gpu, fix=""),
         *((name, partial(_package, name, extra)) for name, extra in _PACKAGES.items()),
+        _part("package", "onnxruntime", require_onnxruntime, fix=""),
         _part("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
-        _part("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
+        _part("runner", "onnxruntime", _onnxruntime, fix=""),
         ("onnxruntime+kernels", lambda: _kernels("onnxruntime", onnxruntime_library, lambda: "attention in f32")),
         _part("runner", "openvino", _openvino, fix=_install("openvino")),
         ("openvino+kernels", lambda: _kernels("openvino", openvino_library, _openvino_arithmetic)),
@@ -207,7 +208,7 @@ def _onnxruntime() -> str:
     import numpy as np
     from onnx import TensorProto, helper
 
-    onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
+    onnxruntime = import_onnxruntime()
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Gelu", ["x"], ["y"])],
