@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,26 @@ def test_a_server_that_needs_onnx_runtime_is_not_started(tmp_path: Path) -> None
         TritonServer(tmp_path / "models", install=wheel).check_repository()
     own = ServerInstall(kind="system", binary=wheel.binary, backends=wheel.backends)
     TritonServer(tmp_path / "models", install=own).check_repository()  # it has a Python of its own
+
+
+def test_extras_that_go_with_either_package_install_neither() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads pyproject.toml")
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+
+    def distributions(extra: str) -> set[str]:
+        names: set[str] = set()
+        for line in extras[extra]:
+            name, _, others = re.split(r"[<>=~; ]", line)[0].partition("[")
+            own = name == "gmmvit-deploy"
+            names |= set().union(*map(distributions, others.rstrip("]").split(","))) if own else {name}
+        return names
+
+    packages = {"onnxruntime", "onnxruntime-gpu"}
+    installed = {extra: distributions(extra) & packages for extra in extras}
+    assert installed["gpu"] == {"onnxruntime-gpu"}
+    assert {extra for extra, names in installed.items() if names == {"onnxruntime"}} == {"cpu", "demo", "page", "dev"}
+    assert all(len(names) < 2 for names in installed.values())
 
 
 @pytest.mark.process
