@@ -86,6 +86,10 @@ class OnnxRuntimeGpuRunner(SessionRunner):
             "",
         )
 
+    def close(self) -> None:
+        """Release the GPU's memory."""
+        self._program = None
+
 
 def _session(graph: bytes, name: str, *, providers: Mapping[str, Mapping[str, str]]) -> Any:
     return session_on_providers(graph, name, providers)[0]
