@@ -62,10 +62,14 @@ OutputMeaning = Literal["class logits", "pooled features"]
 MEANINGS: dict[OutputName, OutputMeaning] = {"logits": "class logits", "features": "pooled features"}
 
 
+_OR_ELSE = ("onnxruntime-gpu",)
+"""Distributions that replace another of the list."""
+
+
 def tool_versions(*also: str) -> dict[str, str]:
     """Return name → version of the toolkit, Python, the packages used for export, and the distributions in ``also``.
 
-    The version of a missing distribution is ``not installed``.
+    The version of a missing distribution is ``not installed``. ONNX Runtime for GPUs is listed only if installed.
     """
     import platform
     from importlib.metadata import PackageNotFoundError, version
@@ -73,11 +77,12 @@ def tool_versions(*also: str) -> dict[str, str]:
     import gmmvit_deploy
 
     versions = {"gmmvit-deploy": gmmvit_deploy.__version__, "python": platform.python_version()}
-    for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy", "pillow", "safetensors", *also):
+    for name in ("torch", "onnx", "onnxscript", "onnxruntime", *_OR_ELSE, "numpy", "pillow", "safetensors", *also):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
-            versions[name] = "not installed"
+            if name not in _OR_ELSE:
+                versions[name] = "not installed"
     return versions
 
 

@@ -27,7 +27,9 @@ from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_librar
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtime.onnxruntime_package import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
+from gmmvit_deploy.runtime.onnxruntime_providers import CPU, CUDA, TENSORRT, require_provider, session_on_providers
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
@@ -64,7 +66,6 @@ _PACKAGES = {
     "safetensors": "",
     "pillow": "",
     "numpy": "",
-    "onnxruntime": "cpu",
     "openvino": "openvino",
     "mlcommons-loadgen": "bench",
     "nicegui": "page",
@@ -75,6 +76,10 @@ _PACKAGES = {
     "transformers": "transformers",
     "tensorboard": "train",
 }
+
+
+_GPU = {"onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
+"""Runner → provider of ONNX Runtime."""
 
 
 def examine(*, on_progress: OnProgress = ignore) -> list[Check]:
@@ -99,9 +104,11 @@ def _parts() -> list[tuple[str, Callable[[], Check]]]:
         ("cpu", lambda: Check(kind="hardware", name="cpu", works=True, detail=cpu)),
         _part("hardware", "nvidia gpu", _gpu, fix=""),
         *((name, partial(_package, name, extra)) for name, extra in _PACKAGES.items()),
+        _part("package", "onnxruntime", require_onnxruntime, fix=""),
         _part("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
-        _part("runner", "onnxruntime", _onnxruntime, fix=_install("cpu")),
+        _part("runner", "onnxruntime", _onnxruntime, fix=""),
         ("onnxruntime+kernels", lambda: _kernels("onnxruntime", onnxruntime_library, lambda: "attention in f32")),
+        *(_part("runner", name, partial(_on_gpu, provider), fix="") for name, provider in _GPU.items()),
         _part("runner", "openvino", _openvino, fix=_install("openvino")),
         ("openvino+kernels", lambda: _kernels("openvino", openvino_library, _openvino_arithmetic)),
         _part("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
@@ -205,9 +212,28 @@ def _eager() -> str:
 
 def _onnxruntime() -> str:
     import numpy as np
+
+    onnxruntime = import_onnxruntime()
+    session = onnxruntime.InferenceSession(_gelu(), providers=[CPU])
+    (answer,) = session.run(None, {"x": np.zeros(1, np.float32)})
+    if answer[0] != 0:
+        raise GmmvitError("ONNX Runtime computes a wrong result on this machine")
+    return f"onnxruntime {onnxruntime.__version__}, runs graphs of opset 20"
+
+
+def _on_gpu(provider: str) -> str:
+    """Run a graph on the provider of ONNX Runtime, and return a description of the provider."""
+    gpu = visible_gpu()
+    if gpu is None:
+        raise GmmvitError("no GPU is visible (nvidia-smi does not answer)")
+    onnxruntime = require_provider(provider)
+    session_on_providers(_gelu(), "a test graph", {provider: {}, CUDA: {}})
+    return f"{provider} of onnxruntime-gpu {onnxruntime.__version__}, runs a test graph on {gpu.name}"
+
+
+def _gelu() -> bytes:
     from onnx import TensorProto, helper
 
-    onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Gelu", ["x"], ["y"])],
@@ -216,11 +242,8 @@ def _onnxruntime() -> str:
         [value("y", TensorProto.FLOAT, [1])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"x": np.zeros(1, np.float32)})
-    if answer[0] != 0:
-        raise GmmvitError("ONNX Runtime computes a wrong result on this machine")
-    return f"onnxruntime {onnxruntime.__version__}, runs graphs of opset 20"
+    data: bytes = model.SerializeToString()
+    return data
 
 
 def _openvino() -> str:

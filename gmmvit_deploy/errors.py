@@ -170,8 +170,5 @@ class NotOfferedError(ServerError):
 class MissingDependencyError(GmmvitError):
     """An optional package is required and not installed."""
 
-    def __init__(self, package: str, *, extra: str) -> None:
-        super().__init__(
-            f"{package} is not installed",
-            hint=f"pip install 'gmmvit-deploy[{extra}]'",
-        )
+    def __init__(self, package: str, *, extra: str, hint: str = "") -> None:
+        super().__init__(f"{package} is not installed", hint=hint or f"pip install 'gmmvit-deploy[{extra}]'")

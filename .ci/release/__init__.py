@@ -8,8 +8,9 @@ The steps, cheapest first:
    uncommitted.
 2. `archives`: build the sdist from the tracked files alone, and the wheel from the sdist.
 3. `archives`: ``twine check --strict`` passes, and each archive holds exactly the tracked files that belong in it.
-4. `wheel_in_use`: for each supported Python on this machine, install the wheel with its extra ``serve`` into an empty
-   environment, export a checkpoint there, serve it, and compare the server's answers with those of the bundle.
+4. `wheel_in_use`: for each supported Python on this machine, install the wheel with its extras ``cpu`` and ``serve``
+   into an empty environment, export a checkpoint there, serve it, and compare the server's answers with those of the
+   bundle.
 
 The extra ``dev`` has the tools: build, hatchling and twine.
 """

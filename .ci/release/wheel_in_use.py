@@ -66,7 +66,7 @@ def find_python(version: str) -> Path | str:
 
 
 def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
-    """Install the wheel with its extra ``serve`` below ``folder``, export the checkpoint, serve it and classify images.
+    """Install the wheel below ``folder`` with its extras ``cpu`` and ``serve``, export the checkpoint, and serve it.
 
     checkpoint: a classifier of 32×32 colour images with CIFAR-10's ten classes.
     Returns the result in a sentence.  Errors: ReleaseError.
@@ -76,7 +76,7 @@ def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
     run([str(python), "-m", "venv", str(environment)], "create an environment", cwd=folder)
     installed, gmmvit = str(environment / "bin" / "python"), str(environment / "bin" / "gmmvit")
     pip = [installed, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run([*pip, f"{wheel.resolve()}[serve]"], "install the wheel", cwd=folder)
+    run([*pip, f"{wheel.resolve()}[cpu,serve]"], "install the wheel", cwd=folder)
     _require_import_from(environment, installed, folder)
 
     (folder / "images").mkdir()

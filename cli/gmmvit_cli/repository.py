@@ -69,8 +69,8 @@ def repository(
         "none",
         metavar="NAME",
         rich_help_panel=_BACKEND,
-        help="Accelerator of --backend onnxruntime: tensorrt or none. With tensorrt, the server builds a TensorRT "
-        "engine when the server loads the model.",
+        help="Accelerator of --backend onnxruntime on a GPU: cuda, tensorrt, or none for the CPU. With tensorrt, the "
+        "server builds a TensorRT engine when the server loads the model.",
         callback=choice_from("--accelerator", lambda: ACCELERATORS),
         autocompletion=complete(lambda: ACCELERATORS),
     ),

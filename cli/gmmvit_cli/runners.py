@@ -38,8 +38,8 @@ def runner_option(default: str | None, shown: str | None, purpose: str) -> Any:
         rich_help_panel=RUNNERS_PANEL,
         show_default=shown if shown is not None else True,
         help=f"{purpose}, separated by commas: {', '.join(RUNNERS)}. eager and compile run PyTorch; +kernels adds "
-        "this project's CPU kernels (compiled code for attention). The names of onnxruntime and openvino may end with "
-        "a colon and a precision: openvino:bf16.",
+        "this project's CPU kernels (compiled code for attention). -gpu, onnxruntime-cuda and onnxruntime-tensorrt run "
+        "on an NVIDIA GPU. A name with onnxruntime or openvino may end with a colon and a precision: openvino:bf16.",
         callback=read_by(_require_runners),
         autocompletion=complete_list(lambda: RUNNERS),
     )

@@ -17,6 +17,8 @@ RUNNERS = (
     "compile-gpu",
     "onnxruntime",
     "onnxruntime+kernels",
+    "onnxruntime-cuda",
+    "onnxruntime-tensorrt",
     "openvino",
     "openvino+kernels",
     *FLAVORS,

@@ -25,10 +25,33 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.variants import Variant
 
-__all__ = ["OnnxRuntimeRunner"]
+__all__ = ["OnnxRuntimeRunner", "SessionRunner"]
 
 
-class OnnxRuntimeRunner(Runner):
+class SessionRunner(Runner):
+    """Runs a graph of a bundle with a program in ONNX Runtime.  Abstract."""
+
+    runtime = "ONNX Runtime"
+    graph: Variant
+    _program: Any
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        logits: NDArray[Any] = self._computed(self._program.run, batch)
+        return logits
+
+    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        answers: Sequence[NDArray[Any]] = self._computed(self._program.answers, batch)
+        return answers
+
+    def _computed(self, run: Callable[[NDArray[Any]], Any], batch: NDArray[Any]) -> Any:
+        try:
+            return run(batch)
+        # ONNX Runtime raises a dozen unrelated exception classes, for example for a tensor of a terabyte.
+        except Exception as exc:
+            raise BundleError(f"{self.graph.path}: ONNX Runtime cannot compute this graph: {exc}") from exc
+
+
+class OnnxRuntimeRunner(SessionRunner):
     """Runs ``model.onnx`` of a bundle, or the bundle's graph in another precision.
 
     ``onnxruntime`` runs the graph with ONNX Runtime's built-in operators. ``onnxruntime+kernels`` runs a copy of the
@@ -36,8 +59,6 @@ class OnnxRuntimeRunner(Runner):
     """
 
     name = "onnxruntime"
-    runtime = "ONNX Runtime"
-    graph: Variant
 
     def __init__(
         self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0, kernels: bool = False
@@ -103,18 +124,3 @@ class OnnxRuntimeRunner(Runner):
         return Inspection(
             inspectable_in_onnxruntime(f"{self.graph.path.name} with our kernels", proto, open_session), ""
         )
-
-    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        logits: NDArray[Any] = self._computed(self._program.run, batch)
-        return logits
-
-    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
-        answers: Sequence[NDArray[Any]] = self._computed(self._program.answers, batch)
-        return answers
-
-    def _computed(self, run: Callable[[NDArray[Any]], Any], batch: NDArray[Any]) -> Any:
-        try:
-            return run(batch)
-        # ONNX Runtime raises a dozen unrelated exception classes, for example for a tensor of a terabyte.
-        except Exception as exc:
-            raise BundleError(f"{self.graph.path}: ONNX Runtime cannot compute this graph: {exc}") from exc

@@ -2,8 +2,8 @@
 
 A runner is a runtime, engine or server that computes the logits. ``onnxruntime`` and ``openvino`` run a graph of the
 bundle unchanged, with the runtime's built-in operators. ``onnxruntime+kernels`` and ``openvino+kernels`` run the graph
-with this project's CPU kernels. A precision may follow each of these four names after a colon, as in
-``openvino+kernels:bf16``.
+with this project's CPU kernels, ``onnxruntime-cuda`` and ``onnxruntime-tensorrt`` run it on a GPU. A precision may
+follow each of these six names after a colon, as in ``openvino+kernels:bf16``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gmmvit_deploy.runners.eager import CompiledRunner, EagerRunner
 from gmmvit_deploy.runners.engine import EngineRunner
 from gmmvit_deploy.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.onnxruntime_gpu import cuda_runner, tensorrt_runner
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runners.triton import TritonRunner
@@ -35,10 +36,11 @@ from gmmvit_deploy.variants import Variant, open_variant
 __all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners", "proof_programs"]
 
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
-_OF_GRAPHS = tuple(name for name in RUNNERS if name.removesuffix(KERNELS_SUFFIX) in ("onnxruntime", "openvino"))
-_GOES_WITH = (
-    "--precision, or a precision after the name, is only for onnxruntime and openvino, with or without +kernels"
+_OF_A_GPU = {"onnxruntime-cuda": cuda_runner, "onnxruntime-tensorrt": tensorrt_runner}
+_OF_GRAPHS = tuple(
+    name for name in RUNNERS if name in _OF_A_GPU or name.removesuffix(KERNELS_SUFFIX) in ("onnxruntime", "openvino")
 )
+_GOES_WITH = f"--precision, or a precision after the name, is only for {', '.join(_OF_GRAPHS)}"
 
 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
@@ -96,7 +98,8 @@ def open_runner(
     precision: precision of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
     takes_other_bundle: as in `TritonRunner`.
     Errors: InputError when the name is unknown, or when an option does not fit the runner.
-    RunnerUnavailableError when the name ends in ``+kernels`` and this project's CPU kernels are not available.
+    RunnerUnavailableError when the name ends in ``+kernels`` and this project's CPU kernels are not available, or when
+    ONNX Runtime cannot run the graph on the GPU.
     Every other error that the runner raises when it opens.
     """
     require_runner(name)
@@ -120,6 +123,8 @@ def open_runner(
     of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
     if of_module is not None:
         return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
+    if name in _OF_A_GPU:
+        return _OF_A_GPU[name](bundle, open_variant(bundle, precision))
     kernels = name.endswith(KERNELS_SUFFIX)
     if name.removesuffix(KERNELS_SUFFIX) == "openvino":
         variant = open_variant(bundle, graph_precision(precision))

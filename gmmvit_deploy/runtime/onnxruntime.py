@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.kernels.matcher import summary_of
 from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel, with_fused_attention
+from gmmvit_deploy.runtime.onnxruntime_package import import_onnxruntime
 from gmmvit_deploy.runtime.onnxruntime_program import OnnxRuntimeProgram, session_options, why_not
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
     """Open an ``onnxruntime.InferenceSession`` on the CPU provider.
 
     threads: the number of threads for an operator. None uses ONNX Runtime's default, a thread per core.
-    Errors: MissingDependencyError when ONNX Runtime is not installed.
+    Errors: as `import_onnxruntime`.
     BundleError when ONNX Runtime cannot load the graph.
     """
     return _session(str(path), str(path), threads)
@@ -109,7 +109,7 @@ def session_from_bytes(graph: bytes, name: str, *, exact: bool = False, library:
 def _session(
     graph: str | bytes, name: str, threads: int | None, *, exact: bool = False, library: Path | None = None
 ) -> Any:
-    onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
+    onnxruntime = import_onnxruntime()
     try:
         options = session_options(threads, library)
         if exact:

@@ -62,7 +62,8 @@ class RepositoryOptions:
     cpu_kernels: states whether the python backend uses this project's CPU kernels. ``auto`` uses the kernels if they
     are available, ``on`` fails if the kernels are not available, and ``off`` uses the runtime's built-in operators.
     precision: the precision of the network, for the backends that run an ONNX graph.
-    accelerator: with ``tensorrt``, the server's ONNX Runtime builds a TensorRT engine when the server loads the model.
+    accelerator: the provider of the server's ONNX Runtime: ``cuda`` on a GPU, without TF32, ``tensorrt`` on a GPU, with
+    an engine that the server builds when it loads the model, or ``none`` on the CPU.
     name: the name of the ensemble; the names of the other models begin with this name.
     max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
     instances: the number of copies of the network that run in parallel.
@@ -98,8 +99,10 @@ class RepositoryOptions:
             raise InputError(
                 f"accelerator {self.accelerator!r} is not known", hint=f"type one of {', '.join(ACCELERATORS)}"
             )
-        if self.accelerator == "tensorrt" and self.backend != "onnxruntime":
-            raise InputError(f"--accelerator tensorrt needs --backend onnxruntime, got --backend {self.backend}")
+        if self.accelerator != "none" and self.backend != "onnxruntime":
+            raise InputError(
+                f"--accelerator {self.accelerator} needs --backend onnxruntime, got --backend {self.backend}"
+            )
         if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
             raise InputError(f"model name: expected only letters, digits, - and _, got {self.name!r}")
         for field in ("max_queue_delay_us", "threads"):
@@ -204,17 +207,20 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
     _add_outputs(config, bundle)
-    on_gpu = options.backend == "tensorrt" or options.accelerator == "tensorrt"
+    on_gpu = options.backend == "tensorrt" or options.accelerator != "none"
     kind = pb.ModelInstanceGroup.KIND_GPU if on_gpu else pb.ModelInstanceGroup.KIND_CPU
     group = config.instance_group.add(count=options.instances, kind=kind)
     if card is not None and len(card.profiles) > 1:
         group.profile.extend(
             str(index) for index in range(len(card.profiles))
         )  # by default Triton uses only the first profile
-    if options.accelerator == "tensorrt":
-        accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
-        # The graph states the data type of each tensor; this setting only permits the data types in the graph.
-        accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
+    if options.accelerator != "none":
+        accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name=options.accelerator)
+        if options.accelerator == "cuda":
+            accelerator.parameters["use_tf32"] = "0"  # as the runner onnxruntime-cuda
+        else:
+            # The graph states the data type of each tensor; this setting only permits the data types in the graph.
+            accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":
         config.parameters["cpu_kernels"].string_value = "off"  # only the python backend can use the kernels

@@ -25,7 +25,8 @@ Backend = Literal["onnxruntime", "python", "tensorrt"]
 Runtime = Literal["onnxruntime", "openvino"]
 CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-ACCELERATORS = ("none", "tensorrt")
+ACCELERATORS = ("none", "cuda", "tensorrt")
+"""Providers of the server's ONNX Runtime; with any but none, the network runs on the GPU."""
 DEFAULT_REQUEST_PIXELS = 200_000_000
 """The maximum number of pixels in the images of a request: 16 photographs of 12 megapixels, or 4 of 50 megapixels."""
 TUNING_FILE = "gmmvit_tuning.json"

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
 from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.runtime.onnxruntime_package import require_onnxruntime
 from gmmvit_deploy.serving.draining import Drain
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.local_http import answers
@@ -316,6 +317,9 @@ class TritonServer:
         return self._log.last_words() if self._log is not None else "there is no log"
 
 
+_RUNS_ONNXRUNTIME = re.compile(r'key\s*:\s*"runtime"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"onnxruntime"')
+
+
 def _check_backends(repository: Path, install: ServerInstall) -> None:
     configs = sorted(repository.glob("*/config.pbtxt")) if repository.is_dir() else []
     if not repository.exists():
@@ -329,7 +333,10 @@ def _check_backends(repository: Path, install: ServerInstall) -> None:
             "repository BUNDLE to write a repository",
         )
     for config in configs:
-        match = re.search(r'^backend:\s*"(\w+)"', config.read_text(encoding="utf-8"), re.MULTILINE)
+        text = config.read_text(encoding="utf-8")
+        if install.kind == "wheel" and _RUNS_ONNXRUNTIME.search(text):  # with the packages of this Python
+            require_onnxruntime()
+        match = re.search(r'^backend:\s*"(\w+)"', text, re.MULTILINE)
         if match and match.group(1) not in install.backend_names:
             there = ", ".join(install.backend_names) or "no backend"
             raise RepositoryError(

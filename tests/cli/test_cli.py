@@ -394,5 +394,7 @@ def test_doctor(gmmvit: Gmmvit) -> None:
         "onnxruntime+kernels",
         "openvino+kernels",
     ]
+    for name in ("onnxruntime-cuda", "onnxruntime-tensorrt"):
+        assert checks[name]["works"] or checks["nvidia gpu"]["works"] or "no GPU is visible" in checks[name]["detail"]
     absent = [check for check in checks.values() if check["kind"] == "engine" and not check["works"]]
     assert all(check["fix"].startswith("pip install ") for check in absent)

@@ -39,7 +39,9 @@ def test_names(command: str, option: str, names: list[str]) -> None:
 
 
 def test_lists_go_on_after_a_comma() -> None:
-    assert completions("parity", "--runner", "eager,onn") == ["eager,onnxruntime", "eager,onnxruntime+kernels"]
+    assert completions("parity", "--runner", "eager,onn") == [
+        f"eager,onnxruntime{rest}" for rest in ("", "+kernels", "-cuda", "-tensorrt")
+    ]
     assert "eager,eager" not in completions("parity", "--runner", "eager,")
     assert completions("export", "--precision", "fp1") == ["fp16"]
 

@@ -177,6 +177,24 @@ def test_engines_that_the_server_would_not_load(engine: Engine, precise_bundle: 
         repository_from_bundle(other, tmp_path / "r", options, engine=plan, server=SERVER)
 
 
+def test_the_servers_onnxruntime_may_run_on_a_gpu(precise_bundle: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(backend="onnxruntime", accelerator="cuda", instances=2, precision="fp16")
+    repository_from_bundle(precise_bundle, tmp_path / "r", options)
+    path = tmp_path / "r" / "gmmvit_network" / "config.pbtxt"
+    text = " ".join(path.read_text().split())
+    assert 'backend: "onnxruntime"' in text
+    assert "instance_group { count: 2 kind: KIND_GPU }" in text
+    stated = 'gpu_execution_accelerator { name: "cuda" parameters { key: "use_tf32" value: "0" } }'
+    assert f"optimization {{ execution_accelerators {{ {stated} }} }}" in text
+    network = config(path)
+    (group,) = network.instance_group
+    assert (group.count, group.kind) == (2, model_config_pb2.ModelInstanceGroup.KIND_GPU)
+    others = [config(tmp_path / "r" / name / "config.pbtxt") for name in ("gmmvit", "gmmvit_preprocess")]
+    assert [other.instance_group[0].kind for other in others if other.instance_group] == [
+        model_config_pb2.ModelInstanceGroup.KIND_CPU
+    ]
+
+
 def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_path: Path) -> None:
     options = RepositoryOptions(backend="onnxruntime", accelerator="tensorrt", precision="fp16")
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
@@ -192,7 +210,8 @@ def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_p
     ("options", "message"),
     [
         ({"accelerator": "tensorrt"}, "needs --backend onnxruntime, got --backend python"),
-        ({"accelerator": "cuda", "backend": "onnxruntime"}, "'cuda' is not known"),
+        ({"accelerator": "cuda"}, "--accelerator cuda needs --backend onnxruntime, got --backend python"),
+        ({"accelerator": "rocm", "backend": "onnxruntime"}, "'rocm' is not known"),
         ({"backend": "tensorrt", "precision": "fp16"}, "the engine was built in a fixed precision"),
         ({"precision": "fp4"}, "'fp4' is not known"),
     ],
