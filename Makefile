@@ -67,7 +67,7 @@ bench: $(INSTALLED)
 	else echo "no GPU here: fastest_gpu.py is left out"; fi
 
 clean:
-	rm -rf .venv demo-output dist docs/site docs/.cache
+	rm -rf .venv .venv-kserve demo-output dist docs/site docs/.cache
 
 $(INSTALLED): pyproject.toml .ci/constraints.txt
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }
