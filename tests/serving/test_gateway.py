@@ -379,6 +379,32 @@ class TestHttp:
         assert len(now) == 2
         assert max(now) <= 501, now
 
+    def test_memory_of_a_burst_is_returned(self, open_gateway: Open) -> None:
+        """HAProxy kept up to 110 MB after a burst, and as much again after the next."""
+        lines: list[str] = []
+        gateway = open_gateway(on_log_line=lines.append)
+        held = grpc_requests.CALLS["100 streams whose messages stop, on 100 connections"]()
+        assert isinstance(held, Held)
+
+        def resident_mb() -> int:
+            return int(Path(f"/proc/{gateway.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+        before, most, deadline = resident_mb(), 0, time.monotonic() + 60
+        while most < 80 and time.monotonic() < deadline:
+            connections = [socket.create_connection(("127.0.0.1", gateway.grpc_port), timeout=5) for _ in range(100)]
+            for connection in connections:
+                connection.sendall(held.begin)
+            most = max(most, resident_mb())
+            for connection in connections:
+                connection.close()
+        while resident_mb() > 48 and time.monotonic() < deadline:
+            gateway.step()
+            time.sleep(0.05)
+        assert before < 30
+        assert most >= 80
+        assert resident_mb() <= 48
+        assert not any("Pool" in line for line in lines)
+
 
 class TestGrpc:
     def test_a_key_opens_the_model(self, gateway: Gateway, bundle: Bundle, pixels: np.ndarray) -> None:
