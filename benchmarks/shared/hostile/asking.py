@@ -30,7 +30,8 @@ _HARM = (CRASH, HANG, ANSWERED, CLOSED, FAILED, REFUSED)
 _SUSPECTS = 4
 """The number of inputs that are repeated alone after a process has ended."""
 _SETTLE_S = 5.0
-_IDLE_S = 5.0
+_IDLE_S, _REST_S = 5.0, 30.0
+"""The time without requests before memory is read, and the longest time until it is back where it was."""
 
 
 def recorded(case: Case, outcome: Outcome, **more: Any) -> dict[str, Any]:
@@ -90,6 +91,8 @@ class Asker:
     def end_round(self) -> None:
         """Record the memory after all inputs, when the service had time without requests."""
         time.sleep(_IDLE_S)
+        before = sum(self.memory["before_mb"].values())
+        _until(lambda: sum(self.service.memory_mb().values()) <= before, _REST_S)
         self.memory["rounds"].append(self.service.memory_mb())
 
     def ask(self, case: Case, *, key: bool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ __all__ = ["AUTH", "CLASSIFY", "GRPC_PORT", "HTTP", "OWN_REGIONS", "Held", "Requ
 AUTH = b"@AUTH@"
 """The place of the headers with the key."""
 CLASSIFY = "/classify"
+LIVE = "/v2/health/live"
 GRPC_PORT = "grpc"
 """In place of a path: the bytes go to the port for gRPC."""
 OWN_REGIONS: list[str] = []
@@ -203,8 +204,8 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "100 images of which the bodies stop, to /classify": lambda: Held(
         CLASSIFY, _head(CLASSIFY, "Content-Length: 100000") + PHOTO[:99], 100
     ),
-    "a header of 10 MB": lambda: _get("/v2/health/live", f"X: {'a' * 10_000_000}"),
-    "1,000 headers": lambda: _get("/v2/health/live", *(f"X-{n}: a" for n in range(1000))),
+    "a header of 10 MB": lambda: _get(LIVE, f"X: {'a' * 10_000_000}"),
+    "1,000 headers": lambda: _get(LIVE, *(f"X-{n}: a" for n in range(1000))),
     "a path of 1 MB": lambda: _get("/" + "a" * 1_000_000),
     "300 for UINT8": lambda: _infer(data=[300] * PIXELS),
     "-1 for UINT8": lambda: _infer(data=[-1] * PIXELS),
@@ -261,8 +262,8 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "generate, which is for language models": lambda: _document({"IMAGE": "a"}, "/v2/models/gmmvit/generate"),
     "address of another server as the target": lambda: _get("http://169.254.169.254/latest/meta-data/"),
     "CONNECT": lambda: _get("localhost:22", method="CONNECT"),
-    "TRACE": lambda: _get("/v2/health/live", method="TRACE"),
-    "a method of 100 kB": lambda: _get("/v2/health/live", method="A" * 100_000),
+    "TRACE": lambda: _get(LIVE, method="TRACE"),
+    "a method of 100 kB": lambda: _get(LIVE, method="A" * 100_000),
     "PUT of a file": lambda: [Request(CLASSIFY, [_head("/canary", "Content-Length: 1", method="PUT") + b"a"])],
     # HTTP itself
     "two lengths": lambda: _raw(_head(NETWORK, "Content-Length: 5", "Content-Length: 50") + b"hello"),
@@ -284,20 +285,20 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "unknown transfer encoding": lambda: _raw(_head(NETWORK, "Transfer-Encoding: cow") + b"moo"),
     "unknown content encoding": lambda: _zip_encoding(b"moo", "br, gzip, zstd"),
     "damaged gzip": lambda: _zip_encoding(gzip.compress(b"{}")[:-6] + b"abcdef", "gzip"),
-    "header with a line break inside": lambda: _raw(_head("/v2/health/live", "X: a\r\n b", method="GET")),
-    "header name with a space": lambda: _raw(_head("/v2/health/live", "X Y: a", method="GET")),
-    "header with a zero byte": lambda: _raw(_head("/v2/health/live", "X: a\0b", method="GET")),
-    "version 9.9": lambda: _raw(_head("/v2/health/live", method="GET", version="9.9")),
+    "header with a line break inside": lambda: _raw(_head(LIVE, "X: a\r\n b", method="GET"), LIVE),
+    "header name with a space": lambda: _raw(_head(LIVE, "X Y: a", method="GET"), LIVE),
+    "header with a zero byte": lambda: _raw(_head(LIVE, "X: a\0b", method="GET"), LIVE),
+    "version 9.9": lambda: _raw(_head(LIVE, method="GET", version="9.9"), LIVE),
     "HTTP/2 without an agreement": lambda: _raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(64)),
     "the begin of TLS": lambda: _raw(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500)),
     "random bytes": lambda: _raw(bytes(range(256)) * 40),
     "line breaks": lambda: _raw(b"\r\n" * 500_000),
-    "100 requests in a pipeline": lambda: _raw(_head("/v2/health/live", method="GET") * 100),
-    "upgrade to WebSocket": lambda: _get("/v2/health/live", "Upgrade: websocket", "Connection: Upgrade"),
+    "100 requests in a pipeline": lambda: _raw(_head(LIVE, method="GET") * 100, LIVE),
+    "upgrade to WebSocket": lambda: _get(LIVE, "Upgrade: websocket", "Connection: Upgrade"),
     "expectation that nobody knows": lambda: post(NETWORK, b"{}", "Expect: 200-ok"),
-    "key of 100 kB": lambda: _get("/v2/health/live", f"Authorization: Bearer {'k' * 100_000}"),
+    "key of 100 kB": lambda: _get(LIVE, f"Authorization: Bearer {'k' * 100_000}"),
     "headers of a proxy that name an address inside": lambda: _get(
-        "/v2/health/live", "X-Forwarded-For: 127.0.0.1", "X-Real-IP: 127.0.0.1", "X-Admin: secret"
+        LIVE, "X-Forwarded-For: 127.0.0.1", "X-Real-IP: 127.0.0.1", "X-Admin: secret"
     ),
     "secret of the front, guessed": lambda: post(CLASSIFY, PHOTO, "X-Gmmvit-Front: secret"),
     # Binary tensors
