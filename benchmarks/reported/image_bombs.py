@@ -42,9 +42,9 @@ def as_input(images: list[bytes]) -> NDArray[Any]:
 
 
 def ask(url: str, images: NDArray[Any], until: float, latencies: list[float], answers: Counter[str]) -> None:
-    """Send requests in sequence; record latencies in milliseconds, and the kinds of answers."""
+    """Send requests in sequence, at least a single request; record latencies in milliseconds, and kinds of answers."""
     with TritonConnection(url) as connection:
-        while time.monotonic() < until:
+        while not latencies or time.monotonic() < until:
             started = time.perf_counter()
             try:
                 connection.infer("gmmvit", "IMAGE", images)

@@ -126,7 +126,7 @@ def test_no_two_inputs_differ_in_a_size_or_a_seed_alone() -> None:
     ("name", "source"),
     [
         ("a header of 20 MB", "lambda: other()"),
-        ("a very long header", "lambda: _get('/v2/health/live', f\"X: {'a' * 77}\")"),
+        ("a very long header", "lambda: _get(LIVE, f\"X: {'a' * 77}\")"),
         ("images in the shape", "lambda: _binary(_images(ONE_IMAGE, count=9), ONE_IMAGE)"),
         ("-7 for UINT8", "lambda: other()"),
     ],
