@@ -31,7 +31,7 @@ def require_onnxruntime() -> str:
     if len(there) > 1:
         raise GmmvitError(
             f"{' and '.join(there)} are both installed, and each overwrites files of the other",
-            hint=f"type {MEND_ONNXRUNTIME}",
+            hint=MEND_ONNXRUNTIME,
         )
     if there:
         return there[0]
@@ -49,7 +49,7 @@ def import_onnxruntime() -> Any:
     name = require_onnxruntime()
     onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
     if not hasattr(onnxruntime, "InferenceSession"):
-        raise GmmvitError(f"{name}: files of the package are missing", hint=f"type {MEND_ONNXRUNTIME}")
+        raise GmmvitError(f"{name}: files of the package are missing", hint=MEND_ONNXRUNTIME)
     return onnxruntime
 
 

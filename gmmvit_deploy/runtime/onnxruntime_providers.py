@@ -53,21 +53,27 @@ _FATAL, _WARNING = 4, 2
 class Placement(NamedTuple):
     """The provider of each node, after ONNX Runtime's optimisations that no provider takes part in.
 
+    first: the provider that was asked for the nodes first.
     nodes: provider → (name, operator) of each node.
     parts: provider → number of parts of the graph that the provider got; TensorRT compiles a part to an engine.
     """
 
+    first: str
     nodes: Mapping[str, Sequence[tuple[str, str]]]
     parts: Mapping[str, int]
 
     def to_text(self) -> dict[str, str]:
-        """Return ``nodes on PROVIDER`` → number of nodes, in all and of each operator."""
+        """Return ``nodes on PROVIDER`` → number of nodes, in all and of each operator.
+
+        The nodes of other providers than the first are also named, so that the provider of every node is stated.
+        """
         return {f"nodes on {provider}": self._line(provider) for provider in sorted(self.nodes)}
 
     def _line(self, provider: str) -> str:
         nodes, parts = self.nodes[provider], self.parts[provider]
         compiled = f" in {parts} {'part' if parts == 1 else 'parts'}" if parts < len(nodes) else ""
-        return f"{len(nodes)}{compiled}: {_operators(nodes)}"
+        names = "" if provider == self.first else f" ({', '.join(name for name, _ in nodes)})"
+        return f"{len(nodes)}{compiled}: {_operators(nodes)}{names}"
 
 
 def _operators(nodes: Sequence[tuple[str, str]]) -> str:
@@ -178,7 +184,7 @@ def session_on_providers(graph: bytes, name: str, providers: Mapping[str, Mappin
             f"{name}: ONNX Runtime did not start {first} on this machine, and would have run the graph on the CPU",
             hint="type nvidia-smi to list the GPUs that the driver sees",
         )
-    placement = _placement(session)
+    placement = _placement(session, first)
     _require_placement(placement, graph, name, providers)
     return session, placement
 
@@ -194,7 +200,7 @@ def _quiet(onnxruntime: Any) -> Iterator[None]:
         onnxruntime.set_default_logger_severity(_WARNING)
 
 
-def _placement(session: Any) -> Placement:
+def _placement(session: Any, first: str) -> Placement:
     if not hasattr(session, "get_provider_graph_assignment_info"):
         raise RunnerUnavailableError(
             f"{require_onnxruntime()} does not state which provider runs each node; ONNX Runtime 1.24 or newer does",
@@ -205,13 +211,13 @@ def _placement(session: Any) -> Placement:
     for part in session.get_provider_graph_assignment_info():
         parts[part.ep_name] += 1
         nodes.setdefault(part.ep_name, []).extend((node.name, node.op_type) for node in part.get_nodes())
-    return Placement(nodes, parts)
+    return Placement(first, nodes, parts)
 
 
 def _require_placement(placement: Placement, graph: bytes, name: str, providers: Mapping[str, object]) -> None:
     import onnx
 
-    first = next(iter(providers))
+    first = placement.first
     sizes = _size_nodes(onnx.load_from_string(graph))
     elsewhere = [
         node

@@ -53,7 +53,7 @@ def test_both_packages_are_refused_with_the_command_that_mends(both: Path) -> No
     assert HERE in str(caught.value)
     assert f"{OTHER} 1.31.1" in str(caught.value)
     assert caught.value.hint == (
-        "type pip uninstall -y onnxruntime onnxruntime-gpu, then pip install 'gmmvit-deploy[cpu]', "
+        "pip uninstall -y onnxruntime onnxruntime-gpu, then pip install 'gmmvit-deploy[cpu]', "
         "or pip install 'gmmvit-deploy[gpu]' on a machine with an NVIDIA GPU"
     )
     assert tool_versions()[OTHER] == "1.31.1"
@@ -69,7 +69,7 @@ def test_doctor_lists_both_packages_with_the_command(both: Path, monkeypatch: py
     for check in (package, runner):
         assert not check.works
         assert "are both installed" in check.detail
-        assert check.fix.startswith("type pip uninstall -y onnxruntime onnxruntime-gpu")
+        assert check.fix.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
 
 
 @pytest.mark.usefixtures("neither")
@@ -134,4 +134,4 @@ def test_files_that_another_distribution_removed(tmp_path: Path) -> None:
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     message, hint = json.loads(answer.stdout)
     assert message == "onnxruntime 1.31.1: files of the package are missing"
-    assert hint.startswith("type pip uninstall -y onnxruntime onnxruntime-gpu")
+    assert hint.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
