@@ -97,7 +97,7 @@ def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: f
     return Limit(
         largest=_RECORDED_SHARE * recorded,
         rms=None,
-        derivation=f"{_RECORDED_SHARE:g} × {recorded:.2g} ({precision}'s recorded distance on the golden inputs): "
+        derivation=f"{_RECORDED_SHARE:g} × {recorded:.2g} ({precision}'s distance, recorded at conversion): "
         "the limit compares the runner with the recorded graph; the accuracy check judges the graph itself",
     )
 

@@ -44,7 +44,8 @@ class VariantRecord:
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
     ``largest_rel`` is this difference divided by the largest golden logit, and ``argmax_agreement`` is the fraction of
-    inputs with equal predicted classes.
+    inputs with equal predicted classes. For int8 and fp8, ``random_largest_abs`` is the largest absolute difference
+    between the logits of this graph and of the float32 graph on the random inputs of a parity run.
     versions: name → version of this package, Python and other packages at conversion.
     role_disagreements: a description of each node whose declared role differs from the inferred role.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the

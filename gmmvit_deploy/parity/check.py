@@ -180,8 +180,7 @@ class _Tally:
         self._bundle, self._runner, self._options = bundle, runner, options
         labels = bundle.manifest.labels
         record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
-        self._recorded = record.golden["largest_abs"] if record else None
-        self._recorded_features = record.golden.get("features_largest_abs") if record else None
+        self._recorded = record.golden if record else None
         self._distances: dict[str, Distances] = {}
         self._of_features: dict[str, Distances] = {}
         self._decisions = decisions_of(bundle.manifest.label_set) if bundle.manifest.has_logits else None
@@ -217,11 +216,26 @@ class _Tally:
             self._accuracy.add(known.batch.labels, known.trained, logits)
 
     def sets(self) -> list[SetNumbers]:
-        return [distances.numbers(self._runner.precision, self._recorded) for distances in self._distances.values()]
+        return [
+            distances.numbers(self._runner.precision, self._recorded_distance(name, "largest_abs"))
+            for name, distances in self._distances.items()
+        ]
 
     def feature_sets(self) -> list[SetNumbers]:
-        precision, recorded = self._runner.precision, self._recorded_features
-        return [distances.numbers(precision, recorded) for distances in self._of_features.values()]
+        return [
+            distances.numbers(self._runner.precision, self._recorded_distance(name, "features_largest_abs"))
+            for name, distances in self._of_features.items()
+        ]
+
+    def _recorded_distance(self, inputs: str, key: str) -> float | None:
+        """Return what conversion recorded for these inputs; a record of an earlier version has the golden inputs only.
+
+        The golden images and the data have the distance of the golden inputs.
+        """
+        if self._recorded is None:
+            return None
+        of_random = self._recorded.get(f"random_{key}") if inputs.startswith("random") else None
+        return self._recorded.get(key) if of_random is None else of_random
 
     def report(
         self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], on_progress: OnProgress

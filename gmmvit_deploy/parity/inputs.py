@@ -20,12 +20,11 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.data.images import Images, Label
 from gmmvit_deploy.data.open import is_named, open_data
 from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.export.random_inputs import RANDOM, fresh_inputs
 
 __all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "open_images_of", "random_batch"]
 
 OnBroken = Literal["fail", "skip"]
-_SEED = 1
-_RANDOM = 32
 _NAMED_BROKEN = 100
 
 
@@ -56,30 +55,8 @@ def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
 
 def random_batch(bundle: Bundle) -> Batch:
     """Return 32 random inputs.  The inputs are the same in every run, and are not stored in bundles."""
-    where = tuple(f"random input {index}" for index in range(_RANDOM))
-    return Batch(inputs=fresh_inputs(bundle, _RANDOM), where=where, labels=(None,) * _RANDOM)
-
-
-def fresh_inputs(bundle: Bundle, count: int, *, seed: int = _SEED) -> NDArray[Any]:
-    """Return ``count`` random images in the form of the graph's input: noisy patches of colour, of varying contrast.
-
-    The images are not white noise, because a vision transformer gives nearly the same logits for every image of white
-    noise: a row with the logits of another row would go unnoticed.
-    """
-    generator = np.random.default_rng(seed)
-    height, width, channels = bundle.manifest.image.pixels_shape
-    rows, columns = max(1, height // 4) + 1, max(1, width // 4) + 1
-    coarse = generator.standard_normal((count, 5, 5, channels))
-    patches = coarse.repeat(rows, axis=1).repeat(columns, axis=2)[:, :height, :width]
-    scene = (
-        patches * generator.uniform(0.2, 1.5, (count, 1, 1, 1))
-        + generator.standard_normal((count, 1, 1, channels)) * 0.5
-    )
-    scene += 0.1 * generator.standard_normal(scene.shape)
-    if bundle.manifest.input_kind == "pixels":
-        pixels: NDArray[Any] = np.clip(128 + 64 * scene, 0, 255).astype(np.uint8)
-        return pixels
-    return np.ascontiguousarray(np.moveaxis(scene, -1, 1), dtype=np.float32)
+    where = tuple(f"random input {index}" for index in range(RANDOM))
+    return Batch(inputs=fresh_inputs(bundle, RANDOM), where=where, labels=(None,) * RANDOM)
 
 
 def open_images_of(source: str) -> Images:
