@@ -36,6 +36,7 @@ SMALL = ["--data", "digits", "--mask", "gmm", "--image-size", "8"]
 QUICK = [*SMALL, "--recipe", "light", "--padding", "0", "--batch", "16", "--rate", "1e-3", "--epochs", "1"]
 NORMALISED = ["--mean", "0.5,0.5", "--std", "0.5,0.5"]
 PAGE = PAGES / "train.md"
+_HANGS_S = 600  # no run takes as long, also while other programs use all cores
 
 
 def trained(*words: str | Path) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def test_a_run_that_was_killed_twice_writes_the_log_of_a_quiet_run(tmp_path: Pat
     assert len(records(quiet)) == 2 * 16 + 2  # three passes over 1437 images are 16 batches and a rest
     for lines, resume in ((7, []), (22, ["--resume"])):
         run = started("-m", "gmmvit_cli.main", "train", "-o", killed, *words, "--workers", "1", *resume)
-        end = time.monotonic() + 120
+        end = time.monotonic() + _HANGS_S
         while logged_lines(killed) < lines and run.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         os.killpg(run.pid, signal.SIGKILL)
@@ -135,7 +136,7 @@ def test_two_processes_compute_the_steps_of_a_single_process(tmp_path: Path) -> 
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gmmvit_cli.main"]
     run = started(*torchrun, "train", "-o", tmp_path / "two", *words, OMP_NUM_THREADS="1")
     try:
-        assert run.wait(timeout=180) == 0
+        assert run.wait(timeout=_HANGS_S) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
@@ -166,7 +167,8 @@ def test_progress_and_log_state_what_a_step_and_an_epoch_gave(tmp_path: Path) ->
     answer = gmmvit_here("train", "-o", tmp_path / "trained", *words, "--recipe", "light", "--epochs", "2", "--verbose")
     assert answer.status == 0, answer.err
     assert "accuracy 50.00% of 2 test images" in " ".join(answer.out.split())
-    first, second = re.findall(r"train: epoch (\d of 2, .*)", answer.err)
+    printed = re.findall(r"train: epoch (\d of 2, .*)", answer.err)  # on a slow machine also of later steps
+    first, second = (next(line for line in printed if line.startswith(epoch)) for epoch in ("1", "2"))
     assert re.fullmatch(r"1 of 2, loss \d\.\d+ \(1 of 6 done, about \d+ (s|min) left\)", first)
     assert re.fullmatch(r"2 of 2, loss \d\.\d+, accuracy 50\.00% \(4 of 6 done, about \d+ (s|min) left\)", second)
     step, epoch = {"step", "epoch", "loss", "rate"}, {"step", "epoch", "loss", "rate", "accuracy"}
