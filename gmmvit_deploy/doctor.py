@@ -28,7 +28,7 @@ from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtime.onnxruntime_package import import_onnxruntime, require_onnxruntime
-from gmmvit_deploy.runtime.onnxruntime_program import why_not
+from gmmvit_deploy.runtime.onnxruntime_program import instruction_set_of, why_not
 from gmmvit_deploy.runtime.onnxruntime_providers import CPU, CUDA, TENSORRT, require_provider, session_on_providers
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
@@ -278,7 +278,7 @@ def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmet
             )
         if why := why_not(path):
             raise GmmvitError(why)
-        return f"{arithmetic()}; compiled to {path}"
+        return f"{arithmetic()} with {instruction_set_of(path)}; compiled to {path}"
 
     return _tried("kernel", f"{name}+kernels", state, fix=_install("cpu" if name == "onnxruntime" else "openvino"))
 

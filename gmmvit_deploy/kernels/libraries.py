@@ -5,6 +5,9 @@ single version of OpenVINO, and compiled C code would need a separate package fo
 compiler and takes some seconds. OpenVINO's package contains the headers for the OpenVINO kernels. The ONNX Runtime
 kernel needs no headers of ONNX Runtime.
 
+Every library contains the kernels for all instruction sets of the processor's architecture, and chooses the best when
+the program runs (`instruction_sets.c`).
+
 The key of a library in the cache is a hash of:
 
 - the compiler: its arguments and the output of ``$CXX --version``,
@@ -32,12 +35,27 @@ from pathlib import Path
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.cache import CompileError, SourceError, compiled, empty_cache, recorded_failure
 
-__all__ = ["empty_kernel_cache", "onnxruntime_library", "openvino_library", "why_recorded"]
+__all__ = ["KERNEL_SOURCES", "empty_kernel_cache", "onnxruntime_library", "openvino_library", "why_recorded"]
 
 _HERE = Path(__file__).parent
-_ATTENTION = ("masked_attention.c", "masked_attention.h")
-_FOR_OPENVINO = ("openvino_operations.cpp", *_ATTENTION, "residual_norm.c", "residual_norm.h")
-_FOR_ONNXRUNTIME = ("onnxruntime_operations.c", *_ATTENTION)
+KERNEL_SOURCES = (
+    "masked_attention.c",
+    "masked_attention.h",
+    "residual_norm.c",
+    "residual_norm.h",
+    "instruction_sets.c",
+    "instruction_sets.h",
+    "attention_on_vectors.h",
+    "attention_products.h",
+    "norm_on_vectors.h",
+    "vector_words.h",
+    *(f"kernels_{name}.c" for name in ("avx512", "avx2", "neon")),
+    *(f"vectors_{name}.h" for name in ("avx512", "avx2", "neon")),
+)
+"""Sources of the kernels themselves, which all libraries contain."""
+_FOR_OPENVINO = ("openvino_operations.cpp", *KERNEL_SOURCES)
+_FOR_ONNXRUNTIME = ("onnxruntime_operations.c", *KERNEL_SOURCES)
+_MACHINES = ("x86_64", "aarch64")
 _FLAGS = ("-O2", "-shared", "-fPIC")
 _SOURCE_ERROR = re.compile(r":\d+: (fatal )?error: ")
 """Format in which g++ and clang++ report an error in a source: the line number before the message."""
@@ -132,8 +150,8 @@ def _openvino_recipe() -> tuple[_Recipe | None, str]:
 
 
 def _library(recipe: _Recipe) -> tuple[Path | None, str]:
-    if platform.machine() != "x86_64":
-        return None, f"our kernels are written for x86-64, this processor is {platform.machine()}"
+    if platform.machine() not in _MACHINES:
+        return None, f"our kernels are written for x86-64 and 64-bit ARM, this processor is {platform.machine()}"
     try:
         compiler = _compiler()
         return compiled(_stem(recipe, compiler), lambda path: _compile(recipe, compiler, path)), ""
