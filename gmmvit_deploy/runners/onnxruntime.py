@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
+from gmmvit_deploy.kernels.libraries import origin_of
 from gmmvit_deploy.runners.inspection import inspectable_in_onnxruntime
 from gmmvit_deploy.runners.runner import Inspection, Runner
 from gmmvit_deploy.runtime.onnxruntime import (
@@ -107,6 +108,7 @@ class OnnxRuntimeRunner(SessionRunner):
         return {
             "attentions in our kernel": self._fused.attentions,
             "instruction set of our kernel": instruction_set_of(self._fused.library),
+            "library of our kernel": origin_of(self._fused.library).partition(":")[0].partition(" to ")[0],
         }
 
     def _program_provenance(self) -> dict[str, str]:

@@ -245,6 +245,7 @@ def test_another_shape_than_the_node_was_made_for_is_an_error() -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(kernel_libraries, "READY_FOLDER", tmp_path / "no ready-made library")
     kernel_libraries.onnxruntime_library.cache_clear()
     try:
         fused, why = fused_graph(bundle.onnx_path)
