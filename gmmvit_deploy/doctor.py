@@ -23,12 +23,12 @@ from gmmvit_deploy.engines.flavors import FLAVORS, find_flavor, refuse, visible_
 from gmmvit_deploy.engines.options import BuildOptions, Profile
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library, why_recorded
+from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library, origin_of, why_recorded
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtime.onnxruntime_package import import_onnxruntime, require_onnxruntime
-from gmmvit_deploy.runtime.onnxruntime_program import why_not
+from gmmvit_deploy.runtime.onnxruntime_program import instruction_set_of, why_not
 from gmmvit_deploy.runtime.onnxruntime_providers import CPU, CUDA, TENSORRT, require_provider, session_on_providers
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
@@ -278,7 +278,7 @@ def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmet
             )
         if why := why_not(path):
             raise GmmvitError(why)
-        return f"{arithmetic()}; compiled to {path}"
+        return f"{arithmetic()} with {instruction_set_of(path)}; {origin_of(path)}"
 
     return _tried("kernel", f"{name}+kernels", state, fix="")  # errors about packages state what to type
 

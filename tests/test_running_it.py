@@ -82,6 +82,9 @@ def test_every_variable_has_a_row() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             for match in re.finditer(pattern, path.read_text(encoding="utf-8"), re.MULTILINE):
                 read.add(match[1] or match[2])
+        for path in (ROOT / folder).rglob("*.c"):
+            read.update(re.findall(r'getenv\("(\w+)"\)', path.read_text(encoding="utf-8")))
+    assert "GMMVIT_CPU_ISA" in read
     assert len(read) >= 8
     assert {*read, "TMPDIR"} == set(first_column(PAGE, "variable"))
 

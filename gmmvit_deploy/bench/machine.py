@@ -29,6 +29,18 @@ _PRODUCT_FLAGS = (
     "amx_tile",
     "amx_bf16",
 )
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    # these limit the instructions of our kernels, of oneDNN (OpenVINO and PyTorch), and of PyTorch
+    "GMMVIT_CPU_ISA",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+)
+"""Variables of the environment that change how fast a program runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +113,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_gib": round(_memory() / 2**30, 1),
         "system": platform.platform(),
         "gpus": gpu_names(),
-        "environment": {
-            name: os.environ[name]
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
-            if name in os.environ
-        },
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 
 

@@ -1,9 +1,17 @@
-"""Compile this project's kernels into libraries for the installed runtimes on first use, and cache the libraries.
+"""Return the libraries of this project's kernels: ready-made, or compiled on first use and cached.
 
-This package contains the kernels as source code, not as compiled libraries. A compiled OpenVINO operation works with a
-single version of OpenVINO, and compiled C code would need a separate package for each platform. Compiling needs a C++
-compiler and takes some seconds. OpenVINO's package contains the headers for the OpenVINO kernels. The ONNX Runtime
-kernel needs no headers of ONNX Runtime.
+A wheel contains the library for ONNX Runtime ready-made, for x86-64 and for 64-bit ARM, because ONNX Runtime's C
+interface is stable:
+
+    ready/onnxruntime-<machine>-<hash of the sources>.so
+
+A ready-made library of other sources, or a library that this system cannot load, is not used. Without a ready-made
+library, as in a clone, the kernels are compiled. A compiled OpenVINO operation works with a single version of OpenVINO,
+so the kernels for OpenVINO are always compiled. Compiling needs a C++ compiler and takes some seconds. OpenVINO's
+package contains the headers for the OpenVINO kernels. The ONNX Runtime kernel needs no headers of ONNX Runtime.
+
+Every library contains the kernels for all instruction sets of the processor's architecture, and chooses the best when
+the program runs (`instruction_sets.c`).
 
 The key of a library in the cache is a hash of:
 
@@ -18,6 +26,7 @@ If the compiler reports an error in the sources, the cache records the failure u
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -32,12 +41,40 @@ from pathlib import Path
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.cache import CompileError, SourceError, compiled, empty_cache, recorded_failure
 
-__all__ = ["empty_kernel_cache", "onnxruntime_library", "openvino_library", "why_recorded"]
+__all__ = [
+    "KERNEL_SOURCES",
+    "READY_MACHINES",
+    "READY_SOURCES",
+    "empty_kernel_cache",
+    "onnxruntime_library",
+    "openvino_library",
+    "origin_of",
+    "ready_name",
+    "why_recorded",
+]
 
 _HERE = Path(__file__).parent
-_ATTENTION = ("masked_attention.c", "masked_attention.h")
-_FOR_OPENVINO = ("openvino_operations.cpp", *_ATTENTION, "residual_norm.c", "residual_norm.h")
-_FOR_ONNXRUNTIME = ("onnxruntime_operations.c", *_ATTENTION)
+KERNEL_SOURCES = (
+    "masked_attention.c",
+    "masked_attention.h",
+    "residual_norm.c",
+    "residual_norm.h",
+    "instruction_sets.c",
+    "instruction_sets.h",
+    "attention_on_vectors.h",
+    "attention_products.h",
+    "norm_on_vectors.h",
+    "vector_words.h",
+    *(f"kernels_{name}.c" for name in ("avx512", "avx2", "neon")),
+    *(f"vectors_{name}.h" for name in ("avx512", "avx2", "neon")),
+)
+"""Sources of the kernels themselves, which all libraries contain."""
+_FOR_OPENVINO = ("openvino_operations.cpp", *KERNEL_SOURCES)
+READY_SOURCES = ("onnxruntime_operations.c", *KERNEL_SOURCES)
+"""Sources of the library for ONNX Runtime."""
+READY_FOLDER = _HERE / "ready"
+READY_MACHINES = ("x86_64", "aarch64")
+"""Architectures for which the kernels are written, and for which a wheel contains a ready-made library."""
 _FLAGS = ("-O2", "-shared", "-fPIC")
 _SOURCE_ERROR = re.compile(r":\d+: (fatal )?error: ")
 """Format in which g++ and clang++ report an error in a source: the line number before the message."""
@@ -80,9 +117,47 @@ def openvino_library() -> tuple[Path | None, str]:
 def onnxruntime_library() -> tuple[Path | None, str]:
     """Return the library of this project's kernel for ONNX Runtime, in the same form as `openvino_library`.
 
-    The library works with every version of ONNX Runtime, because ONNX Runtime's C interface is stable.
+    The library works with every version of ONNX Runtime, because ONNX Runtime's C interface is stable. A ready-made
+    library is preferred.
     """
-    return _library(_ONNXRUNTIME)
+    ready, _ = _ready_made()
+    return (ready, "") if ready is not None else _library(_ONNXRUNTIME)
+
+
+def ready_name(folder: Path, machine: str) -> str:
+    """Return the file name of the ready-made library that belongs to the sources in ``folder``.
+
+    machine: as ``platform.machine()``.  Errors: OSError when a source cannot be read.
+    """
+    key = [[name, hashlib.sha256((folder / name).read_bytes()).hexdigest()] for name in READY_SOURCES]
+    return f"onnxruntime-{machine}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.so"
+
+
+def origin_of(library: Path) -> str:
+    """Return where a library of the kernels comes from, in words: ready-made, or compiled, and why.
+
+    library: a path that `onnxruntime_library` or `openvino_library` returned.
+    """
+    if library.parent == READY_FOLDER:
+        return f"ready-made: {library}"
+    if not library.name.startswith("onnxruntime"):
+        return f"compiled to {library}"
+    return f"compiled to {library}, because {_ready_made()[1]}"
+
+
+def _ready_made() -> tuple[Path | None, str]:
+    """Return (the ready-made library for ONNX Runtime, "") or (None, the reason why there is no usable library)."""
+    path = READY_FOLDER / ready_name(_HERE, platform.machine())
+    if not path.exists():
+        others = sorted(other.name for other in READY_FOLDER.glob(f"onnxruntime-{platform.machine()}-*.so"))
+        if others:
+            return None, f"the ready-made library {others[0]} was made from other sources"
+        return None, f"this installation has no ready-made library for {platform.machine()}"
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as exc:  # for example on a system with an older C library, or with musl
+        return None, f"the ready-made library cannot be loaded: {exc}"
+    return path, ""
 
 
 def why_recorded(name: str) -> str:
@@ -112,7 +187,7 @@ def empty_kernel_cache() -> tuple[list[Path], list[Path]]:
     return emptied
 
 
-_ONNXRUNTIME = _Recipe("onnxruntime", _FOR_ONNXRUNTIME)
+_ONNXRUNTIME = _Recipe("onnxruntime", READY_SOURCES)
 
 
 def _openvino_recipe() -> tuple[_Recipe | None, str]:
@@ -132,8 +207,8 @@ def _openvino_recipe() -> tuple[_Recipe | None, str]:
 
 
 def _library(recipe: _Recipe) -> tuple[Path | None, str]:
-    if platform.machine() != "x86_64":
-        return None, f"our kernels are written for x86-64, this processor is {platform.machine()}"
+    if platform.machine() not in READY_MACHINES:
+        return None, f"our kernels are written for x86-64 and 64-bit ARM, this processor is {platform.machine()}"
     try:
         compiler = _compiler()
         return compiled(_stem(recipe, compiler), lambda path: _compile(recipe, compiler, path)), ""

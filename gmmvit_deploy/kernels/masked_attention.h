@@ -44,7 +44,7 @@ typedef struct {
     int8_t *quantised;             /* as out, which is NULL then; or NULL */
 } MaskedAttention;
 
-/* The best arithmetic that this processor has, which can do the lesser too; 0 for none. */
+/* The best arithmetic of the chosen instruction set, which can do the lesser too; 0 for none. */
 int masked_attention_support(void);
 
 /* How many pieces of work there are; each may be computed by another thread. */
@@ -53,6 +53,12 @@ int64_t masked_attention_pieces(const MaskedAttention *what);
 /* Computes the pieces from first to last, which is not one of them.
    Returns 0; 1 for what it does not take, 2 when there is no memory. */
 int masked_attention(const MaskedAttention *what, int64_t first, int64_t last);
+
+/* How the work is divided, for those who compute it: tiles of a head, queries of a piece where heads are mixed, pieces
+   of an image. */
+int masked_attention_tiles(const MaskedAttention *what);
+int masked_attention_mixed_at_once(const MaskedAttention *what);
+int masked_attention_pieces_of_an_image(const MaskedAttention *what);
 
 #ifdef __cplusplus
 }

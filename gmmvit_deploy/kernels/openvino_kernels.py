@@ -53,9 +53,14 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """The operations of this project, loaded into OpenVINO.  arithmetic: the type in which attention is computed."""
+    """The operations of this project, loaded into OpenVINO.
+
+    arithmetic: the type in which attention is computed.  instruction_set: the instructions with which the operations
+    compute, such as ``avx2``.
+    """
 
     arithmetic: Arithmetic
+    instruction_set: str
     _factory: Any
 
     def fuse_attention(self, model: Any) -> int:
@@ -120,7 +125,10 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
     from openvino.utils.node_factory import NodeFactory
 
     try:
-        support = int(ctypes.CDLL(str(library)).masked_attention_support())
+        kernels = ctypes.CDLL(str(library))
+        for stated in (kernels.gmmvit_instruction_set_name, kernels.gmmvit_why_no_instruction_set):
+            stated.restype = ctypes.c_char_p
+        support = int(kernels.masked_attention_support())
         factory = NodeFactory()
         factory.add_extension(str(library))
     # OpenVINO raises RuntimeError for a library that was compiled for another version of OpenVINO.
@@ -128,8 +136,8 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
         return None, f"{library.name} cannot be loaded: {exc}"
     for arithmetic in (requested, *_FALLBACK[requested]):
         if support >= _ARITHMETIC[arithmetic]:
-            return Kernels(arithmetic, factory), arithmetic
-    return None, "this processor has no AVX-512"
+            return Kernels(arithmetic, kernels.gmmvit_instruction_set_name().decode(), factory), arithmetic
+    return None, kernels.gmmvit_why_no_instruction_set().decode()
 
 
 # ---- make an operation from an attention -------------------------------------------------------------------------

@@ -17,8 +17,7 @@ typedef struct {
     float epsilon;
 } ResidualNorm;
 
-/* Computes the rows from first to last, which is not one of them. Needs AVX-512, as masked_attention_support() tells.
-   Returns 0; 1 for what it does not take. */
+/* Computes the rows from first to last, which is not one of them. Returns 0; 1 for what it does not take. */
 int residual_norm(const ResidualNorm *what, int64_t first, int64_t last);
 
 #ifdef __cplusplus

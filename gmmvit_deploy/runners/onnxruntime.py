@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
+from gmmvit_deploy.kernels.libraries import origin_of
 from gmmvit_deploy.runners.inspection import inspectable_in_onnxruntime
 from gmmvit_deploy.runners.runner import Inspection, Runner
 from gmmvit_deploy.runtime.onnxruntime import (
@@ -15,7 +16,7 @@ from gmmvit_deploy.runtime.onnxruntime import (
     program_from_onnx,
     session_from_bytes,
 )
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, instruction_set_of
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 
@@ -98,7 +99,16 @@ class OnnxRuntimeRunner(SessionRunner):
             "threads": str(self._program.threads),
             "rows at once on a core": str(ROWS_A_CORE),
             "attention": "our own, f32" if self._fused else "ONNX Runtime's",
-            **({"attentions in our kernel": self._fused.attentions} if self._fused else {}),
+            **self._kernel_settings(),
+        }
+
+    def _kernel_settings(self) -> dict[str, str]:
+        if self._fused is None:
+            return {}
+        return {
+            "attentions in our kernel": self._fused.attentions,
+            "instruction set of our kernel": instruction_set_of(self._fused.library),
+            "library of our kernel": origin_of(self._fused.library).partition(":")[0].partition(" to ")[0],
         }
 
     def _program_provenance(self) -> dict[str, str]:

@@ -75,6 +75,7 @@ class OpenVinoRunner(Runner):
                     "project's kernels",
                 )
         self._arithmetic = ours.arithmetic if ours else ""
+        self._instruction_set = ours.instruction_set if ours else ""
         try:
             self.program = OpenVinoProgram(
                 str(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
@@ -91,6 +92,8 @@ class OpenVinoRunner(Runner):
     @property
     def settings(self) -> dict[str, str]:
         ours = {"attentions in our kernel": self.program.attentions} if self.program.attentions else {}
+        if self._instruction_set:
+            ours["instruction set of our kernel"] = self._instruction_set
         norms = {"norms": f"our own, in chunks of {CHUNK}"} if self.program.fused_norms else {}
         return {
             "threads": str(self.program.threads),

@@ -6,7 +6,9 @@ import ctypes
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,15 +30,17 @@ from gmmvit_deploy.runtime import openvino as runner_module
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 from gmmvit_deploy.specs import MaskKind
-from tests.conftest import has_bf16, swin_graph
+from tests.conftest import swin_graph
 
 _KERNELS, _WHY = our_kernels("fp32")
 needs_kernel = pytest.mark.skipif(
     # A kernel that does not compile is a failure, and no reason to skip.
-    _KERNELS is None and any(why in _WHY for why in ("no AVX-512", "x86-64", "no C++ compiler")),
+    _KERNELS is None and any(why in _WHY for why in ("this processor has neither", "x86-64", "no C++ compiler")),
     reason=f"no kernel here: {_WHY}",
 )
-needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
+needs_bf16 = pytest.mark.skipif(
+    _KERNELS is None or our_kernels("bf16")[1] != "bf16", reason="our kernels have no bf16 on this CPU"
+)
 F32, BF16 = 1, 2
 LOG2_E = np.float32(np.log2(np.e))
 
@@ -501,13 +505,14 @@ def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
 def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
     library, _ = openvino_library()
     assert library is not None
-    for support, outcome in ((2, "bf16"), (1, "f32"), (0, "this processor has no AVX-512")):
-
-        class Library:
-            def masked_attention_support(self, support: int = support) -> int:
-                return support
-
-        monkeypatch.setattr(ctypes, "CDLL", lambda path, made=Library: made())
+    for support, outcome in ((2, "bf16"), (1, "f32"), (0, "no instructions")):
+        made = SimpleNamespace(
+            masked_attention_support=partial(int, support),
+            gmmvit_instruction_set_name=lambda: b"avx2",
+            gmmvit_why_no_instruction_set=lambda: b"no instructions",
+        )
+        made.gmmvit_instruction_set_name.restype = made.gmmvit_why_no_instruction_set.restype = None
+        monkeypatch.setattr(ctypes, "CDLL", lambda path, made=made: made)
         assert kernels_from(library, "bf16")[1] == outcome
 
 

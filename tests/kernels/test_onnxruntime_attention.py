@@ -91,6 +91,13 @@ def test_the_runner_states_which_attention_it_has(
     bundle = tensor_bundles["vit_gmm"]
     with open_runner("onnxruntime+kernels", bundle) as runner:
         assert runner.settings["attention"] == "our own, f32"
+        assert runner.settings["instruction set of our kernel"] in (
+            "avx512-bf16",
+            "avx512",
+            "avx2",
+            "neon-bf16",
+            "neon",
+        )
     with open_runner("onnxruntime", bundle) as runner:
         assert runner.settings["attention"] == "ONNX Runtime's"
     monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "switched off"))
@@ -238,6 +245,7 @@ def test_another_shape_than_the_node_was_made_for_is_an_error() -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(kernel_libraries, "READY_FOLDER", tmp_path / "no ready-made library")
     kernel_libraries.onnxruntime_library.cache_clear()
     try:
         fused, why = fused_graph(bundle.onnx_path)
@@ -255,5 +263,6 @@ def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 def test_a_processor_without_it(monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
     monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (Path("some.so"), ""))
-    monkeypatch.setattr(runtime_module, "why_not", lambda library: "this processor has no AVX-512")
-    assert fused_graph(bundle.onnx_path) == (None, "this processor has no AVX-512")
+    why = "this processor has neither AVX2 and FMA nor the instructions of 64-bit ARM"
+    monkeypatch.setattr(runtime_module, "why_not", lambda library: why)
+    assert fused_graph(bundle.onnx_path) == (None, why)

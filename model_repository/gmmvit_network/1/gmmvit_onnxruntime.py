@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "session_options", "why_not"]
+__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "instruction_set_of", "session_options", "why_not"]
 
 ROWS_A_CORE = 4
 """The maximum number of rows in a chunk."""
@@ -37,10 +37,26 @@ def why_not(library: Path) -> str:
     library: the compiled onnxruntime_operations.c.
     """
     try:
-        support = ctypes.CDLL(str(library)).masked_attention_support()
+        return _stated(library, "gmmvit_why_no_instruction_set")
     except OSError as exc:
         return f"{library.name} cannot be loaded: {exc}"
-    return "" if support else "this processor has no AVX-512"
+
+
+def instruction_set_of(library: Path) -> str:
+    """Return the instruction set with which our kernels in this library compute: ``avx512``, ``avx2``, ``neon``, ….
+
+    The library chooses the best instruction set of this processor, or the set that the environment variable
+    GMMVIT_CPU_ISA names.
+    Errors: OSError when the library cannot be loaded.
+    """
+    return _stated(library, "gmmvit_instruction_set_name")
+
+
+def _stated(library: Path, function: str) -> str:
+    """Call a function of a library of kernels that returns a string."""
+    stated = getattr(ctypes.CDLL(str(library)), function)
+    stated.restype = ctypes.c_char_p
+    return str(stated().decode())
 
 
 def session_options(threads: int | None, library: Path | None) -> Any:

@@ -1,0 +1,244 @@
+/* Compares the kernels with the formulas, computed in double, on one processor or an emulator of it.
+
+       against_formula SET ARITHMETIC      SET: the instruction set that is expected to be chosen; ARITHMETIC: 1 or 2
+
+   Prints a line for each case: its name, the largest error, the error that is allowed. Returns 0 if none is larger. */
+
+#include "instruction_sets.h"
+#include "masked_attention.h"
+#include "residual_norm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const char *name;
+    int batch, heads, queries, n, d, masked, mixings, windows;
+    float step; /* of int8; or 0 */
+    int grid;   /* of a mask that depends on distances; or 0 */
+} Case;
+
+static const Case CASES[] = {
+    {"whole vectors", 2, 3, 64, 64, 16, 1, 0, 0, 0, 0},
+    {"two tiles, and remaining keys", 1, 2, 65, 65, 32, 1, 0, 0, 0, 0},
+    {"windows with biases", 4, 2, 49, 49, 32, 0, 0, 2, 0, 0},
+    {"mixed before and after", 2, 4, 17, 17, 48, 1, 2, 0, 0, 0},
+    {"mixed after, 12 heads", 1, 12, 33, 33, 16, 0, 1, 0, 0, 0},
+    {"mixed, 5 heads", 1, 5, 40, 40, 16, 1, 2, 0, 0, 0},
+    {"head dim 33", 2, 3, 50, 50, 33, 1, 0, 0, 0, 0},
+    {"head dim 35", 1, 2, 20, 20, 35, 1, 0, 0, 0, 0},
+    {"head dim 30", 1, 2, 31, 31, 30, 1, 0, 0, 0, 0},
+    {"head dim 6", 2, 2, 16, 16, 6, 1, 0, 0, 0, 0},
+    {"head dim 1", 1, 2, 7, 7, 1, 1, 0, 0, 0, 0},
+    {"one query", 2, 2, 1, 37, 20, 0, 0, 0, 0, 0},
+    {"one token", 2, 2, 1, 1, 16, 1, 0, 0, 0, 0},
+    {"int8", 2, 3, 50, 50, 33, 1, 0, 0, 0.02f, 0},
+    {"int8, head dim 8", 1, 2, 18, 18, 8, 1, 0, 0, 0.02f, 0},
+    {"on a grid", 2, 2, 36, 36, 16, 1, 0, 0, 0, 6},
+    {"on a grid, with a class token", 1, 2, 82, 82, 20, 1, 0, 0, 0, 9},
+};
+
+static uint32_t state = 1;
+
+static float random_number(void) { /* roughly normal: the sum of 12 uniform numbers */
+    float sum = -6;
+    for (int i = 0; i < 12; i++) {
+        state = state * 1664525u + 1013904223u;
+        sum += (float)(state >> 8) / 16777216.0f;
+    }
+    return sum;
+}
+
+static float *random_numbers(size_t count) {
+    float *numbers = malloc((count + 1) * sizeof *numbers);
+    if (!numbers) exit(3);
+    for (size_t i = 0; i < count; i++) numbers[i] = random_number();
+    return numbers;
+}
+
+static double rounded(float x, int arithmetic) {
+    uint32_t bits;
+    if (arithmetic == MASKED_ATTENTION_FLOAT32) return x;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint16_t half_of(float x) { /* of numbers that are small, normal in float16 or nearly 0; cut off */
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int exponent = (int)(bits >> 23 & 255) - 112;
+    return (uint16_t)((bits >> 16 & 0x8000) | (exponent <= 0 ? 0 : (uint32_t)exponent << 10 | (bits >> 13 & 1023)));
+}
+
+static float of_half(uint16_t x) {
+    uint32_t bits = (uint32_t)(x & 0x8000) << 16 | (x & 0x7fff ? ((x >> 10 & 31) + 112u) << 23 | (x & 1023u) << 13 : 0);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static size_t whole(int count) { return ((size_t)count + 15) / 16 * 16; }
+
+/* (heads, queries, n) -> (heads) by tiles of 64 queries, (n, 64), of M^T log2(e). */
+static float *by_tiles(const float *mask, int heads, int queries, int n) {
+    const size_t lanes = whole(queries);
+    float *tiles = calloc((size_t)heads * lanes * (size_t)n + 64, sizeof *tiles);
+    if (!tiles) exit(3);
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < queries; i++)
+            for (int j = 0; j < n; j++) {
+                const size_t tile = (size_t)i / 64 * 64, width = lanes - tile < 64 ? lanes - tile : 64;
+                const size_t at = ((size_t)h * lanes + tile) * (size_t)n + (size_t)j * width + (size_t)i - tile;
+                tiles[at] = mask[((size_t)h * (size_t)queries + (size_t)i) * (size_t)n + (size_t)j] * 1.44269504f;
+            }
+    return tiles;
+}
+
+/* Makes a mask of distances: (heads, n, n) from T, (heads, (2g - 1)^2, the class token's number, ...). */
+static void mask_from_distances(const float *t, int heads, int g, int n, float *mask) {
+    const int apart = 2 * g - 1, first = n - g * g;
+    for (int h = 0; h < heads; h++, t += whole(apart * apart + 16))
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < n; j++) {
+                const int q = i - first, k = j - first;
+                const int rows = q / g - k / g + g - 1, columns = q % g - k % g + g - 1;
+                mask[(h * n + i) * n + j] = q < 0 || k < 0 ? t[apart * apart] : t[rows * apart + columns];
+            }
+}
+
+static void mix(double *weights, const float *mixing, int heads, size_t each) {
+    for (size_t at = 0; at < each; at++) {
+        double sums[16] = {0};
+        for (int h = 0; h < heads; h++)
+            for (int g = 0; g < heads; g++) sums[g] += weights[(size_t)h * each + at] * mixing[h * heads + g];
+        for (int g = 0; g < heads; g++) weights[(size_t)g * each + at] = sums[g];
+    }
+}
+
+/* Returns the largest error in what is allowed. */
+static double attention_error(const Case *of, int arithmetic) {
+    const size_t columns = (size_t)of->heads * (size_t)of->d, q = (size_t)of->queries, n = (size_t)of->n;
+    const size_t heads = (size_t)of->heads, batch = (size_t)of->batch, each = q * n, out_size = batch * q * columns;
+    float *queries = random_numbers(batch * q * columns), *keys = random_numbers(batch * n * 2 * columns);
+    float *mask = random_numbers(heads * each), *bias = random_numbers((size_t)(of->windows + 1) * heads * each);
+    float *mixings = random_numbers(2 * heads * heads), *out = malloc(out_size * sizeof *out);
+    int8_t *steps = malloc(out_size);
+    double *weights = malloc(heads * each * sizeof *weights);
+    if (!out || !weights || !steps) exit(3);
+    const size_t apart = (size_t)(2 * of->grid - 1), tiled = heads * (of->grid ? whole((int)(apart * apart) + 16)
+                                                                              : whole(of->queries) * n);
+    float *tiles = of->grid ? random_numbers(tiled + 64) : by_tiles(mask, of->heads, of->queries, of->n);
+    if (of->grid) mask_from_distances(tiles, of->heads, of->grid, of->n, mask);
+    for (size_t i = 0; of->grid && i < tiled; i++) tiles[i] *= 1.44269504f;
+    uint16_t *halves = malloc((tiled + 64) * sizeof *halves);
+    if (!halves) exit(3);
+    for (size_t i = 0; i < tiled; i++) halves[i] = half_of(tiles[i]);
+    float *biases = by_tiles(bias, of->heads * (of->windows + 1), of->queries, of->n);
+    const float scale = 1 / sqrtf((float)of->d);
+    const MaskedAttention what = {
+        .q = queries, .k = keys, .v = keys + columns, .out = of->step ? NULL : out, .quantised = of->step ? steps : NULL,
+        .mask = !of->masked ? NULL : arithmetic == MASKED_ATTENTION_BFLOAT16 ? (void *)halves : (void *)tiles,
+        .bias = of->windows ? biases : NULL, .before = of->mixings == 2 ? mixings : NULL,
+        .after = of->mixings ? mixings + heads * heads : NULL, .q_row = (int64_t)columns, .k_row = 2 * (int64_t)columns,
+        .v_row = 2 * (int64_t)columns, .batch = of->batch, .heads = of->heads, .queries = of->queries, .n = of->n,
+        .d = of->d, .mask_heads = of->masked ? of->heads : 0, .bias_heads = of->windows ? of->heads : 0,
+        .windows = of->windows, .grid = of->grid, .arithmetic = arithmetic, .scale = scale * 1.44269504f,
+        .steps = of->step ? 1 / of->step : 0};
+    if (masked_attention(&what, 0, masked_attention_pieces(&what))) return INFINITY;
+    double most = 0, greatest = 1, error = 0;
+    for (size_t b = 0; b < batch; b++) {
+        for (size_t h = 0; h < heads; h++)
+            for (size_t i = 0; i < q; i++)
+                for (size_t j = 0; j < n; j++) {
+                    double sum = 0;
+                    for (size_t c = 0; c < (size_t)of->d; c++)
+                        sum += rounded(queries[(b * q + i) * columns + h * (size_t)of->d + c], arithmetic) *
+                               rounded(keys[(b * n + j) * 2 * columns + h * (size_t)of->d + c], arithmetic);
+                    float m = of->masked ? mask[h * each + i * n + j] : scale;
+                    if (of->masked && arithmetic == MASKED_ATTENTION_BFLOAT16)
+                        m = of_half(half_of(m * 1.44269504f)) / 1.44269504f;
+                    weights[h * each + i * n + j] = sum * m;
+                    if (of->windows)
+                        weights[h * each + i * n + j] +=
+                            bias[((b % (size_t)of->windows) * heads + h) * each + i * n + j];
+                }
+        if (of->mixings == 2) mix(weights, mixings, of->heads, each);
+        for (size_t row = 0; row < heads * q; row++) {
+            double top = -INFINITY, total = 0, *at = weights + row * n;
+            for (size_t j = 0; j < n; j++) top = at[j] > top ? at[j] : top;
+            for (size_t j = 0; j < n; j++) total += at[j] = exp(at[j] - top);
+            for (size_t j = 0; j < n; j++) at[j] /= total;
+        }
+        if (of->mixings) mix(weights, mixings + heads * heads, of->heads, each);
+        for (size_t h = 0; h < heads; h++)
+            for (size_t i = 0; i < q; i++)
+                for (size_t c = 0; c < (size_t)of->d; c++) {
+                    double sum = 0;
+                    for (size_t j = 0; j < n; j++) {
+                        const double weight = weights[h * each + i * n + j];
+                        sum += weight * rounded(keys[(b * n + j) * 2 * columns + columns + h * (size_t)of->d + c], arithmetic);
+                        most = fabs(weight) > most ? fabs(weight) : most;
+                    }
+                    const size_t at = (b * q + i) * columns + h * (size_t)of->d + c;
+                    const double got = of->step ? steps[at] * of->step : out[at], end = of->step * 127.0;
+                    if (of->step) sum = sum > end ? end : sum < -end - of->step ? -end - of->step : sum;
+                    if (!(fabs(got - sum) <= error)) error = fabs(got - sum); /* also of no number */
+                }
+    }
+    for (size_t i = 0; i < batch * n * 2 * columns; i++) greatest = fabs(keys[i]) > greatest ? fabs(keys[i]) : greatest;
+    const double exact = arithmetic == MASKED_ATTENTION_BFLOAT16 ? 0.00390625 : 4e-6; /* of a weight: 2^-8 */
+    const double allowed = exact * (most > 1 ? most : 1) * greatest + of->step * 0.5001;
+    printf("%-32s error %.2e, allowed %.2e\n", of->name, error, allowed);
+    free(queries), free(keys), free(mask), free(bias), free(mixings), free(out), free(steps), free(weights);
+    free(tiles), free(halves), free(biases);
+    return error / allowed;
+}
+
+static double norm_error(int adds) {
+    enum { ROWS = 3, WIDTH = 48 };
+    const double step = 0.03, epsilon = 1e-5;
+    float *x = random_numbers(ROWS * WIDTH), *branch = random_numbers(ROWS * WIDTH), *weight = random_numbers(WIDTH);
+    float *bias = random_numbers(WIDTH), sum[ROWS * WIDTH];
+    int8_t got[ROWS * WIDTH];
+    double error = 0;
+    weight[0] = 1000, weight[1] = -1000; /* beyond int8 */
+    const ResidualNorm what = {.x = x, .branch = adds ? branch : NULL, .weight = weight, .bias = bias, .sum = sum,
+                               .normed = got, .width = WIDTH, .epsilon = (float)epsilon};
+    for (int c = 0; c < WIDTH; c++) weight[c] /= (float)step, bias[c] /= (float)step;
+    if (residual_norm(&what, 0, ROWS)) return INFINITY;
+    for (int row = 0; row < ROWS; row++) {
+        double mean = 0, variance = 0;
+        for (int c = 0; c < WIDTH; c++) {
+            if (adds) x[row * WIDTH + c] += branch[row * WIDTH + c];
+            if (adds && sum[row * WIDTH + c] != x[row * WIDTH + c]) error = INFINITY;
+            mean += x[row * WIDTH + c] / (double)WIDTH;
+        }
+        for (int c = 0; c < WIDTH; c++) variance += pow(x[row * WIDTH + c] - mean, 2) / WIDTH;
+        for (int c = 0; c < WIDTH; c++) {
+            double exact = (x[row * WIDTH + c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c];
+            exact = exact > 127 ? 127 : exact < -128 ? -128 : exact;
+            error = fmax(error, fabs(got[row * WIDTH + c] - exact));
+        }
+    }
+    printf("%-32s error %.4f, allowed 0.5010\n", adds ? "norm of a sum" : "norm", error);
+    free(x), free(branch), free(weight), free(bias);
+    return error / 0.501;
+}
+
+int main(int count, char **arguments) {
+    if (count != 3) return 2;
+    if (strcmp(gmmvit_instruction_set_name(), arguments[1])) {
+        printf("expected %s, got %s %s\n", arguments[1], gmmvit_instruction_set_name(), gmmvit_why_no_instruction_set());
+        return 2;
+    }
+    const int arithmetic = atoi(arguments[2]);
+    double worst = 0;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) worst = fmax(worst, attention_error(&CASES[i], arithmetic));
+    worst = fmax(worst, fmax(norm_error(0), norm_error(1)));
+    printf("%s, arithmetic %d: %s\n", arguments[1], arithmetic, worst <= 1 ? "right" : "WRONG");
+    return !(worst <= 1);
+}
