@@ -11,6 +11,7 @@ import numpy as np
 
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runners.runner import Device
+from gmmvit_deploy.runtime.cores import cores, limit_torch
 
 __all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
 
@@ -60,6 +61,7 @@ def bandwidth(device: Device) -> float:
     """Copy an array that is larger than the caches; return the bytes that are read and written per second."""
     import torch
 
+    limit_torch()
     source = torch.ones(_COPIED_BYTES // 4, device="cuda" if device == "gpu" else "cpu")
     target = torch.empty_like(source)
     timed = _gpu_seconds if device == "gpu" else _cpu_seconds
@@ -89,6 +91,7 @@ def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
     def make(shape: Shape) -> Program:
         import torch
 
+        limit_torch()
         rows, inner, columns = shape
         if precision == "int8":
             sizes = ((rows, inner), (inner, columns))
@@ -143,8 +146,9 @@ def _openvino(hint: str) -> Callable[[Shape], Program]:
     def make(shape: Shape) -> Program:
         openvino = require("openvino", package="openvino", extra="openvino")
         core = openvino.Core()
+        settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": str(cores())}
         model: Any = core.read_model(_product_graph(shape))
-        compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+        compiled = core.compile_model(model, "CPU", settings)
         request = compiled.create_infer_request()
         values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
         # A copy: OpenVINO does not keep an array that it shares, and would read its memory after the array is freed.

@@ -11,7 +11,6 @@ whose p99 latency stays within the bound.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reporting import described_bundle, plain
 from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
 from gmmvit_deploy.serving.names import TUNING_FILE
@@ -226,9 +226,8 @@ def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:
 
     Each instance gets the same number of threads; together the instances have about as many threads as there are cores.
     """
-    cores = len(os.sched_getaffinity(0))
-    counts = [count for count in (2, 4) if count <= cores]
-    return [replace(settings, instances=count, threads=cores // count) for count in counts]
+    counts = [count for count in (2, 4) if count <= cores()]
+    return [replace(settings, instances=count, threads=cores() // count) for count in counts]
 
 
 def _trial(
