@@ -13,7 +13,7 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.runtime.cores import cores, limit_torch
 
-__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
+__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "product_on_one_core", "rate"]
 
 Shape = tuple[int, int, int]
 """The shape (rows, inner, columns) of a product (rows, inner) × (inner, columns)."""
@@ -134,10 +134,15 @@ def _product_graph(shape: Shape) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _onnxruntime(shape: Shape) -> Program:
+def product_on_one_core(shape: Shape) -> Program:
+    """Return a program that computes a float32 product of this shape in ONNX Runtime on a single thread."""
+    return _onnxruntime(shape, threads=1)
+
+
+def _onnxruntime(shape: Shape, threads: int | None = None) -> Program:
     from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 
-    session = session_from_bytes(_product_graph(shape), "product")
+    session = session_from_bytes(_product_graph(shape), "product", threads=threads)
     values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
     return lambda: session.run(None, {"x": values})
 
