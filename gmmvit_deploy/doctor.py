@@ -27,6 +27,7 @@ from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_librar
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtime.cores import cores_in_words
 from gmmvit_deploy.runtime.onnxruntime_package import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtime.onnxruntime_program import instruction_set_of, why_not
 from gmmvit_deploy.runtime.onnxruntime_providers import CPU, CUDA, TENSORRT, require_provider, session_on_providers
@@ -98,7 +99,7 @@ def _examined(parts: Sequence[tuple[str, Callable[[], Check]]], on_progress: OnP
 def _parts() -> list[tuple[str, Callable[[], Check]]]:
     """Return (name, function that checks the part) for every part.  A check takes up to a minute."""
     python = f"{platform.python_version()} on {platform.platform()}"
-    cpu = f"{os.cpu_count()} cores, {platform.machine()}"
+    cpu = f"{cores_in_words()}, {platform.machine()}"
     return [
         ("python", lambda: Check(kind="hardware", name="python", works=True, detail=python)),
         ("cpu", lambda: Check(kind="hardware", name="cpu", works=True, detail=cpu)),

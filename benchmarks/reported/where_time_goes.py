@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import re
 import tempfile
 from collections import defaultdict
@@ -52,6 +51,7 @@ from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtime.openvino_program import CHUNK
@@ -61,7 +61,7 @@ KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
 TARGET = 5.0
 """The target: so many times the speed of eager PyTorch at a batch of 64."""
 _BATCH = 64
-_CORES = len(os.sched_getaffinity(0))
+_CORES = cores()
 _WITH_WEIGHTS = {"MatMul", "Gemm", "Conv", "FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution"}
 _LAYOUT = {"Transpose", "Split", "Concat", "Reshape", "Reorder", "ReorderOutput", "ReorderInput", "Convert", "Slice"}
 _NORMS = {"LayerNormalization", "SkipLayerNormalization", "MVN"}

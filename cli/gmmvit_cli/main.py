@@ -23,6 +23,7 @@ import gmmvit_deploy
 from gmmvit_cli.commands import SUMMARIES, Commands, typing_hint
 from gmmvit_cli.output import complain
 from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.runtime.cores import limit_libraries
 
 __all__ = ["app", "main"]
 
@@ -79,6 +80,7 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminated)
+    limit_libraries(os.environ)  # before a command imports NumPy or PyTorch
     try:
         # Typer would print usage errors in its own form.
         status = app(prog_name="gmmvit", standalone_mode=False)

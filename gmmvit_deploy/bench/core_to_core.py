@@ -19,6 +19,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from gmmvit_deploy.runtime.cores import allowed_processors
+
 __all__ = ["FAR", "round_trip_ns"]
 
 FAR = 2.0
@@ -35,11 +37,11 @@ def round_trip_ns() -> float | None:
     The time is the smallest result of three measurements.
     Returns None if this process may use only a single core, or if the C compiler (``$CXX``, by default ``c++``) fails.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    processors = allowed_processors()
     measure = _measure()
-    if measure is None or len(cores) < 2:
+    if measure is None or len(processors) < 2:
         return None
-    least = min(measure(cores[0], cores[1], _ROUND_TRIPS) for _ in range(3))
+    least = min(measure(processors[0], processors[1], _ROUND_TRIPS) for _ in range(3))
     return least if least > 0 else None
 
 

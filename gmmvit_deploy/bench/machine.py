@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gmmvit_deploy.runtime.cores import cores, cpu_quota
+
 __all__ = ["GpuState", "MachineState", "cpu_features", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
 
 _LOOK_S = 0.5
@@ -108,7 +110,8 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "cores_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores_allowed": cores(),
+        "cpu_quota": cpu_quota(),
         "features": cpu_features(),
         "memory_gib": round(_memory() / 2**30, 1),
         "system": platform.platform(),

@@ -11,8 +11,9 @@ import numpy as np
 
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runners.runner import Device
+from gmmvit_deploy.runtime.cores import cores, limit_torch
 
-__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
+__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "product_on_one_core", "rate"]
 
 Shape = tuple[int, int, int]
 """The shape (rows, inner, columns) of a product (rows, inner) × (inner, columns)."""
@@ -60,6 +61,7 @@ def bandwidth(device: Device) -> float:
     """Copy an array that is larger than the caches; return the bytes that are read and written per second."""
     import torch
 
+    limit_torch()
     source = torch.ones(_COPIED_BYTES // 4, device="cuda" if device == "gpu" else "cpu")
     target = torch.empty_like(source)
     timed = _gpu_seconds if device == "gpu" else _cpu_seconds
@@ -89,6 +91,7 @@ def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
     def make(shape: Shape) -> Program:
         import torch
 
+        limit_torch()
         rows, inner, columns = shape
         if precision == "int8":
             sizes = ((rows, inner), (inner, columns))
@@ -131,10 +134,15 @@ def _product_graph(shape: Shape) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _onnxruntime(shape: Shape) -> Program:
+def product_on_one_core(shape: Shape) -> Program:
+    """Return a program that computes a float32 product of this shape in ONNX Runtime on a single thread."""
+    return _onnxruntime(shape, threads=1)
+
+
+def _onnxruntime(shape: Shape, threads: int | None = None) -> Program:
     from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 
-    session = session_from_bytes(_product_graph(shape), "product")
+    session = session_from_bytes(_product_graph(shape), "product", threads=threads)
     values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
     return lambda: session.run(None, {"x": values})
 
@@ -143,8 +151,9 @@ def _openvino(hint: str) -> Callable[[Shape], Program]:
     def make(shape: Shape) -> Program:
         openvino = require("openvino", package="openvino", extra="openvino")
         core = openvino.Core()
+        settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": str(cores())}
         model: Any = core.read_model(_product_graph(shape))
-        compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+        compiled = core.compile_model(model, "CPU", settings)
         request = compiled.create_infer_request()
         values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
         # A copy: OpenVINO does not keep an array that it shares, and would read its memory after the array is freed.

@@ -1,8 +1,9 @@
 """Search the Triton settings that sustain the highest arrival rate with a p99 latency within a bound.
 
 The settings are the runtime, the precision, the number of instances, the threads of an instance, and the queue delay:
-the maximum time that a request waits in the batcher. The search first tries each runtime with default settings, then
-several numbers of instances with the best runtime, then several queue delays with the best number of instances.
+the maximum time that a request waits in the batcher. The search first tries each runtime with default settings. Then it
+divides the cores among instances of the best runtime: it starts with the number that a `CoreModel` predicts, and
+doubles or halves the number as long as the rate rises. Last, it tries several queue delays.
 
 Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
 whose p99 latency stays within the bound.
@@ -11,7 +12,6 @@ whose p99 latency stays within the bound.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,9 +20,12 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bench.core_model import CoreModel, divisions_of
+from gmmvit_deploy.bench.core_parts import measured_parts
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_state
 from gmmvit_deploy.bench.outputs import Expected
+from gmmvit_deploy.bench.roofline import network_work
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
@@ -30,15 +33,23 @@ from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reporting import described_bundle, plain
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtime.cores import cores
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.runtime.openvino import graph_precision
+from gmmvit_deploy.runtime.openvino_program import CHUNK
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import require_free
 
-__all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
+__all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "climb_order", "settings_table", "tune"]
 
 _FORMAT = "gmmvit-tuning/1"
 _DELAYS_US = (0, 500, 2000)
@@ -120,6 +131,8 @@ class Tuning:
     bundle: the tuned bundle, the folder that ``gmmvit export`` writes.  machine: the machine of the run.
     before, after: the state of the machine before and after the run.
     trials: all trials, in the order in which they ran.
+    model: the parts from which the first division of the cores was predicted; None on a single core, or without a C
+    compiler.
     """
 
     options: TuneOptions
@@ -128,6 +141,7 @@ class Tuning:
     before: MachineState
     after: MachineState
     trials: tuple[Trial, ...]
+    model: CoreModel | None = None
 
     @property
     def best(self) -> Trial | None:
@@ -152,6 +166,7 @@ class Tuning:
                 }
                 for trial in self.trials
             ],
+            "core_model": self.model.to_json() if self.model else None,
             "bundle": self.bundle,
             "machine": self.machine,
             "before": self.before.to_json(),
@@ -199,8 +214,16 @@ def tune(
 
     delays = len(_DELAYS_US) - 1  # the earlier trials already used the first delay
     plain_settings = options.settings()
-    best = tried(plain_settings, later=len(_instances(plain_settings[0])) + delays)
-    best = tried(_instances(best.settings), later=delays)
+    best = tried(plain_settings, later=1 + delays)
+    counts = _instances(cores())
+    model = _core_model(bundle, best, inputs) if counts else None
+    start = model.best_division(cores(), bound_ms=options.bound_ms).instances if model else 2
+    for direction in climb_order(counts, start):
+        for count in direction:
+            divided = replace(best.settings, instances=count, threads=cores() // count)
+            if tried([divided], later=delays).settings != divided:
+                break  # in this direction, the rate falls
+    best = tried([], later=delays)
     tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
     tuning = Tuning(
         options=options,
@@ -209,6 +232,7 @@ def tune(
         before=before,
         after=machine_state(),
         trials=tuple(trials),
+        model=model,
     )
     if tuning.best is None:
         nearest = min(trial.load.points[0].p99_ms for trial in trials)
@@ -221,14 +245,35 @@ def tune(
     return tuning
 
 
-def _instances(settings: RepositoryOptions) -> list[RepositoryOptions]:
-    """Return the settings with 2 and with 4 instances, unless there are fewer cores than instances.
+def _instances(count: int) -> list[int]:
+    """Return the numbers of instances to try beside a single instance, which the default settings have.
 
     Each instance gets the same number of threads; together the instances have about as many threads as there are cores.
     """
-    cores = len(os.sched_getaffinity(0))
-    counts = [count for count in (2, 4) if count <= cores]
-    return [replace(settings, instances=count, threads=cores // count) for count in counts]
+    return divisions_of(count)[1:]
+
+
+def climb_order(counts: Sequence[int], start: int) -> list[list[int]]:
+    """Return the numbers of instances as two directions: from ``start`` upwards, then from below it downwards."""
+    return [[count for count in counts if count >= start], [count for count in reversed(counts) if count < start]]
+
+
+def _core_model(bundle: Bundle, trial: Trial, inputs: NDArray[Any]) -> CoreModel | None:
+    """Measure the parts of the network with the settings of a trial, on a single thread in this process."""
+    settings = trial.settings
+    if settings.runtime == "openvino":
+        variant = open_variant(bundle, graph_precision(settings.precision))
+        runner: Runner = OpenVinoRunner(
+            bundle, variant, precision=settings.precision, threads=1, kernels=trial.cpu_kernels.used
+        )
+        chunk = CHUNK
+    else:
+        variant = open_variant(bundle, settings.precision)
+        runner = OnnxRuntimeRunner(bundle, variant=variant, threads=1, kernels=trial.cpu_kernels.used)
+        chunk = ROWS_A_CORE
+    with runner:
+        images = inputs[: min(chunk, runner.max_batch)]
+        return measured_parts(runner.run, network_work(bundle, 1), images, precision=settings.precision)
 
 
 def _trial(

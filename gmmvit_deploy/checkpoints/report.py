@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from gmmvit_deploy.checkpoints.audit import audit_dead_masks
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.counting import multiply_accumulates, trainable_parameters
+from gmmvit_deploy.layers.shapes_only import shapes_only
 from gmmvit_deploy.specs import ModelSpec, spec_to_json
 
 __all__ = ["describe_checkpoint", "describe_spec"]
@@ -42,7 +41,7 @@ def describe_spec(spec: ModelSpec) -> dict[str, Any]:
 
     The function reads no file.
     """
-    with torch.device("meta"):
+    with shapes_only():
         parameters = trainable_parameters(model_from_spec(spec))
     return {
         "family": spec.family,

@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from gmmvit_deploy.artifacts import Manifest
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, read_tensors
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.families import model_from_spec, spec_from_json, spec_to_json
 from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.layers.shapes_only import shapes_only
 from gmmvit_deploy.sources.source import Conversion, TensorOrigins, origin_keys
 from gmmvit_deploy.specs import ModelSpec
 
@@ -78,7 +77,7 @@ def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigi
     origins: name of a tensor in the model → the key of the tensor in the file, or the conversion that computes the
     tensor from tensors of the file. By default the key in the file is the name in the model.
     """
-    with torch.device("meta"):
+    with shapes_only():
         state = model_from_spec(spec).state_dict()
     origins = origins or {name: name for name in state}
     used = dict.fromkeys(key for origin in origins.values() for key in origin_keys(origin))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runners.runner import Device, Inspection, Runner
+from gmmvit_deploy.runtime.cores import limit_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ class EagerRunner(Runner):
         from gmmvit_deploy.checkpoints.weights import model_from_bundle
 
         super().__init__(bundle)
+        limit_torch()
         self.device = device
         if device == "gpu":
             self.name = f"{self.name}-gpu"

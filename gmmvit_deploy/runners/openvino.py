@@ -142,7 +142,10 @@ class OpenVinoRunner(Runner):
         kept = sorted(set(tensors) & there - {logits})
         if kept:
             model.add_outputs(kept)
-        settings = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[self.precision]}
+        settings = {
+            "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[self.precision],
+            "INFERENCE_NUM_THREADS": str(self.program.threads),
+        }
         request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
         request.infer({0: inputs})
         values = {name: request.get_tensor(name).data.copy() for name in kept}

@@ -95,15 +95,17 @@ def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
     return _session(str(path), str(path), threads)
 
 
-def session_from_bytes(graph: bytes, name: str, *, exact: bool = False, library: Path | None = None) -> Any:
+def session_from_bytes(
+    graph: bytes, name: str, *, threads: int | None = None, exact: bool = False, library: Path | None = None
+) -> Any:
     """Open a serialised graph as an ``onnxruntime.InferenceSession`` on the CPU provider.
 
-    name: the graph's name in error messages.
+    name: the graph's name in error messages.  threads: as in `session_from_onnx`.
     exact: True to turn optimisation off, so that ONNX Runtime omits no rounding of the graph.
     library: the shared library of this project's CPU kernel, for a graph with nodes of this kernel.
     Errors: as `session_from_onnx`.
     """
-    return _session(graph, name, None, exact=exact, library=library)
+    return _session(graph, name, threads, exact=exact, library=library)
 
 
 def _session(

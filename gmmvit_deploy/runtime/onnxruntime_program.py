@@ -5,14 +5,13 @@ stays in a core's cache. Each core runs whole chunks, so that no operator waits 
 `benchmarks/settings/cpu_settings.py` measures the effect. A smaller batch is not divided: all cores share the work of
 each operator.
 
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
-project.
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
+copied with it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# A relative import also works in the folder of a served model, where the package has another name.
+from .cores import cores, is_limited
 
 __all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "instruction_set_of", "session_options", "why_not"]
 
@@ -62,13 +64,16 @@ def _stated(library: Path, function: str) -> str:
 def session_options(threads: int | None, library: Path | None) -> Any:
     """Return ``onnxruntime.SessionOptions`` for this project's sessions.
 
-    threads: the threads of an operator; None leaves the number to ONNX Runtime, which uses a thread per core.
+    threads: the threads of an operator; None leaves the number to ONNX Runtime, which uses a thread per core, unless
+    the quota of the cgroup allows fewer cores: ONNX Runtime does not read the quota.
     library: the shared library of our attention kernel, or None.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only; warnings during loading concern optimisations, not results
+    if threads is None and is_limited():
+        threads = cores()
     if threads is not None:
         options.intra_op_num_threads = threads
     for entry in _SESSION_ENTRIES.items():
@@ -88,7 +93,7 @@ class OnnxRuntimeProgram:
         threads: the number of threads; 0 uses a thread per core.
         Errors: as ``open_session``.
         """
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or cores()
         self._open = open_session
         self._shared = open_session(self.threads)  # opened now, so that a graph that cannot be loaded fails here
         self._input = self._shared.get_inputs()[0].name

@@ -4,18 +4,20 @@ A batch is divided into chunks of at most ``CHUNK`` rows. The data of a chunk st
 runs its own chunks; `benchmarks/settings/cpu_settings.py` measures the effect. The graph is compiled for each chunk
 size, because OpenVINO fuses more operators in a graph with static shapes.
 
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
-project.
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
+copied with it.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from typing import Any, Literal
 
 import numpy as np
+
+# A relative import also works in the folder of a served model, where the package has another name.
+from .cores import allowed_processors, cores
 
 __all__ = ["CHUNK", "Hint", "OpenVinoProgram"]
 
@@ -47,7 +49,7 @@ class OpenVinoProgram:
             raise RuntimeError("this CPU has no bf16")
         self._small = self._core.read_model(path)
         self._hint = hint
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or cores()
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
@@ -136,7 +138,7 @@ class OpenVinoProgram:
                 "NUM_STREAMS": str(streams),
                 "INFERENCE_NUM_THREADS": str(self.threads),
                 # If they were pinned, two programs with a thread each would share the first core.
-                "ENABLE_CPU_PINNING": self.threads == len(os.sched_getaffinity(0)),
+                "ENABLE_CPU_PINNING": self.threads == len(allowed_processors()),
             }
             if self._hint == "bf16" and _attends_with_four_queries(model):
                 settings["SNIPPETS_MODE"] = "DISABLE"

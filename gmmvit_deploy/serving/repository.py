@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import gmmvit_deploy.preprocess
 from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
@@ -20,7 +21,7 @@ from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtime import onnxruntime_program, openvino_program
+from gmmvit_deploy.runtime import cores, onnxruntime_program, openvino_program
 from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision, kernels_for_graph
 from gmmvit_deploy.serving.model_configs import (
@@ -36,8 +37,9 @@ from gmmvit_deploy.writing import new_folder, sha256_of_file
 __all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle", "stated_cpu_kernels"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
-# Name of a package in the folder of the network. Modules of the package use relative imports to import other modules.
+# Names of packages in the folder of the network. Modules of a package use relative imports to import other modules.
 _OPENVINO = "gmmvit_openvino"
+_ONNXRUNTIME = "gmmvit_onnxruntime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,15 +224,17 @@ def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kern
     kernels, the library of the kernels is also copied. For kernels in ONNX Runtime, the graph that calls the kernels is
     also written.
     """
+    modules: tuple[ModuleType, ...]
     if options.runtime == "onnxruntime":
-        copies = {str(onnxruntime_program.__file__): "gmmvit_onnxruntime.py"}
+        package, modules = _ONNXRUNTIME, (cores, onnxruntime_program)
         if kernels.fused is not None:
             (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(kernels.fused.graph)
     else:
-        (folder / _OPENVINO).mkdir()
-        modules = (openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks)
-        files = [module.__file__ for module in modules]
-        copies = {str(file): f"{_OPENVINO}/{Path(str(file)).name}" for file in files}
+        package = _OPENVINO
+        modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks)
+    (folder / package).mkdir()
+    files = [str(module.__file__) for module in modules]
+    copies = {file: f"{package}/{Path(file).name}" for file in files}
     if kernels.library is not None:
         copies[str(kernels.library)] = f"{options.runtime}_kernels.so"
     for source, name in copies.items():

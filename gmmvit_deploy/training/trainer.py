@@ -20,6 +20,7 @@ from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.layers.masked_attention import MaskedAttention
+from gmmvit_deploy.runtime.cores import limit_torch
 from gmmvit_deploy.scores.masks import Mask
 from gmmvit_deploy.training.batches import Batches, seed_everything
 from gmmvit_deploy.training.images import Batch, LabelledTensors, TrainingData, collated
@@ -80,6 +81,7 @@ class Trainer:
         timm = require("timm", package="timm", extra="train")
         for module in ("loss", "optim", "scheduler", "utils"):
             require(f"timm.{module}", package="timm", extra="train")
+        limit_torch()
         self._data, self._recipe, self._seed, self._workers = data, recipe, seed, workers
         self._processes = processes or Processes()
         self._batches = Batches(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,6 +33,7 @@ from gmmvit_deploy.families.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import open_runners
+from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.serving.server import TritonServer
 from tests.browser import accessibility_problems
@@ -79,8 +79,7 @@ def test_every_runner_at_every_batch(report: BenchReport) -> None:
 
 
 def test_settings_of_every_runner_are_recorded(report: BenchReport) -> None:
-    threads = len(os.sched_getaffinity(0))
-    assert report.runners["onnxruntime"]["threads"] == report.runners["openvino"]["threads"] == str(threads)
+    assert report.runners["onnxruntime"]["threads"] == report.runners["openvino"]["threads"] == str(cores())
     assert report.runners["openvino"]["hint"] == "f32"
     assert report.runners["onnxruntime"]["rows at once on a core"] == str(ROWS_A_CORE)
 

@@ -101,7 +101,7 @@ def test_our_kernels_behind_triton_give_the_models_answers(
 def test_a_bound_that_nothing_holds_writes_nothing(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "_instances", lambda settings: [])
+    monkeypatch.setattr(tuning, "_instances", lambda count: [])
     with pytest.raises(InputError, match=r"no setting keeps p99 below 0\.001 ms: the lowest p99 was"):
         tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=0.001))
     assert list(tmp_path.iterdir()) == []

@@ -182,16 +182,18 @@ def test_wiring_of_a_small_graph() -> None:
 
 def test_what_a_server_copies_imports_alone(tmp_path: Path) -> None:
     """The module imports in a new interpreter without gmmvit_deploy, as inside Triton."""
-    package = tmp_path / "gmmvit_openvino"
+    package, other = tmp_path / "gmmvit_openvino", tmp_path / "gmmvit_onnxruntime"
     package.mkdir()
+    other.mkdir()
     for name in ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"):
         shutil.copyfile(Path(kernels.__path__[0]) / name, package / name)
-    shutil.copyfile(Path(runtime.__path__[0]) / "openvino_program.py", package / "openvino_program.py")
-    shutil.copyfile(Path(runtime.__path__[0]) / "onnxruntime_program.py", tmp_path / "gmmvit_onnxruntime.py")
+    for folder, program in ((package, "openvino_program.py"), (other, "onnxruntime_program.py")):
+        for name in (program, "cores.py"):
+            shutil.copyfile(Path(runtime.__path__[0]) / name, folder / name)
     onnx.save(onnx_graph(), tmp_path / "model.onnx")
     code = (
         "import sys; sys.path.insert(0, '.'); sys.modules['gmmvit_deploy'] = None\n"
-        "import openvino, gmmvit_onnxruntime\n"
+        "import openvino, gmmvit_onnxruntime.onnxruntime_program\n"
         "from gmmvit_openvino import matcher, openvino_kernels, openvino_program, openvino_view\n"
         "model = openvino.Core().read_model('model.onnx')\n"
         "print(matcher.summary_of(matcher.attentions_in(openvino_view.OpenVinoView(model))))\n"

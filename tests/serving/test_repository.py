@@ -53,7 +53,7 @@ def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_
     fused = f"fused-{sha256_of_file(precise_bundle.onnx_path)[:16]}.onnx"
     ours = {fused, "onnxruntime_kernels.so"} if fused_graph(precise_bundle.onnx_path)[0] else set()
     expected = {
-        "python": {"model.py", "model.onnx", "gmmvit_onnxruntime.py", *ours},
+        "python": {"model.py", "model.onnx", "gmmvit_onnxruntime", *ours},
         "onnxruntime": {"model.onnx"},
         "tensorrt": {"model.plan"},
     }
@@ -68,10 +68,11 @@ def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_pat
     options = RepositoryOptions(runtime="openvino", precision="fp32")
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
     folder = tmp_path / "r" / "gmmvit_network" / "1"
-    files = {"openvino_program.py", "openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"}
+    of_runtime = {"cores.py", "openvino_program.py"}
+    files = {*of_runtime, "openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"}
     assert {file.name for file in (folder / "gmmvit_openvino").iterdir()} == files
     for name in files:
-        room = runtime if name == "openvino_program.py" else kernels
+        room = runtime if name in of_runtime else kernels
         source = Path(room.__path__[0]) / name
         assert (folder / "gmmvit_openvino" / name).read_bytes() == source.read_bytes()
     ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()

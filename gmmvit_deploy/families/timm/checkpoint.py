@@ -175,11 +175,10 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
     """Return a dict from name in the model to name in the file."""
-    import torch
-
     from gmmvit_deploy.families.timm.model import TimmModel
+    from gmmvit_deploy.layers.shapes_only import shapes_only
 
-    with torch.device("meta"):
+    with shapes_only():
         state = TimmModel(spec).state_dict()
     return {name: _file_name(name) for name in state}
 
@@ -195,11 +194,10 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
 
     Older versions of timm stored buffers that timm now computes from the sizes of the model.
     """
-    import torch
-
     from gmmvit_deploy.families.timm.network import network_from_spec
+    from gmmvit_deploy.layers.shapes_only import shapes_only
 
-    with torch.device("meta"):
+    with shapes_only():
         network = network_from_spec(spec)
     reason = "timm computes this tensor from the sizes of the model"
     unused = {f"{path}.relative_position_index": reason for path, _ in network.named_modules() if path}

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import threading
@@ -26,6 +25,7 @@ from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.serving.gateway.access_log import AccessLog
 from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files
@@ -191,7 +191,7 @@ class Gateway:
             metrics_address=f"{_LOOPBACK}:{self._metrics.port}",
             admin=(ADMIN_HEADER, self.admin_secret),
             front=front or self.settings.front,
-            threads=max(1, min(4, len(os.sched_getaffinity(0)) // 2)),  # the other cores are for the network
+            threads=max(1, min(4, cores() // 2)),  # the other cores are for the network
         )
         if not models.health.infers:
             self._note(f"gateway: the readiness does not run the network: {models.health.why_not}")

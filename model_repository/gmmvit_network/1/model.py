@@ -72,7 +72,7 @@ class TritonPythonModel:
 
 def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
     import onnxruntime
-    from gmmvit_onnxruntime import OnnxRuntimeProgram, session_options, why_not
+    from gmmvit_onnxruntime.onnxruntime_program import OnnxRuntimeProgram, session_options, why_not
 
     library = None
     network = graph
