@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.shared.places import FAMILIES, RESULTS
@@ -10,7 +11,13 @@ from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
 from benchmarks.shared.tables_rollout import rollout_table, soak_table
-from benchmarks.shared.tables_serving import hostile_summary, hostile_table, image_bombs_table
+from benchmarks.shared.tables_serving import (
+    hostile_summary,
+    hostile_table,
+    image_bombs_table,
+    large_images_table,
+    one_image_table,
+)
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
@@ -20,6 +27,8 @@ SHOWN = {
     "fastest_cpu": ("fastest_cpu", "best_straight"),
     "mask_cost": ("mask_free",),
     "served": ("served",),
+    "one_image": ("one_image",),
+    "large_images_served": ("large_images_served",),
     "overload": ("overload",),
     "gateway_cost": ("gateway_cost",),
     "where_time_goes": ("where_all",),
@@ -50,6 +59,8 @@ def documented_tables() -> dict[str, str]:
         "best_straight": best_straight_table(fastest) or "No result has these ratios yet.",
         "mask_free": mask_free_table(fastest, costs),
         "served": served_table(result("reported/served")),
+        "one_image": _if_measured("one_image", one_image_table),
+        "large_images_served": _if_measured("large_images_served", large_images_table),
         "overload": overload_table(result("reported/overload")),
         "gateway_cost": gateway_cost_table(result("reported/gateway_cost")),
         "where": where_table(where, "vit"),
@@ -66,6 +77,13 @@ def documented_tables() -> dict[str, str]:
     if systems:
         tables["engine_systems"] = systems_table(systems)
     return tables
+
+
+def _if_measured(name: str, table: Callable[[dict[str, Any]], str]) -> str:
+    """Return the table of a reported result, or a sentence if there is no result yet."""
+    if not (RESULTS / "reported" / f"{name}.json").exists():
+        return "No result has these times yet."
+    return table(result(f"reported/{name}"))
 
 
 def page_tables() -> dict[str, str]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["every_input", "hostile_summary", "hostile_table", "image_bombs_table"]
+from benchmarks.shared.results import interval
+
+__all__ = [
+    "every_input",
+    "hostile_summary",
+    "hostile_table",
+    "image_bombs_table",
+    "large_images_table",
+    "one_image_table",
+]
 
 _ANSWERS = ("refused", "answered", "failed", "closed", "crash", "hang")
 
@@ -120,4 +129,33 @@ def image_bombs_table(result: Mapping[str, Any]) -> str:
             f"| {name} | {bombs.get('answered', 0)}, {bombs.get('refused', 0)} | {a['p50_ms']:.1f}, {b['p50_ms']:.1f} "
             f"| {a['p99_ms']:.1f}, {b['p99_ms']:.1f} | {row['p99_ratio']:.2f} |"
         )
+    return "\n".join(lines)
+
+
+def one_image_table(results: Mapping[str, Any]) -> str:
+    """Return a table with a row for each step, and for each input the time and the time over the runner in process."""
+    inputs = results["inputs"]
+    lines = [f"| step | {' | '.join(f'{kind}, ms | over in process, ms' for kind in inputs)} |"]
+    lines.append("|---" * (1 + 2 * len(inputs)) + "|")
+    for step in next(iter(inputs.values()))["steps"]:
+        cells = []
+        for row in inputs.values():
+            measured = row["steps"][step]
+            over = measured["over_in_process_ms"]
+            low, high = over["quartiles"]
+            cells += [f"{measured['ms']:.2f}", f"{over['median']:+.2f} ({low:+.2f} to {high:+.2f})"]
+        lines.append(f"| {step} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def large_images_table(results: Mapping[str, Any]) -> str:
+    """Return a table with a row for each number of threads of the preprocessing."""
+    lines = [
+        "| threads | decoder, images/s | network, images/s | ensemble, images/s | ensemble / sum |",
+        "|---|---|---|---|---|",
+    ]
+    for threads, row in results["threads"].items():
+        rates = [f"{row['images_per_second'][name]:,.1f}" for name in ("decoder", "network", "ensemble")]
+        name = "a thread per core" if threads == "0" else threads
+        lines.append(f"| {name} | {' | '.join(rates)} | {interval(row['share_of_sum'])} |")
     return "\n".join(lines)

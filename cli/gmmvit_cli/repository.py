@@ -86,6 +86,12 @@ def repository(
     threads: int = typer.Option(
         0, metavar="N", rich_help_panel=_BATCHING, help="CPU threads of each copy; 0 means a thread for each core."
     ),
+    preprocess_threads: int = typer.Option(
+        0,
+        metavar="N",
+        rich_help_panel=_BATCHING,
+        help="Threads and processes that decode images; 0 means as many as there are cores.",
+    ),
     request_pixels: int | None = REQUEST_PIXELS,
     name: str = NAME,
     server_version: str | None = SERVER_VERSION,
@@ -128,6 +134,7 @@ def repository(
         max_queue_delay_us=max_queue_delay_us,
         instances=instances,
         threads=threads,
+        preprocess_threads=preprocess_threads,
         precision=precision_from(precision),
         accelerator=accelerator,
         request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,

@@ -46,6 +46,13 @@ def tune(
         autocompletion=complete_list(lambda: RUNTIMES),
     ),
     cpu_kernels: str | None = CPU_KERNELS,
+    image: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        rich_help_panel=_SEARCH,
+        show_default="the preprocessing has a thread for each core",
+        help="An image such as those that clients will send: also searches the number of threads that decode images.",
+    ),
     protocol: str = typer.Option(
         "grpc",
         metavar="NAME",
@@ -76,7 +83,7 @@ def tune(
         from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, settings_table
         from gmmvit_deploy.bench.tune import tune as tuned
 
-        settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
+        settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name, "image": image}
         options = TuneOptions(
             runtimes=_runtimes(runtime) if runtime is not None else None,
             cpu_kernels=cpu_kernels_from(cpu_kernels),
@@ -88,7 +95,9 @@ def tune(
         return
     head = ("settings", "requests/s within the limit", "p99 at this rate", "images/s without the limit", "remark")
     print_table(head, settings_table(result.trials), title=f"p99 within {bound_ms:g} ms, {protocol}")
-    for reason in dict.fromkeys(trial.cpu_kernels.why_not for trial in result.trials if not trial.cpu_kernels.used):
+    for trial in result.preprocessing:
+        note(f"preprocessing with {trial.threads} threads: {trial.images_per_second:,.1f} images/s")
+    for reason in dict.fromkeys(tried.cpu_kernels.why_not for tried in result.trials if not tried.cpu_kernels.used):
         note(f"cpu kernels: off: {reason}")
     note(f"measurements: {out / TUNING_FILE}")
     typer.echo(out)

@@ -3,7 +3,8 @@
 The settings are the runtime, the precision, the number of instances, the threads of an instance, and the queue delay:
 the maximum time that a request waits in the batcher. The search first tries each runtime with default settings. Then it
 divides the cores among instances of the best runtime: it starts with the number that a `CoreModel` predicts, and
-doubles or halves the number as long as the rate rises. Last, it tries several queue delays.
+doubles or halves the number as long as the rate rises. Then it tries several queue delays. If the user gives an image,
+the last trials search the number of threads that decode images (`tune_preprocessing`).
 
 Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
 whose p99 latency stays within the bound.
@@ -27,10 +28,12 @@ from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.roofline import network_work
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
+from gmmvit_deploy.bench.tune_preprocessing import PreprocessTrial, fastest, tune_preprocessing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.preprocess import UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reporting import described_bundle, plain
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
@@ -68,6 +71,8 @@ class TuneOptions:
     ``onnxruntime+kernels``. None tries ONNX Runtime in float32 only.
     cpu_kernels: states whether to use this project's CPU kernels if ``runtimes`` is None; None means ``auto``.
     name: the name of the served model.
+    image: an image file, such as those that clients will send, for the threads of the preprocessing. None leaves a
+    thread for each core.
     """
 
     bound_ms: float
@@ -75,6 +80,7 @@ class TuneOptions:
     runtimes: tuple[tuple[str, Precision], ...] | None = None
     cpu_kernels: CpuKernels | None = None
     name: str = "gmmvit"
+    image: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.bound_ms > 0:
@@ -130,7 +136,8 @@ class Tuning:
 
     bundle: the tuned bundle, the folder that ``gmmvit export`` writes.  machine: the machine of the run.
     before, after: the state of the machine before and after the run.
-    trials: all trials, in the order in which they ran.
+    trials: all trials of the network, in the order in which they ran.
+    preprocessing: the trials of the preprocessing; empty without an image.
     model: the parts from which the first division of the cores was predicted; None on a single core, or without a C
     compiler.
     """
@@ -142,6 +149,15 @@ class Tuning:
     after: MachineState
     trials: tuple[Trial, ...]
     model: CoreModel | None = None
+    preprocessing: tuple[PreprocessTrial, ...] = ()
+
+    @property
+    def settings(self) -> RepositoryOptions | None:
+        """The best settings of the network and the preprocessing, or None if the rate of every trial is 0."""
+        best = self.best
+        if best is None or not self.preprocessing:
+            return best.settings if best else None
+        return replace(best.settings, preprocess_threads=fastest(self.preprocessing).threads)
 
     @property
     def best(self) -> Trial | None:
@@ -167,6 +183,8 @@ class Tuning:
                 for trial in self.trials
             ],
             "core_model": self.model.to_json() if self.model else None,
+            "preprocessing": [asdict(trial) for trial in self.preprocessing],
+            "preprocess_threads": self.settings.preprocess_threads if self.settings else None,
             "bundle": self.bundle,
             "machine": self.machine,
             "before": self.before.to_json(),
@@ -189,11 +207,13 @@ def tune(
     A repository is the folder of models that a Triton server loads. The repository also contains `TUNING_FILE`, a
     record of all trials. After an error, nothing is written.
     Errors: OutputError when ``out`` exists already and ``force`` is false.
-    InputError when no setting stays within the bound, or when the bundle lacks the graph of a precision.
+    InputError when no setting stays within the bound, when the bundle lacks the graph of a precision, or when the image
+    cannot be used, or the bundle has no mean and std to preprocess the image.
     MissingDependencyError when LoadGen or Triton's client is not installed.
     ServerError when a server fails.
     """
     require_free(out, force=force)
+    image = _image(bundle, options.image) if options.image is not None else None
     inputs = fresh_inputs(bundle, _INPUTS)
     expected = Expected(bundle, inputs)
     before = machine_state()
@@ -224,7 +244,9 @@ def tune(
             if tried([divided], later=delays).settings != divided:
                 break  # in this direction, the rate falls
     best = tried([], later=delays)
-    tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
+    best = tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
+    sized = image is not None and best.rate > 0
+    preprocessing = tune_preprocessing(bundle, best.settings, image or b"", on_progress=on_progress) if sized else ()
     tuning = Tuning(
         options=options,
         bundle=described_bundle(bundle),
@@ -233,16 +255,34 @@ def tune(
         after=machine_state(),
         trials=tuple(trials),
         model=model,
+        preprocessing=preprocessing,
     )
-    if tuning.best is None:
+    if tuning.settings is None:
         nearest = min(trial.load.points[0].p99_ms for trial in trials)
         raise InputError(
             f"no setting keeps p99 below {options.bound_ms:g} ms: the lowest p99 was {nearest:.1f} ms",
             hint="type a higher --bound-ms, or add a faster runtime to --runtime",
         )
     text = json.dumps(tuning.to_json(), indent=1, allow_nan=False) + "\n"
-    repository_from_bundle(bundle, out, tuning.best.settings, notes={TUNING_FILE: text}, force=force)
+    repository_from_bundle(bundle, out, tuning.settings, notes={TUNING_FILE: text}, force=force)
     return tuning
+
+
+def _image(bundle: Bundle, path: Path) -> bytes:
+    """Read the image for the preprocessing, and check that the bundle can preprocess the image."""
+    if bundle.manifest.image.normalisation is None:
+        raise InputError(
+            f"{bundle.path}: the bundle has no mean and std, so the server cannot preprocess {path}",
+            hint="remove --image, or type gmmvit export with --dataset, or with --mean and --std",
+        )
+    try:
+        data = path.read_bytes()
+        bundle.manifest.image.pixels_from_bytes(data)
+    except (OSError, UnusableImage) as exc:
+        raise InputError(
+            f"{path}: expected an image file: {exc.strerror or exc if isinstance(exc, OSError) else exc}"
+        ) from exc
+    return data
 
 
 def _instances(count: int) -> list[int]:

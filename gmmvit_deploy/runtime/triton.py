@@ -38,8 +38,8 @@ class ServedModel:
     label_set: the labels, and how logits become labels; without labels if the model states none.
     bundle_sha256: the hash of the bundle from which the model was made; None if the model was not made from a bundle.
     A bundle is the folder that ``gmmvit export`` writes.
-    preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads; None for other
-    models.
+    preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads, 0 for a thread
+    per core; None for other models.
     precision: the precision of the graph or engine that the model runs.
     on_gpu: true if the server runs an instance of the model on a GPU.
     settings: the settings that determine the model's speed, such as backend, instances, threads and queue delay.
@@ -109,11 +109,12 @@ class TritonConnection:
             )
         self._access = access
         self._timeout_s = timeout_s
-        self._module = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
+        package = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
         self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
         # Triton's client passes on the exceptions of gevent, sockets, the HTTP parser and JSON.
         self._transport_errors: tuple[type[Exception], ...] = (OSError, ValueError)
         if self.protocol == "http":
+            self._http = package
             parser = require("geventhttpclient.response", package="geventhttpclient", extra="client")
             self._transport_errors += (parser.HTTPParseError,)
         self._local = threading.local()
@@ -145,28 +146,35 @@ class TritonConnection:
         self, model: str, name: str, values: NDArray[Any], *, outputs: Sequence[str]
     ) -> tuple[NDArray[Any], ...]:
         """Run a model on an input tensor, and return the named outputs.  name, values: as for `infer`."""
-        requested = [self._module.InferRequestedOutput(output) for output in outputs]
-        return self._infer(model, name, values, requested, outputs)
+        return self._infer(model, name, values, outputs)
 
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
         """Return (index, label) of the most likely class of each input, as classified by the server.
 
         name, values: as for `infer`.
         """
-        output = self._module.InferRequestedOutput("logits", class_count=1)
-        (answers,) = self._infer(model, name, values, [output], ["logits"])
+        (answers,) = self._infer(model, name, values, ["logits"], class_count=1)
         texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
         return [(int(text.split(":")[1]), text.split(":", 2)[2]) for text in texts]
 
     def _infer(
-        self, model: str, name: str, values: NDArray[Any], requested: list[Any], outputs: Sequence[str]
+        self, model: str, name: str, values: NDArray[Any], outputs: Sequence[str], *, class_count: int = 0
     ) -> tuple[NDArray[Any], ...]:
-        tensor = self._module.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
-        tensor.set_data_from_numpy(values)
-        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=requested)
+        if self.protocol == "grpc":
+            received_by_name = self._call(
+                model,
+                "infer",
+                model_name=model,
+                name=name,
+                values=values,
+                outputs=outputs,
+                class_count=class_count,
+            )
+        else:
+            received_by_name = self._infer_http(model, name, values, outputs, class_count)
         answers: list[NDArray[Any]] = []
         for output in outputs:
-            rows: NDArray[Any] | None = answer.as_numpy(output)
+            rows: NDArray[Any] | None = received_by_name.get(output)
             if rows is None or rows.shape[0] != values.shape[0]:
                 received = "no output" if rows is None else f"shape {rows.shape}"
                 raise ServerError(
@@ -175,9 +183,18 @@ class TritonConnection:
             answers.append(rows)
         return tuple(answers)
 
+    def _infer_http(
+        self, model: str, name: str, values: NDArray[Any], outputs: Sequence[str], class_count: int
+    ) -> dict[str, NDArray[Any]]:
+        tensor = self._http.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
+        tensor.set_data_from_numpy(values)
+        requested = [self._http.InferRequestedOutput(output, class_count=class_count) for output in outputs]
+        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=requested)
+        return {output: answer.as_numpy(output) for output in outputs}
+
     def model(self, name: str) -> ServedModel:
         """Read a model's configuration from the server."""
-        answer = self._call(name, "get_model_config", model_name=name, **self._as_json)
+        answer = self._call(name, "get_model_config", model_name=name)
         try:
             return _served_model(name, answer)
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
@@ -207,13 +224,13 @@ class TritonConnection:
         )
 
     def _statistics(self, name: str) -> Mapping[str, Any]:
-        answer = self._call(name, "get_inference_statistics", model_name=name, **self._as_json)
+        answer = self._call(name, "get_inference_statistics", model_name=name)
         stats: Mapping[str, Any] = answer["model_stats"][0]
         return stats
 
     def version(self) -> str:
         """Return Triton's version, such as ``2.57.0``."""
-        answer = self._call("the server", "get_server_metadata", **self._as_json)
+        answer = self._call("the server", "get_server_metadata")
         if not isinstance(answer, dict) or not answer.get("version"):
             raise ServerError(f"the program that answers at {self.url} is not a Triton server: it sent no version")
         return str(answer["version"])
@@ -221,15 +238,10 @@ class TritonConnection:
     def _client(self) -> Any:
         client = getattr(self._local, "client", None)
         if client is None:
-            client = open_client(self._module, self._server, self._access, timeout_s=self._timeout_s)
+            client = open_client(self._server, self._access, timeout_s=self._timeout_s)
             self._local.client = client
             self._clients.append(client)
         return client
-
-    @property
-    def _as_json(self) -> dict[str, bool]:
-        """The arguments that make a client return JSON; the HTTP client always returns JSON."""
-        return {"as_json": True} if self.protocol == "grpc" else {}
 
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
         if self.protocol == "grpc":  # `open_client` sets the time limits of the HTTP client

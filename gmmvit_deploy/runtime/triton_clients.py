@@ -1,27 +1,30 @@
-"""Open the clients of Triton's package: gRPC or HTTP, with or without TLS."""
+"""Open a client: gRPC, or HTTP of Triton's package; with or without TLS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
+from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtime.access import Access
 from gmmvit_deploy.runtime.server_url import ServerUrl
+from gmmvit_deploy.runtime.triton_grpc import GrpcClient
 
 __all__ = ["last_retry_after", "open_client"]
 
 
-def open_client(module: ModuleType, url: ServerUrl, access: Access, *, timeout_s: float) -> Any:
-    """Return a client, which connects with its first request.
+def open_client(url: ServerUrl, access: Access, *, timeout_s: float) -> Any:
+    """Return a client, which connects with its first request: a `GrpcClient`, or ``tritonclient.http``'s client.
 
-    module: ``tritonclient.grpc`` or ``tritonclient.http``.
     timeout_s: for HTTP, the time limit of each step of a request; gRPC's clients take the limit with each request.
     """
     if url.protocol == "grpc":
-        tls = {"ssl": True, "root_certificates": str(access.ca_path) if access.ca_path else None} if url.tls else {}
-        return module.InferenceServerClient(url.address, channel_args=_channel_arguments(url), **tls)
+        trusted_roots = access.ca_path.read_bytes() if access.ca_path and url.tls else None
+        return GrpcClient(
+            url.address, channel_arguments=_channel_arguments(url), tls=url.tls, root_certificates=trusted_roots
+        )
+    module = require("tritonclient.http", package="tritonclient", extra="client")
     times = {"connection_timeout": timeout_s, "network_timeout": timeout_s}
     trusted = {"ca_certs": str(access.ca_path)} if access.ca_path else {}
     client = module.InferenceServerClient(url.address, ssl=url.tls, ssl_options=trusted if url.tls else None, **times)

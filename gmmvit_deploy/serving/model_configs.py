@@ -68,6 +68,8 @@ class RepositoryOptions:
     max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
     instances: the number of copies of the network that run in parallel.
     threads: the number of threads of the runtime in an instance; 0 means a thread for each core.
+    preprocess_threads: the number of threads that decode small images, and of processes that decode large images; 0
+    means as many as the server has cores.
     request_pixels: the maximum number of pixels in the images of a request, before or after resizing, whichever is
     more. The preprocessing model counts the pixels from the headers of the images, and refuses the request before it
     decodes an image. At most `WORKER_REQUESTS` times this number of pixels wait to be decoded.
@@ -83,6 +85,7 @@ class RepositoryOptions:
     max_queue_delay_us: int = 0
     instances: int = 1
     threads: int = 0
+    preprocess_threads: int = 0
     request_pixels: int = DEFAULT_REQUEST_PIXELS
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ class RepositoryOptions:
             )
         if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
             raise InputError(f"model name: expected only letters, digits, - and _, got {self.name!r}")
-        for field in ("max_queue_delay_us", "threads"):
+        for field in ("max_queue_delay_us", "threads", "preprocess_threads"):
             if getattr(self, field) < 0:
                 raise InputError(f"{field}: expected at least 0, got {getattr(self, field)}")
         for field in ("instances", "request_pixels"):
@@ -254,7 +257,8 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     config.dynamic_batching.max_queue_delay_microseconds = 0
     if bundle.manifest.image.normalisation is None:
         raise RepositoryError(f"{bundle.path}: the bundle has no mean and std, which the preprocessing model needs")
-    config.parameters["preprocessing"].string_value = json.dumps({**bundle.manifest.image.to_json(), "threads": 2})
+    settings = {**bundle.manifest.image.to_json(), "threads": options.preprocess_threads}
+    config.parameters["preprocessing"].string_value = json.dumps(settings)
     _state_pixels(config, bundle, options)
     sample = config.model_warmup.add(name="one image", batch_size=1)
     sample.inputs[IMAGE_INPUT].CopyFrom(

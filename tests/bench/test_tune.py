@@ -11,9 +11,10 @@ from typing import Literal
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.bench import served_load
+from gmmvit_deploy.bench import served_load, tune_preprocessing
 from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
+from gmmvit_deploy.bench.tune_preprocessing import PreprocessTrial, fastest
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.parity.check import check_parity
@@ -26,6 +27,7 @@ from gmmvit_deploy.serving.gateway.models import Tuned, read_tuning
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.test_preprocess import encoded, photo
 
 PORTS = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
 
@@ -96,6 +98,34 @@ def test_our_kernels_behind_triton_give_the_models_answers(
             ServerError, match=f"cpu_kernels is on, and our kernels cannot run on this server: .*{library}"
         ):
             TritonServer(repository.path, options=PORTS).start()
+
+
+def test_an_image_sizes_the_preprocessing(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_instances", lambda settings: [])
+    monkeypatch.setattr(tune_preprocessing, "candidates", lambda: (2, 1))
+    monkeypatch.setattr(tune_preprocessing, "_NEAR", 1.0)
+    image = tmp_path / "photo.png"
+    image.write_bytes(encoded(photo(300, 200), "PNG"))
+    tuned = tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=1000, image=image))
+    best = max(tuned.preprocessing, key=lambda trial: trial.images_per_second)
+    assert [trial.threads for trial in tuned.preprocessing] == [2, 1]
+    config = (tmp_path / "tuned" / "gmmvit_preprocess" / "config.pbtxt").read_text()
+    assert f'\\"threads\\": {best.threads}' in config
+    notes = json.loads((tmp_path / "tuned" / TUNING_FILE).read_text())
+    assert notes["preprocess_threads"] == best.threads
+    assert [trial["threads"] for trial in notes["preprocessing"]] == [2, 1]
+
+
+def test_fewer_threads_are_chosen_near_the_highest_throughput() -> None:
+    trials = [PreprocessTrial(threads=n, images_per_second=rate) for n, rate in ((8, 100.0), (4, 98.0), (1, 90.0))]
+    assert fastest(trials).threads == 4
+
+
+def test_an_image_that_cannot_be_used_is_refused_before_the_trials(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("text")
+    for name, message in (("text.png", "not a JPEG, PNG, WEBP or BMP image"), ("absent.png", "No such file")):
+        with pytest.raises(InputError, match=f"{name}: expected an image file: .*{message}"):
+            tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=10, image=tmp_path / name))
 
 
 def test_a_bound_that_nothing_holds_writes_nothing(

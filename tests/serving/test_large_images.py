@@ -5,6 +5,7 @@ The first tests run the threads alone; the others ask a real Triton server.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -33,6 +34,7 @@ from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder, Job, LargeImages
 from tests.conftest import FREE_PORTS, rgb
 from tests.serving.conftest import flat_png
+from tests.serving.processes import processes_naming
 from tests.test_preprocess import encoded, photo, png
 
 
@@ -142,6 +144,35 @@ class TestServer:
         expected = np.stack([bundle.manifest.image.pixels_from_bytes(image) for image in images])
         np.testing.assert_array_equal(made, expected)
 
+    def test_images_of_requests_in_a_batch_get_their_own_answers(
+        self, limited_server: TritonServer, bundle: Bundle
+    ) -> None:
+        """The model decodes the images of all requests of a batch together; a damaged image fails its own request."""
+        sizes = [(40, 30), (400, 500), (300, 700), (32, 32)]
+        requests = [
+            as_input(*(encoded(photo(*sizes[(n + k) % 4], seed=n + k), "PNG") for k in range(1 + n % 3)))
+            for n in range(24)
+        ]
+        damaged = as_input(png(300, 300, b""))
+        with TritonConnection(limited_server.grpc_url) as connection, ThreadPoolExecutor(16) as pool:
+
+            def made(images: np.ndarray) -> np.ndarray | str:
+                try:
+                    return connection.infer("gmmvit_preprocess", "IMAGE", images, output="pixels")
+                except RequestRejectedError as exc:
+                    return str(exc)
+
+            before = connection.counts("gmmvit_preprocess")
+            answers = list(pool.map(made, [*requests, damaged] * 4))
+            images, executions = np.subtract(connection.counts("gmmvit_preprocess"), before)
+        assert executions < len(answers) <= images  # the batcher combined requests
+        for images_of, answer in zip([*requests, damaged] * 4, answers, strict=True):
+            if images_of is damaged:
+                assert "image 0: the PNG image is damaged or truncated" in str(answer)
+                continue
+            expected = [bundle.manifest.image.pixels_from_bytes(data) for (data,) in images_of]
+            np.testing.assert_array_equal(answer, np.stack(expected))
+
     def test_a_damaged_image_among_large_images_is_named(self, limited_server: TritonServer) -> None:
         good, cut = flat_png(1500, 1500), png(1500, 1500, b"")
         message = r"image 1: the PNG image is damaged or truncated"
@@ -210,6 +241,28 @@ def test_the_configuration_states_the_budget(bundle: Bundle, tmp_path: Path) -> 
         parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
         assert parameters["request_pixels"].string_value == "5000000"
         assert parameters["worker_pixels"].string_value == "10000000"
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("threads", [0, 3])
+def test_the_configuration_states_the_threads(threads: int, bundle: Bundle, tmp_path: Path) -> None:
+    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(preprocess_threads=threads))
+    text = (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
+    parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
+    assert json.loads(parameters["preprocessing"].string_value)["threads"] == threads
+    with pytest.raises(InputError, match="preprocess_threads: expected at least 0, got -1"):
+        RepositoryOptions(preprocess_threads=-1)
+
+
+def test_a_decoder_for_each_core(limited_server: TritonServer) -> None:
+    """Without a number of threads, as many large images are decoded at once as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    count = min(3 * cores, 48)  # within the budget of the server
+    large = as_input(*[flat_png(1100, 1100)] * count)
+    with TritonConnection(limited_server.grpc_url) as connection:
+        connection.infer("gmmvit_preprocess", "IMAGE", large, output="pixels")
+    scripts = str(limited_server.repository / "gmmvit_preprocess" / "1" / "gmmvit_large_images.py")
+    assert len(processes_naming(scripts)) == min(cores, count)
 
 
 @pytest.mark.export

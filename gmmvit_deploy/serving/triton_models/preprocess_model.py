@@ -12,6 +12,7 @@ would wait there.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,9 @@ COUNTED = ("height", "width", "resize", "crop_pct")  # arguments of pixels_to_co
 SMALL_PIXELS = 2**20
 """The maximum number of pixels that a call of `execute` decodes, and that a step of a larger request decodes unless
 the step has a single image; about 10 ms."""
+THREADED_PIXELS = 2**16
+"""With fewer pixels, a call of `execute` decodes its images in a single thread: for small images, handing an image to
+another thread takes as long as decoding the image."""
 
 
 class TritonPythonModel:
@@ -51,47 +55,60 @@ class TritonPythonModel:
         self.counted = {name: settings[name] for name in COUNTED}
         self.mean, self.std = settings["mean"], settings["std"]
         # Pillow releases the interpreter lock while it decodes, so several threads decode the images of a batch.
-        self.pool = ThreadPoolExecutor(max_workers=settings["threads"])
+        threads = settings["threads"] or len(os.sched_getaffinity(0))
+        self.pool = ThreadPoolExecutor(max_workers=threads)
         self.request_pixels = int(parameters["request_pixels"])
         most_pixels = int(parameters["worker_pixels"])
-        self.large = LargeImages(threads=settings["threads"], most_pixels=most_pixels, target=self.target)
+        self.large = LargeImages(threads=threads, most_pixels=most_pixels, target=self.target)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Return an answer for each request, or None for a request that `LargeImages` will answer."""
         left = SMALL_PIXELS
-        answers = []
-        for request in requests:
-            answer, pixels = self._answer(request, left)
-            left -= pixels
-            answers.append(answer)
+        answers: list[Any] = [None] * len(requests)
+        small: list[tuple[int, list[Any]]] = []  # (position of the request, opened images)
+        for position, request in enumerate(requests):
+            encoded, opened, refused = self._checked(request)
+            if refused is not None:
+                answers[position] = refused
+                continue
+            pixels = sum(count for _, count in opened)
+            if pixels <= left:
+                left -= pixels
+                small.append((position, [image for image, _ in opened]))
+            else:
+                answers[position] = self._later(request, encoded, opened, pixels)
+        # The images of all requests are decoded together: the batcher combines requests with a single image.
+        decoded = iter(self._all_decoded([image for _, images in small for image in images], SMALL_PIXELS - left))
+        for position, images in small:
+            answers[position] = self._answered([next(decoded) for _ in images])
         return answers if any(answer is not None for answer in answers) else None
 
     def finalize(self) -> None:
         self.pool.shutdown()
         self.large.close()
 
-    def _answer(self, request: Any, left: int) -> tuple[Any, int]:
-        """Return (answer, number of decoded pixels); the answer is None if `LargeImages` will answer.
-
-        left: the maximum number of pixels to decode now.
-        """
+    def _checked(self, request: Any) -> tuple[Any, list[Any], Any]:
+        """Return (encoded images, (opened image, number of pixels) of each image, refusal or None)."""
         encoded = pb_utils.get_input_tensor_by_name(request, INPUT).as_numpy().reshape(-1)
         if not 1 <= len(encoded) <= self.max_batch:
-            return _refused(f"expected a batch of 1 to {self.max_batch} images, got {len(encoded)}"), 0
+            return encoded, [], _refused(f"expected a batch of 1 to {self.max_batch} images, got {len(encoded)}")
         opened = [self._opened(data) for data in encoded]
         if problems := _problems(opened):
-            return _refused(problems), 0
+            return encoded, [], _refused(problems)
         pixels = sum(count for _, count in opened)
         if pixels > self.request_pixels:
-            return _refused(
+            reason = (
                 f"the images of the request have {pixels} pixels; the maximum is {self.request_pixels} pixels in a "
                 "request"
-            ), 0
-        images = [image for image, _ in opened]
-        if pixels <= left:
-            decoded = [self._decoded(images[0])] if len(images) == 1 else list(self.pool.map(self._decoded, images))
-            return self._answered(decoded), pixels
-        return self._later(request, encoded, opened, pixels), 0
+            )
+            return encoded, [], _refused(reason)
+        return encoded, opened, None
+
+    def _all_decoded(self, images: list[Any], pixels: int) -> list[Any]:
+        """Return `_decoded` of each opened image.  pixels: the number of pixels of all images."""
+        if len(images) == 1 or pixels < THREADED_PIXELS:
+            return [self._decoded(image) for image in images]
+        return list(self.pool.map(self._decoded, images))
 
     def _later(self, request: Any, encoded: Any, opened: list[Any], pixels: int) -> Any:
         """Hand the images of a request to `LargeImages`; return an answer only if the request is refused."""
