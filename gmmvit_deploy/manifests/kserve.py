@@ -51,7 +51,7 @@ def inference_service(options: ManifestOptions, sizes: Sizes, *, bundle: str) ->
         "modelFormat": {"name": _FORMAT},
         "runtime": options.name,
         "protocolVersion": "v2",
-        "storageUri": str(options.model),
+        "storageUri": _storage_uri(options),
         **({"resources": resources(sizes, options.gpus)} if sizes.known else {}),
     }
     predictor = {
@@ -68,6 +68,13 @@ def inference_service(options: ManifestOptions, sizes: Sizes, *, bundle: str) ->
         "metadata": metadata,
         "spec": {"predictor": predictor},
     }
+
+
+def _storage_uri(options: ManifestOptions) -> str:
+    """Return the URI for KServe.  Its plain ``oci://`` runs a shell of the image; an image of `image` has files only, and
+    ``oci+native://`` mounts them.
+    """
+    return f"oci+native://{options.model.place}" if options.model.scheme == "oci" else str(options.model)
 
 
 def fill_in_kserve(name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.manifests.checks import check_folder
 from gmmvit_deploy.manifests.checks.load import load_objects
 from gmmvit_deploy.manifests.yaml_text import parsed_yaml
-from tests.manifests.made import OCI, write
+from tests.manifests.made import DIGEST, OCI, write
 from tests.manifests.test_write import validate
 
 PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
@@ -88,6 +88,6 @@ def test_mistakes_of_kserve_are_reported(bundle: Bundle, tmp_path: Path) -> None
         path.write_text(text)
         return rules
 
-    assert problems("inferenceservice.yaml", OCI, "oci://registry.example/model:1") == {"image-digest"}
+    assert problems("inferenceservice.yaml", f"model@{DIGEST}", "model:1") == {"image-digest"}
     assert problems("servingruntime.yaml", "mountPath: /dev/shm", "mountPath: /shm") == {"shared-memory"}
     assert problems("horizontalpodautoscaler.yaml", "gmmvit-predictor", "gmmvit") == {"autoscaler"}

@@ -193,8 +193,9 @@ def image_digest(workload: Workload) -> Iterator[str]:
     containers = [workload.container, *workload.pod.get("initContainers", [])]
     images = [str(each.get("image", "")) for each in containers]
     images += [str(part(each, "image", "reference")) for each in workload.pod.get("volumes", []) if "image" in each]
-    if workload.model_uri.startswith("oci://"):
-        images.append(workload.model_uri.removeprefix("oci://"))
+    scheme, _, place = workload.model_uri.partition("://")
+    if scheme in ("oci", "oci+native"):
+        images.append(place)
     for image in images:
         if not PINNED.fullmatch(image):
             yield f"{image or '-'}: expected an image with its digest, …@sha256:…; a tag can change"
