@@ -71,7 +71,7 @@ def inference_service(options: ManifestOptions, sizes: Sizes, *, bundle: str) ->
 
 
 def _storage_uri(options: ManifestOptions) -> str:
-    """Return the URI for KServe.  Its plain ``oci://`` runs a shell of the image; an image of `image` has files only, and
+    """Return the URI for KServe.  Its plain ``oci://`` runs a shell of the image; ours has files only, and
     ``oci+native://`` mounts them.
     """
     return f"oci+native://{options.model.place}" if options.model.scheme == "oci" else str(options.model)

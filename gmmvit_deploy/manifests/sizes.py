@@ -30,7 +30,7 @@ class Sizes:
     """Of a pod; cpu, memory, instances and threads are `FILL_IN` without a measurement.
 
     shm_mib: of /dev/shm, a part of the memory.  in_flight, queue_timeout_ms: as in `GatewaySettings`.
-    rate: images a second within the limit of the latency, or 0 without a measurement.
+    rate: images a second within the limit of the latency, or 0 without a measurement.  runtime: of the network.
     """
 
     cpu: str
@@ -41,7 +41,7 @@ class Sizes:
     in_flight: int
     queue_timeout_ms: int
     rate: float = 0.0
-    bundle: str = ""
+    runtime: str = "onnxruntime"
 
     @property
     def known(self) -> bool:
@@ -81,6 +81,7 @@ def sizes_from_tuning(file: Path, bundle: str, max_body_bytes: int) -> Sizes:
         instances, threads = int(best["instances"]), int(best["threads"])
         cores = int(data["machine"]["cores_allowed"])
         tuned = Tuned(rate=float(data["rate"]), bound_ms=float(data["bound_ms"]))
+        runtime = str(best["runtime"])
         peak_mib = int(data["peak_bytes"]) / _MIB
         measured = str(data["bundle"]["sha256"])
     except (KeyError, TypeError, ValueError) as exc:
@@ -104,7 +105,7 @@ def sizes_from_tuning(file: Path, bundle: str, max_body_bytes: int) -> Sizes:
         in_flight=tuned.in_flight,
         queue_timeout_ms=max(1, round(tuned.bound_ms)),
         rate=tuned.rate,
-        bundle=measured,
+        runtime=runtime,
     )
 
 

@@ -3,6 +3,7 @@
 FOLDER/base/kustomization.yaml       the list of the objects, each in a file of its own
 FOLDER/base/deployment.yaml …        or servingruntime.yaml and inferenceservice.yaml
 FOLDER/overlays/fill-in/…            without a measurement: values that an operator must fill in
+FOLDER/docker/cpu, docker/tensorrt   Dockerfiles of the server, with their lists of packages
 FOLDER/prometheus-adapter.yaml       what the Prometheus adapter needs to know
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gmmvit_deploy.manifests.dockerfiles import docker_files
 from gmmvit_deploy.manifests.kserve import fill_in_kserve, inference_service, serving_runtime
 from gmmvit_deploy.manifests.monitoring import adapter_rules, prometheus_rule, service_monitor
 from gmmvit_deploy.manifests.objects import (
@@ -75,6 +77,7 @@ def manifests_from_bundle(
         adapter_rules(),
         "Part of the configuration of the Prometheus adapter, from which the autoscaler gets its metric.",
     )
+    files.update(docker_files(sizes.runtime))
     apply = Path("base")
     if not sizes.known:
         apply = FILL_IN_OVERLAY
