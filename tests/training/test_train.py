@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -152,6 +153,31 @@ def run_of_a_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "trained"
     trained("-o", folder, *QUICK, "--preset", "vit_d6", "--batch", "1436")
     return folder
+
+
+def test_progress_and_log_state_what_a_step_and_an_epoch_gave(tmp_path: Path) -> None:
+    """A folder with the splits train and test; --verbose prints the progress of the first step of each epoch."""
+    png = open_data("digits").encoded(0)
+    for name in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "digits" / name).mkdir(parents=True)
+        for index in range(3 if "train" in name else 1):
+            (tmp_path / "digits" / name / f"{index}.png").write_bytes(png)
+    words = ["--data", f"folder:{tmp_path / 'digits'}", "--preset", "vit_d6", "--image-size", "8", "--batch", "2"]
+    answer = gmmvit_here("train", "-o", tmp_path / "trained", *words, "--recipe", "light", "--epochs", "2", "--verbose")
+    assert answer.status == 0, answer.err
+    assert "accuracy 50.00% of 2 test images" in " ".join(answer.out.split())
+    first, second = re.findall(r"train: epoch (\d of 2, .*)", answer.err)
+    assert re.fullmatch(r"1 of 2, loss \d\.\d+ \(1 of 6 done, about \d+ (s|min) left\)", first)
+    assert re.fullmatch(r"2 of 2, loss \d\.\d+, accuracy 50\.00% \(4 of 6 done, about \d+ (s|min) left\)", second)
+    step, epoch = {"step", "epoch", "loss", "rate"}, {"step", "epoch", "loss", "rate", "accuracy"}
+    written = records(tmp_path / "trained")
+    assert [record.keys() for record in written] == [step, step, step, epoch] * 2
+    assert [record["step"] for record in written] == [1, 2, 3, 3, 4, 5, 6, 6]
+    for at in (0, 4):
+        assert written[at + 3]["loss"] == pytest.approx(np.mean([record["loss"] for record in written[at : at + 3]]))
+        assert written[at + 3]["accuracy"] == 0.5
+    answer = gmmvit_here("train", "-o", tmp_path / "trained", *words)
+    assert "add --resume to continue a run, or add --force to replace the folder" in " ".join(answer.err.split())
 
 
 def test_a_resumed_run_has_the_settings_of_the_run_before(run_of_a_step: Path, tmp_path: Path) -> None:
