@@ -9,9 +9,9 @@ from gmmvit_cli.options import FORCE, INPUT, NAME, OUTPUT, TARGET, require_outpu
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_deploy.errors import InputError
 
-EXAMPLE = """gmmvit manifests bundle -o kubernetes --style deployment --image IMAGE@sha256:… \\
-    --model-uri oci://MODEL@sha256:… --tuned model_repository/gmmvit_tuning.json
-gmmvit manifests --check kubernetes/base"""
+EXAMPLE = """gmmvit manifests bundle --image IMAGE@sha256:… --model-uri pvc://CLAIM
+gmmvit manifests bundle --image I@sha256:… --model-uri s3://B/P --style kserve
+gmmvit manifests --check kubernetes"""
 
 _STYLES = ("kserve", "deployment")
 _CLUSTER = "Cluster"

@@ -8,8 +8,8 @@ from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 
-EXAMPLE = """gmmvit pack bundle -o model-image --tuned model_repository/gmmvit_tuning.json
-skopeo copy oci:model-image:latest docker://REGISTRY/MODEL"""
+EXAMPLE = """gmmvit pack bundle -o model-image
+gmmvit pack bundle -o model-image --tuned model_repository/gmmvit_tuning.json"""
 
 _CONTENTS = ("repository", "bundle")
 

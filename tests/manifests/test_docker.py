@@ -60,14 +60,14 @@ def linked_environment(folder: Path, names: list[str]) -> Path:
     venv.create(folder, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
     for name in names:
-        found = distribution(name)
-        for file in found.files or ():
+        package = distribution(name)
+        for file in package.files or ():
             top = file.parts[0]
-            source = Path(str(found.locate_file(top)))
+            source = Path(str(package.locate_file(top)))
             if top not in ("..", "__pycache__") and not (site / top).exists() and source.exists():
                 (site / top).symlink_to(source)
-    for package in (gmmvit_deploy, gmmvit_cli):
-        source = Path(str(package.__file__)).parent
+    for module in (gmmvit_deploy, gmmvit_cli):
+        source = Path(str(module.__file__)).parent
         (site / source.name).symlink_to(source)
     return folder / "bin" / "python3"
 
