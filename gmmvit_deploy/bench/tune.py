@@ -47,6 +47,7 @@ from gmmvit_deploy.runtime.openvino_program import CHUNK
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
 from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.variants import open_variant
@@ -114,12 +115,14 @@ class Trial:
     cpu_kernels: states whether the server used this project's CPU kernels.
     full_rate: the samples a second when all samples are available at once.
     load: the search for the highest arrival rate.
+    peak_bytes: the sum of the largest resident sizes of the server and its workers, in bytes.
     """
 
     settings: RepositoryOptions
     cpu_kernels: CpuKernelsUse
     full_rate: float
     load: LoadSearch
+    peak_bytes: int
 
     @property
     def rate(self) -> float:
@@ -173,11 +176,13 @@ class Tuning:
             "protocol": self.options.protocol,
             "best": _described(best) if best else None,
             "rate": best.rate if best else None,
+            "peak_bytes": best.peak_bytes if best else None,
             "trials": [
                 {
                     "settings": _described(trial),
                     "rate": trial.rate,
                     "full_rate": trial.full_rate,
+                    "peak_bytes": trial.peak_bytes,
                     "load": asdict(trial.load),
                 }
                 for trial in self.trials
@@ -338,7 +343,8 @@ def _trial(
                 load = search_rate(
                     runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate, on_progress=on_progress
                 )
-    return Trial(settings=settings, cpu_kernels=repository.cpu_kernels, full_rate=full_rate, load=load)
+                peak = peak_bytes((server.pid, *(worker.pid for worker in server.workers)))
+    return Trial(settings=settings, cpu_kernels=repository.cpu_kernels, full_rate=full_rate, load=load, peak_bytes=peak)
 
 
 def _described(trial: Trial) -> dict[str, Any]:

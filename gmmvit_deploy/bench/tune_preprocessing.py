@@ -6,7 +6,6 @@ checks the server's answers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -42,8 +42,8 @@ class PreprocessTrial:
 
 def candidates() -> tuple[int, ...]:
     """Return the numbers of threads to try: a thread for each core, half as many, and a single thread."""
-    cores = len(os.sched_getaffinity(0))
-    return tuple(dict.fromkeys((cores, max(1, cores // 2), 1)))
+    count = cores()
+    return tuple(dict.fromkeys((count, max(1, count // 2), 1)))
 
 
 def fastest(trials: Sequence[PreprocessTrial]) -> PreprocessTrial:

@@ -10,14 +10,15 @@ import http.client
 import io
 import json
 import re
+import ssl
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.errors import OverloadError, ServerError
 
 __all__ = ["Address", "Answer", "Probe", "ask", "model_names", "probe_of_model", "successes"]
 
@@ -28,14 +29,30 @@ _SUCCESS = re.compile(r'^nv_inference_request_success\{[^}]*model="([^"]+)"[^}]*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """host: an address to listen on, of which this machine can reach each.  port: a port of the server."""
+    """host: an address to listen on, of which this machine can reach each.  port: a port of the server.
+
+    tls: True for a gateway with a certificate. The certificate is not checked, because no certificate states the
+    address 127.0.0.1; the probes of Kubernetes do not check it either.
+    key: the key for a gateway, or "".
+    """
 
     host: str
     port: int
+    tls: bool = False
+    key: str = field(default="", repr=False)
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
-        return http.client.HTTPConnection(reachable, self.port, timeout=timeout_s)
+        if not self.tls:
+            return http.client.HTTPConnection(reachable, self.port, timeout=timeout_s)
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(reachable, self.port, timeout=timeout_s, context=context)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that every request needs."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +74,14 @@ class Answer:
 
     result: ``answered``; ``refused``, with an error status; ``late``, without an answer in time; ``unreachable``.
     detail: the error; empty for ``answered``.  seconds: the time that the probe took.
+    status: the HTTP status, or 0 without an answer.  headers: of an inference, with names in lower case.
     """
 
     result: Literal["answered", "refused", "late", "unreachable"]
     detail: str = ""
     seconds: float = 0.0
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_names(repository: Path) -> list[str]:
@@ -73,13 +93,17 @@ def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> 
     """Make the probe of a model from the configuration that the server reports.
 
     Returns None for a model with inputs of which no example is known.
-    Errors: ServerError when the server does not report the configuration.
+    Errors: OverloadError when the server refuses requests for now.  ServerError when the server does not report the
+    configuration.
     """
     connection = address.connect(timeout_s)
     try:
-        connection.request("GET", f"/v2/models/{model}/config")
+        connection.request("GET", f"/v2/models/{model}/config", headers=address.headers)
         response = connection.getresponse()
-        config = json.loads(response.read())
+        content = response.read()
+        if response.status == 503:
+            raise OverloadError(f"{model}: the server reports no configuration: status 503")
+        config = json.loads(content)
         if response.status != 200:
             raise ServerError(f"{model}: the server reports no configuration: {config}")
     except (OSError, ValueError, http.client.HTTPException) as exc:
@@ -128,8 +152,8 @@ def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
     started = time.monotonic()
     connection = address.connect(timeout_s)
     try:
-        length = {"Inference-Header-Content-Length": str(probe.json_bytes)}
-        connection.request("POST", f"/v2/models/{probe.model}/infer", probe.body, length)
+        headers = {"Inference-Header-Content-Length": str(probe.json_bytes), **address.headers}
+        connection.request("POST", f"/v2/models/{probe.model}/infer", probe.body, headers)
         response = connection.getresponse()
         content = response.read()
     except TimeoutError:
@@ -140,9 +164,10 @@ def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
         connection.close()
     seconds = time.monotonic() - started
     if response.status == 200:
-        return Answer(result="answered", seconds=seconds)
+        stated = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(result="answered", seconds=seconds, status=200, headers=stated)
     text = content.decode(errors="replace")[:200]
-    return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds)
+    return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds, status=response.status)
 
 
 def successes(address: Address, *, timeout_s: float = 2.0) -> dict[str, int] | None:

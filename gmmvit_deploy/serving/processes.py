@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Worker", "cpu_seconds", "is_alive", "kill_group", "workers_of"]
+__all__ = ["Worker", "cpu_seconds", "is_alive", "kill_group", "peak_bytes", "workers_of"]
 
 _STUB = "triton_python_b"  # Linux keeps 15 characters of triton_python_backend_stub
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -85,6 +85,20 @@ def cpu_seconds(pids: tuple[int, ...]) -> float:
     """Return the processor time that these processes have used, in seconds."""
     stats = [_stat(pid) for pid in pids]
     return sum(stat.cpu_ticks for stat in stats if stat is not None) / _TICKS
+
+
+def peak_bytes(pids: tuple[int, ...]) -> int:
+    """Return the sum of the largest resident sizes that these processes had, in bytes.
+
+    Pages that processes share count once for each process, so the sum is an upper bound. A process that has ended
+    counts 0.
+    """
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+            total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return total
 
 
 def kill_group(leader: int) -> None:

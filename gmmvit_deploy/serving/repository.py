@@ -246,6 +246,7 @@ def _write_preprocess(model: Path, bundle: Bundle) -> None:
 
     shutil.copyfile(_TEMPLATES / "preprocess_model.py", model / "1" / "model.py")
     shutil.copyfile(_TEMPLATES / "large_images.py", model / "1" / "gmmvit_large_images.py")
+    shutil.copyfile(str(cores.__file__), model / "1" / "gmmvit_cores.py")
     # Export, parity and the server use the same source file, so that all of these decode images in the same way.
     shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
     encoded = io.BytesIO()

@@ -57,6 +57,7 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
     assert notes["rate"] == tuned.best.rate
+    assert notes["peak_bytes"] == tuned.best.peak_bytes > 2**26  # Triton, ONNX Runtime and Python take more than 64 MiB
     assert read_tuning(out) == Tuned(rate=tuned.best.rate, bound_ms=200)  # what bounds the queue of a gateway
     assert notes["best"]["runtime"] == tuned.best.settings.runtime
     assert notes["best"]["cpu_kernels"]["used"] == ours

@@ -213,6 +213,8 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
         "repository nowhere",
         "serve nowhere",
         "gateway nowhere",
+        f"manifests nowhere --image i@sha256:{'0' * 64} --model-uri pvc://claim",
+        "pack nowhere",
         "rollout nowhere --to nowhere",
         "classify nowhere",
         "tune nowhere --bound-ms 1",

@@ -12,7 +12,6 @@ would wait there.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gmmvit_cores import cores
 from gmmvit_large_images import Decoder, Job, LargeImages
 from gmmvit_preprocess import (
     UnusableImage,
@@ -55,7 +55,7 @@ class TritonPythonModel:
         self.counted = {name: settings[name] for name in COUNTED}
         self.mean, self.std = settings["mean"], settings["std"]
         # Pillow releases the interpreter lock while it decodes, so several threads decode the images of a batch.
-        threads = settings["threads"] or len(os.sched_getaffinity(0))
+        threads = settings["threads"] or cores()
         self.pool = ThreadPoolExecutor(max_workers=threads)
         self.request_pixels = int(parameters["request_pixels"])
         most_pixels = int(parameters["worker_pixels"])

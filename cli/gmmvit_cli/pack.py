@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from gmmvit_cli.choices import choice_from, complete, listed
+from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, require_output
+from gmmvit_cli.output import JSON_OPTION, note, print_json
+
+EXAMPLE = """gmmvit pack bundle -o model-image
+gmmvit pack bundle -o model-image --tuned model_repository/gmmvit_tuning.json"""
+
+_CONTENTS = ("repository", "bundle")
+
+
+def pack(
+    path: Path = typer.Argument(
+        metavar="BUNDLE_OR_REPOSITORY", rich_help_panel=INPUT, help="The bundle or Triton model repository to pack."
+    ),
+    out: Path = typer.Option(
+        Path("model-image"),
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        rich_help_panel=OUTPUT,
+        help="Folder to write the image to, as an OCI layout.",
+    ),
+    contents: str = typer.Option(
+        "repository",
+        metavar="NAME",
+        rich_help_panel=OUTPUT,
+        help=f"What the image of a bundle holds: {listed(_CONTENTS)}. A server loads a repository without PyTorch, "
+        "ONNX and a compiler; 'gmmvit classify --bundle' reads a bundle.",
+        callback=choice_from("--contents", lambda: _CONTENTS),
+        autocompletion=complete(lambda: _CONTENTS),
+    ),
+    tuned: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        rich_help_panel=INPUT,
+        show_default=False,
+        help="The file gmmvit_tuning.json of 'gmmvit tune', for a bundle: the repository gets its best settings.",
+    ),
+    cpu_kernels: str | None = CPU_KERNELS,
+    name: str = NAME,
+    force: bool = FORCE,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """The image is written without a daemon, and holds the files below /models. The same files give the same digest.
+    The label gmmvit.bundle.sha256 states the bundle.
+    """
+    require_output(out, force=force)
+    from gmmvit_deploy.manifests.pack import pack as packed
+
+    image = packed(
+        path,
+        out,
+        contents=contents,  # type: ignore[arg-type]  # checked by the callback
+        tuned=tuned,
+        cpu_kernels=cpu_kernels_from(cpu_kernels) or "auto",
+        name=name,
+        force=force,
+    )
+    if as_json:
+        print_json(
+            {"path": str(image.path), "digest": image.digest, "labels": dict(image.labels), "bytes": image.layer_bytes}
+        )
+        return
+    note(f"{out}: {image.layer_bytes / 2**20:,.1f} MiB")
+    typer.echo(image.digest)

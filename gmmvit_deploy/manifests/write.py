@@ -1,0 +1,120 @@
+"""Write the manifests of a bundle as a kustomize base, and an overlay for what was not measured.
+
+FOLDER/base/kustomization.yaml       the list of the objects, each in a file of its own
+FOLDER/base/deployment.yaml …        or servingruntime.yaml and inferenceservice.yaml
+FOLDER/overlays/fill-in/…            without a measurement: values that an operator must fill in
+FOLDER/docker/cpu, docker/tensorrt   Dockerfiles of the server, with their lists of packages
+FOLDER/prometheus-adapter.yaml       what the Prometheus adapter needs to know
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.manifests.dockerfiles import docker_files
+from gmmvit_deploy.manifests.kserve import fill_in_kserve, inference_service, serving_runtime
+from gmmvit_deploy.manifests.monitoring import adapter_rules, prometheus_rule, service_monitor
+from gmmvit_deploy.manifests.objects import (
+    autoscaler,
+    deployment,
+    disruption_budget,
+    metrics_service,
+    network_policy,
+    secret_names,
+    service,
+)
+from gmmvit_deploy.manifests.options import ManifestOptions
+from gmmvit_deploy.manifests.pod import fill_in_patch
+from gmmvit_deploy.manifests.sizes import Sizes, sizes_from_tuning, unknown_sizes
+from gmmvit_deploy.manifests.yaml_text import yaml_text
+from gmmvit_deploy.serving.gateway.models import read_models
+from gmmvit_deploy.writing import new_folder
+
+__all__ = ["FILL_IN_OVERLAY", "WrittenManifests", "base_objects", "manifests_from_bundle"]
+
+FILL_IN_OVERLAY = Path("overlays") / "fill-in"
+_KUSTOMIZATION = "kustomization.yaml"
+_FILL_IN = (
+    "Replace every FILL_IN. gmmvit tune BUNDLE measures the values; gmmvit manifests --tuned FILE then writes them.",
+    "cpu is instances · threads + 1. instances and threads are those of the repository at --model-uri.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenManifests:
+    """path: the folder.  apply: the folder for ``kubectl apply -k``.  files: relative to the path.
+    secrets: name of a Secret that the operator must create → its content.  sizes: of a pod.
+    """
+
+    path: Path
+    apply: Path
+    files: tuple[str, ...]
+    secrets: Mapping[str, str]
+    sizes: Sizes
+
+
+def manifests_from_bundle(
+    path: Path, out: Path, options: ManifestOptions, *, tuned: Path | None = None, force: bool = False
+) -> WrittenManifests:
+    """Write the manifests for a bundle or a repository to the folder ``out``.
+
+    tuned: the file of ``gmmvit tune`` for this bundle; without it, an operator must fill in the sizes.
+    Errors: InputError when the measurement is of another bundle. RepositoryError when the bundle cannot be read.
+    OutputError when ``out`` exists and ``force`` is False.
+    """
+    models = read_models(path, name=options.model_name)
+    sizes = unknown_sizes(options.max_body_bytes)
+    if tuned is not None:
+        sizes = sizes_from_tuning(tuned, models.bundle, options.max_body_bytes)
+    probed = models.ensemble or models.names[0]
+    objects = base_objects(options, sizes, bundle=models.bundle, probed=probed)
+    files = {f"base/{name}": yaml_text(data) for name, data in objects.items()}
+    files[f"base/{_KUSTOMIZATION}"] = _kustomization(resources=list(objects))
+    files["prometheus-adapter.yaml"] = yaml_text(
+        adapter_rules(),
+        "Part of the configuration of the Prometheus adapter, from which the autoscaler gets its metric.",
+    )
+    files.update(docker_files(sizes.runtime))
+    apply = Path("base")
+    if not sizes.known:
+        apply = FILL_IN_OVERLAY
+        patch = (fill_in_patch if options.style == "deployment" else fill_in_kserve)(options.name)
+        files[f"{apply}/sizes.yaml"] = yaml_text(patch, *_FILL_IN)
+        files[f"{apply}/{_KUSTOMIZATION}"] = _kustomization(resources=["../../base"], patches=[{"path": "sizes.yaml"}])
+    with new_folder(out, force=force) as folder:
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    return WrittenManifests(
+        path=out, apply=out / apply, files=tuple(sorted(files)), secrets=secret_names(options), sizes=sizes
+    )
+
+
+def base_objects(options: ManifestOptions, sizes: Sizes, *, bundle: str, probed: str) -> dict[str, dict[str, Any]]:
+    """Return name of a file → the object in it."""
+    if options.style == "deployment":
+        served = {
+            "deployment.yaml": deployment(options, sizes, bundle=bundle, probed=probed),
+            "service.yaml": service(options),
+        }
+    else:  # KServe makes the Deployment and the Service
+        served = {
+            "servingruntime.yaml": serving_runtime(options, sizes, bundle=bundle, probed=probed),
+            "inferenceservice.yaml": inference_service(options, sizes, bundle=bundle),
+        }
+    return {
+        **served,
+        "service-metrics.yaml": metrics_service(options),
+        "poddisruptionbudget.yaml": disruption_budget(options),
+        "networkpolicy.yaml": network_policy(options),
+        "horizontalpodautoscaler.yaml": autoscaler(options, sizes),
+        "servicemonitor.yaml": service_monitor(options),
+        "prometheusrule.yaml": prometheus_rule(options),
+    }
+
+
+def _kustomization(**fields: Any) -> str:
+    return yaml_text({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **fields})

@@ -1,0 +1,149 @@
+"""Count the cores that this process may use: the smaller of its affinity and the quota of its cgroup.
+
+A container with a quota of 2 cores on a machine with 64 cores sees all 64. With 64 threads, it would use up its quota
+in a thirty-second of each period, and then stand still until the next period.
+
+    cgroup v2    cpu.max            "QUOTA PERIOD" or "max PERIOD", in µs
+    cgroup v1    cpu.cfs_quota_us   -1 without a quota;  cpu.cfs_period_us
+
+A quota of a parent group holds for all groups below it, so the smallest quota of the path counts.
+
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
+project.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+__all__ = ["allowed_processors", "cores", "cores_in_words", "cpu_quota", "is_limited", "limit_libraries", "limit_torch"]
+
+_ROOT = Path("/")
+_LIBRARY_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch, MKL and scikit-learn; NumPy
+
+
+def cores(root: Path = _ROOT) -> int:
+    """Return the number of cores that this process may use, at least 1.
+
+    A quota with a fraction is rounded down: with more threads than the quota allows, the kernel stops the process for
+    the rest of each period, and requests wait.
+    root: the folder with ``proc`` and ``sys``; tests give other folders.
+    """
+    quota = cpu_quota(root)
+    allowed = len(allowed_processors())
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def allowed_processors() -> tuple[int, ...]:
+    """Return the numbers of the processors of this process's affinity, in ascending order."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def is_limited(root: Path = _ROOT) -> bool:
+    """Return True if the quota allows fewer cores than the affinity."""
+    return cores(root) < len(allowed_processors())
+
+
+def cores_in_words(root: Path = _ROOT) -> str:
+    """Return the number of cores, and what limits it: ``2 of 64 cores, quota of the cgroup: 2.5``."""
+    count, present, quota = cores(root), os.cpu_count() or 1, cpu_quota(root)
+    words = f"{count} cores" if count == present else f"{count} of {present} cores"
+    return words if quota is None else f"{words}, quota of the cgroup: {quota:g}"
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """Return the smallest quota of the cgroups of this process, in cores, or None without a quota."""
+    quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def limit_libraries(environment: MutableMapping[str, str], root: Path = _ROOT) -> None:
+    """State the number of cores in the variables that numerical libraries read when they are loaded.
+
+    These libraries count the cores of the affinity themselves. Without a quota below the affinity, nothing changes, and
+    a variable that the user has set is kept. Child processes inherit the variables.
+    """
+    if is_limited(root):
+        for name in _LIBRARY_VARIABLES:
+            environment.setdefault(name, str(cores(root)))
+
+
+def limit_torch(root: Path = _ROOT) -> None:
+    """Reduce the number of PyTorch's threads to the number of cores if the quota allows fewer than the affinity."""
+    if is_limited(root):
+        import torch
+
+        if torch.get_num_threads() > cores(root):
+            torch.set_num_threads(cores(root))
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the folder of each cgroup that may limit this process: from its own group up to the mounted root."""
+    paths = _group_paths(root)
+    for line in _lines(root / "proc/self/mountinfo"):
+        fields, _, rest = line.partition(" - ")
+        system, _, options = [*rest.split(" ", 2), "", ""][:3]
+        version = "2" if system == "cgroup2" else "1" if system == "cgroup" and "cpu" in options.split(",") else ""
+        if version not in paths:
+            continue
+        top, mounted = (_unescaped(field) for field in fields.split(" ")[3:5])
+        mount = root / mounted.lstrip("/")
+        inside = _inside(paths[version], top)
+        folder = mount / inside
+        while True:
+            yield folder
+            if folder == mount or mount not in folder.parents:
+                break
+            folder = folder.parent
+
+
+def _group_paths(root: Path) -> dict[str, str]:
+    """Return version of the hierarchy ("1" or "2") → path of this process's group in it."""
+    paths = {}
+    for line in _lines(root / "proc/self/cgroup"):  # number:controllers:path
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            paths["2"] = path
+        elif "cpu" in controllers.split(","):
+            paths["1"] = path
+    return paths
+
+
+def _inside(path: str, top: str) -> str:
+    """Return a group's path relative to the mounted root ``top``; empty if the mount does not show the group.
+
+    The mount then shows the container's own group as its root, or only groups above this process's namespace.
+    """
+    parts, above = [[part for part in text.split("/") if part] for text in (path, top)]
+    if ".." in parts or parts[: len(above)] != above:
+        return ""
+    return "/".join(parts[len(above) :])
+
+
+def _quota(folder: Path) -> float | None:
+    """Return the quota of a group in cores, or None if the group states none."""
+    if stated := " ".join(_lines(folder / "cpu.max")).split():
+        quota, period = [*stated, "100000"][:2]
+    else:
+        quota, period = ("".join(_lines(folder / name)) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    if not (quota.isdigit() and period.isdigit() and int(quota) and int(period)):  # "max", "-1", or no file
+        return None
+    return int(quota) / int(period)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _unescaped(field: str) -> str:
+    r"""Replace the octal escapes of /proc/self/mountinfo, such as ``\040`` for a space."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

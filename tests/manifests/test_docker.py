@@ -1,0 +1,119 @@
+"""Dockerfiles: hadolint has no complaint, and exactly the listed packages serve a packed repository.
+
+No image is built here, because that needs a registry. The environment of the slim image is made from links to the files
+of the listed packages: any other package, such as torch, cannot be imported there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+import venv
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+import gmmvit_cli
+import gmmvit_deploy
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.manifests.dockerfiles import docker_files, image_packages
+from gmmvit_deploy.serving.repository import Repository
+from tests.haproxy import needs_haproxy
+from tests.manifests.made import write
+
+pytestmark = pytest.mark.process
+ABSENT = ("torch", "onnx", "onnxscript", "openvino", "safetensors", "yaml", "timm")
+KEY = "key-of-the-slim-image-0123456789"
+MOST_MIB = 400
+
+
+@pytest.mark.parametrize("kind", ["cpu", "tensorrt"])
+def test_hadolint_has_no_complaint(bundle: Bundle, tmp_path: Path, kind: str) -> None:
+    file = write(bundle, tmp_path / "out").path / "docker" / kind / "Dockerfile"
+    program = Path(sys.executable).with_name("hadolint")
+
+    def complaints() -> str:
+        done = subprocess.run([program, "--no-color", file], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    assert complaints() == ""
+    file.write_text(file.read_text().replace("USER 1000:1000\n", "USER root\n"))
+    assert "DL3002" in complaints()  # the last user is root
+
+
+def test_the_slim_image_states_its_size() -> None:
+    packages = image_packages("onnxruntime")
+    mib = sum(package.size for package in packages) / 2**20
+    assert 200 < mib < MOST_MIB
+    assert f"{len(packages)} Python packages have {mib:.0f} MiB" in docker_files("onnxruntime")["docker/cpu/Dockerfile"]
+    assert not {package.name for package in packages} & {*ABSENT, "nvidia-cublas"}
+    assert {"openvino"} <= {package.name for package in image_packages("openvino")}
+
+
+def linked_environment(folder: Path, names: list[str]) -> Path:
+    """Make an environment of links to the files of these distributions and of this package.  Returns its Python."""
+    venv.create(folder, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    for name in names:
+        package = distribution(name)
+        for file in package.files or ():
+            top = file.parts[0]
+            source = Path(str(package.locate_file(top)))
+            if top not in ("..", "__pycache__") and not (site / top).exists() and source.exists():
+                (site / top).symlink_to(source)
+    for module in (gmmvit_deploy, gmmvit_cli):
+        source = Path(str(module.__file__)).parent
+        (site / source.name).symlink_to(source)
+    return folder / "bin" / "python3"
+
+
+@needs_haproxy
+@pytest.mark.server
+def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
+    python = linked_environment(tmp_path / "venv", [package.name for package in image_packages("onnxruntime")])
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CXX")}
+    environment = {**clean, "PATH": f"{python.parent}:/usr/sbin:/sbin:/usr/bin:/bin", "CXX": "/nowhere/no-compiler"}
+    script = "import importlib.util as u, sys; print([name for name in sys.argv[1:] if u.find_spec(name)])"
+    absent = subprocess.run(
+        [python, "-c", script, *ABSENT], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    assert absent.stdout.strip() == "[]"
+    models = tmp_path / "models"
+    shutil.copytree(repository.path, models)
+    (tmp_path / "keys.txt").write_text(f"test {KEY}\n")
+    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+    command = [python, "-m", "gmmvit_cli.main", "serve", models, "--json", "--gateway", "--keys", "keys.txt", *ports]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    )
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("}"):
+                break
+        assert lines, process.communicate()[1]
+        url = json.loads("".join(lines))["http"]
+        image = bundle.golden_set().images[0]
+        request = urllib.request.Request(  # noqa: S310 - the address that the server printed
+            f"{url}/classify", data=bytes(image), headers={"Authorization": f"Bearer {KEY}"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            assert answer.headers["x-gmmvit-bundle"] == bundle.sha256
+            assert json.loads(answer.read())["bundle"] == bundle.sha256
+        probe = [python, "-m", "gmmvit_deploy.serving.pod_probe", "infer", "--port", url.rpartition(":")[2]]
+        (tmp_path / "probe.key").write_text(KEY)
+        done = subprocess.run(
+            [*probe, "--key-file", "probe.key", "--bundle", bundle.sha256, "--timeout", "10"],
+            capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors

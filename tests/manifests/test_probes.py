@@ -1,0 +1,179 @@
+"""Every command of the pod, as it stands in the manifest, against a real `gmmvit serve --gateway`.
+
+Healthy, starting, with a dead worker, overloaded, with another bundle, without its key, and while it drains.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.manifests.checks.load import load_objects
+from gmmvit_deploy.manifests.pod import KEYS
+from gmmvit_deploy.manifests.timing import EXIT_S, GRACE_S, PRE_STOP_S
+from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
+from gmmvit_deploy.serving.gateway.haproxy import _END_S
+from gmmvit_deploy.serving.gateway.service import _STOP_S
+from gmmvit_deploy.serving.processes import workers_of
+from gmmvit_deploy.serving.repository import Repository
+from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
+from tests.certificates import self_signed
+from tests.haproxy import needs_haproxy, wait_until
+from tests.manifests.made import write
+from tests.serving.commands import Serve
+
+pytestmark = [needs_haproxy, pytest.mark.server, pytest.mark.process]
+KEY = "key-of-the-kubelet-0123456789"
+
+
+class Pod:
+    """``gmmvit serve`` with the arguments of the manifest, on free ports; and the commands of the kubelet."""
+
+    def __init__(self, container: dict[str, Any], models: Path, folder: Path) -> None:
+        keys, certificate = folder / "keys", self_signed(folder)
+        keys.mkdir()
+        (keys / "keys.txt").write_text(f"kubelet {KEY}\n")
+        (keys / "keys.txt").chmod(0o600)
+        (keys / "probe.key").write_text(f"{KEY}\n")
+        self.container = container
+        self.keys = keys
+        tls = {"/etc/gmmvit/tls/tls.crt": certificate.certificate, "/etc/gmmvit/tls/tls.key": certificate.private_key}
+        places = {KEYS: str(keys), **{name: str(file) for name, file in tls.items()}}
+        words = [*container["args"][2:]]
+        words[words.index("--listen") + 1] = "127.0.0.1"
+        self.serve = Serve(models, *(self._replaced(word, places) for word in words))
+        self.places = places
+        self.port = 0
+
+    def _replaced(self, word: str, places: dict[str, str]) -> str:
+        for old, new in places.items():
+            word = word.replace(old, new)
+        return word
+
+    def ready(self) -> dict[str, Any]:
+        where = self.serve.ready()
+        self.port = int(where["http"].rpartition(":")[2])
+        return where
+
+    def run(self, name: str, *more: str) -> tuple[int, str]:
+        """Run the command of a probe as the kubelet does, with its timeout."""
+        probe = self.container[name]
+        command = [self._replaced(word, self.places) for word in probe["exec"]["command"]]
+        assert command[0] == "python"
+        done = subprocess.run(
+            [sys.executable, *command[1:], "--port", str(self.port), *more],
+            capture_output=True,
+            text=True,
+            timeout=probe["timeoutSeconds"],  # a probe that is late fails the test
+            check=False,
+        )
+        return done.returncode, done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def container(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    written = write(bundle, tmp_path_factory.mktemp("manifests") / "out")
+    deployment = next(item for item in load_objects(written.apply) if item["kind"] == "Deployment")
+    return deployment["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.fixture
+def pod(container: dict[str, Any], repository: Repository, tmp_path: Path) -> Iterator[Pod]:
+    started = Pod(container, repository.path, tmp_path)
+    yield started
+    if started.serve.process.poll() is None:
+        started.serve.process.kill()
+    started.serve.process.communicate()
+
+
+def test_healthy_wrong_bundle_no_key_dead_worker_and_draining(pod: Pod) -> None:
+    """One server in all of these states in turn: a start takes seconds."""
+    pod.port = 1  # nothing listens there yet, as in a pod whose container has just started
+    assert pod.run("startupProbe")[0] == 1
+    where = pod.ready()
+    assert pod.run("startupProbe") == (0, "ready")
+    for name in ("readinessProbe", "livenessProbe"):
+        status, text = pod.run(name)
+        assert (status, text.partition(" after ")[0]) == (0, "gmmvit answered"), text
+    status, text = pod.run("readinessProbe", "--bundle", "0" * 64)
+    assert (status, "expected the bundle 0000000000000000" in text) == (1, True)
+    (pod.keys / "wrong.key").write_text("a-key-that-nobody-has-0123456789\n")
+    status, text = pod.run("readinessProbe", "--key-file", str(pod.keys / "wrong.key"))
+    assert (status, "Authorization: Bearer KEY" in text) == (1, True), text
+    assert KEY not in text
+    _dead_worker(pod, where)
+    _draining(pod)
+
+
+def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
+    (server,) = [int(line) for line in subprocess.run(
+        ["pgrep", "-P", str(pod.serve.process.pid), "tritonserver"], capture_output=True, text=True, check=True
+    ).stdout.split()]  # fmt: skip
+    (worker,) = [worker for worker in workers_of(server) if worker.model == "gmmvit_network"]
+    os.kill(
+        pod.serve.process.pid, signal.SIGSTOP
+    )  # a supervisor that does nothing, or the server would be back at once
+    try:
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: pod.run("readinessProbe")[0] == 1)
+        status, text = pod.run("livenessProbe")
+        assert (status, "gmmvit" in text) == (1, True), text
+    finally:
+        os.kill(pod.serve.process.pid, signal.SIGCONT)
+    wait_until(lambda: pod.run("readinessProbe")[0] == 0, timeout_s=60)  # the supervisor has restarted the server
+
+
+def _draining(pod: Pod) -> None:
+    command = pod.container["lifecycle"]["preStop"]["exec"]["command"]
+    started = time.monotonic()
+    hook = subprocess.Popen(command)
+    while hook.poll() is None:
+        assert pod.run("readinessProbe")[0] == 0  # the pod still answers while load balancers learn of its end
+    slept = time.monotonic() - started
+    assert hook.returncode == 0
+    assert PRE_STOP_S <= slept < PRE_STOP_S + 5
+    terminated = time.monotonic()
+    pod.serve.process.terminate()
+    wait_until(lambda: pod.run("readinessProbe")[0] == 1)
+    status, _ = pod.serve.end(timeout_s=EXIT_S)
+    assert status == 0
+    assert slept + time.monotonic() - terminated < GRACE_S
+
+
+def test_a_server_that_starts_is_not_ready(pod: Pod) -> None:
+    """The gateway's ports are open from the start, and nobody answers there before the models are loaded."""
+    deadline = time.monotonic() + 20
+    while not (port := _first_port(pod.serve.process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pod.port = port
+    status, text = pod.run("startupProbe")
+    assert (status, "starts, or hangs" in text) == (1, True), text
+    assert pod.ready()["http"].endswith(f":{port}")
+    assert pod.run("startupProbe") == (0, "ready")
+
+
+def _first_port(pid: int) -> int:
+    """Return the port on which a process listened first, or 0.  `gmmvit serve` opens the port for HTTP first."""
+    sockets = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(str(entry.readlink()))
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    listening = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    return int(min(listening, key=lambda row: int(row[9]))[1].partition(":")[2], 16) if listening else 0
+
+
+def test_the_end_of_the_server_takes_what_the_timing_states() -> None:
+    gateway_s = _STOP_S + 3 * _END_S
+    assert gateway_s + _EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S <= EXIT_S
