@@ -35,6 +35,7 @@ from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runtime.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtime.graph_calibration import calibrate
+from gmmvit_deploy.runtime.openvino import int8_saturates
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
 from gmmvit_deploy.writing import new_file, require_free_file, sha256_of_bytes
@@ -260,9 +261,14 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
         path = folder / onnx_file(precision)
         path.write_bytes(data)
         variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
-        differences, skipped = proven_programs(
-            proof_programs(bundle, variant), inputs, expected, limit, what=onnx_file(precision)
-        )
+        try:
+            differences, skipped = proven_programs(
+                proof_programs(bundle, variant), inputs, expected, limit, what=onnx_file(precision)
+            )
+        except ExportError as exc:
+            if precision == "int8" and (why := int8_saturates()):
+                exc.hint = f"{why}; type this command on a machine whose CPU has VNNI, or use --precision bf16"
+            raise
     return {
         **{name: {"largest_abs": largest, "limit": limit} for name, largest in differences.items()},
         **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},

@@ -22,7 +22,7 @@ from gmmvit_deploy.demo.digits import load_digit_images
 from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import DemoResult, run_demo
 from gmmvit_deploy.engines.card import open_engine
-from gmmvit_deploy.errors import GmmvitError, OutputError
+from gmmvit_deploy.errors import ExportError, GmmvitError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
@@ -30,6 +30,7 @@ from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.open import default_runners, open_runner
 from gmmvit_deploy.runtime.image_batches import open_images
+from gmmvit_deploy.runtime.openvino import int8_saturates
 
 pytestmark = pytest.mark.server
 
@@ -103,6 +104,7 @@ def test_fp16_on_held_out_digits(demo: Demo) -> None:
     assert judged(demo.bundle, "fp16", "digits", gate=0.98).passed
 
 
+@pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
 def test_int8_on_held_out_digits(demo: Demo, tmp_path: Path) -> None:
     shutil.copytree(demo.bundle.path, tmp_path / "bundle")
     bundle = open_bundle(tmp_path / "bundle")
@@ -112,6 +114,16 @@ def test_int8_on_held_out_digits(demo: Demo, tmp_path: Path) -> None:
     low, high = report.runners[0].check("accuracy").details["top1"]["interval"]
     assert low < 0 < high
     assert max(report.runners[0].check("calibration").details["excess"].values()) < 1.5
+
+
+@pytest.mark.skipif(not int8_saturates(), reason="on this CPU, OpenVINO's int8 does not saturate")
+def test_int8_that_saturates_is_refused_with_the_reason(demo: Demo, tmp_path: Path) -> None:
+    shutil.copytree(demo.bundle.path, tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    with pytest.raises(ExportError, match="openvino's logits") as refusal:
+        variant_from_bundle(bundle, "int8", calibration=open_images(bundle, "digits#train", limit=256))
+    assert refusal.value.hint.startswith("this CPU has no VNNI")
+    assert not (bundle.path / "model.int8.onnx").exists()
 
 
 def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:

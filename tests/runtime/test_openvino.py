@@ -17,7 +17,7 @@ from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runners.open import open_runner, open_runners
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, int8_saturates
 from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.variants import Variant, open_variant
 from tests.conftest import has_bf16
@@ -157,3 +157,24 @@ def test_without_a_compiler(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InputError, match="fails on this machine: no compiler") as caught:
         open_runner("compile", bundle)
     assert "g++" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "saturates"),
+    [
+        ("flags\t\t: fpu avx2 fma", True),
+        ("flags\t\t: fpu avx512f avx512bw", True),
+        ("flags\t\t: fpu avx512f avx512_vnni", False),
+        ("flags\t\t: fpu avx2 avx_vnni", False),
+        ("Features\t: fp asimd asimddp", False),
+    ],
+)
+def test_int8_saturates_on_x86_without_vnni(tmp_path: Path, line: str, saturates: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    reason = int8_saturates(tmp_path / "cpuinfo")
+    assert ("no VNNI" in reason) is saturates
+    assert bool(reason) is saturates
+
+
+def test_a_machine_without_a_list_of_cpus_is_not_judged(tmp_path: Path) -> None:
+    assert int8_saturates(tmp_path / "absent") == ""
