@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.errors import CheckpointError, InputError, RunnerUnavailableError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
@@ -25,9 +24,9 @@ from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import GOLDEN, has_bf16, once
+from tests.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
-needs_avx512 = pytest.mark.skipif("avx512f" not in cpu_features(), reason="this processor has no AVX-512")
 ARGUMENTS = {"img_size": 32}
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,7 +74,7 @@ def test_features_are_those_of_timm(classes: int, tmp_path: Path) -> None:
     assert (verdicts["numeric"], verdicts["decisions"], report.verdict) == ("passed", "skipped", "passed")
 
 
-@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_avx512)], ids=["plain", "kernels"])
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernel)], ids=["plain", "kernels"])
 def test_every_runtime_computes_both_outputs(kernels: bool, both: Bundle) -> None:
     golden = both.golden_set()
     openvino = OpenVinoRunner(both, open_variant(both, "fp32"), kernels=kernels)
