@@ -59,22 +59,22 @@ def predicted_and_measured(
 ) -> tuple[CoreModel, dict[str, list[tuple[float, float]]]]:
     """Return (the model of the median round, quantity → (prediction, measurement) of each round)."""
     open_program, chunk = _RUNTIMES[runtime]
-    one, other, two = (open_program(path, threads) for threads in (1, 1, 2))
+    single, second, double = (open_program(path, threads) for threads in (1, 1, 2))
     quantities: dict[str, list[tuple[float, float]]] = {name: [] for name in ("image", "batch", "instances")}
     models = []
     with ThreadPoolExecutor(2) as pool:
 
         def both() -> None:
-            for answer in [pool.submit(program.run, images[:1]) for program in (one, other)]:
+            for answer in [pool.submit(program.run, images[:1]) for program in (single, second)]:
                 answer.result()
 
         for _ in range(rounds):
-            model = measured_parts(one.run, work, images[:chunk])
+            model = measured_parts(single.run, work, images[:chunk])
             if model is None:
                 raise SystemExit("core_model.py needs two cores and a C compiler")
             models.append(model)
-            quantities["image"].append((model.latency_ms(2), ms_of(lambda: two.run(images[:1]))))
-            batch_ms = ms_of(lambda: two.run(images))
+            quantities["image"].append((model.latency_ms(2), ms_of(lambda: double.run(images[:1]))))
+            batch_ms = ms_of(lambda: double.run(images))
             quantities["batch"].append((model.batch_rate(2), 1e3 * len(images) / batch_ms))
             quantities["instances"].append((2e3 / model.latency_ms(1, beside=2), 2e3 / ms_of(both)))
     return sorted(models, key=lambda model: model.image_ms)[len(models) // 2], quantities

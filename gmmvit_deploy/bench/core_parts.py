@@ -36,7 +36,7 @@ def measured_parts(
     apart = round_trip_ns()
     if apart is None:
         return None
-    one, two = bandwidths()
+    single, both = bandwidths()
     image_ms = ms_of(lambda: run(images[:1]))
     # The products' rate of the runtime with float32 weights. A runtime with another arithmetic spends a smaller part of
     # its time in products, which this rate cannot show: the part is then at most the whole time.
@@ -54,8 +54,8 @@ def measured_parts(
         operators=work.multiplications,
         round_trip_ns=apart,
         weight_bytes=work.weight_values * _ELEMENT_BYTES[precision],
-        bandwidth=one,
-        bandwidth_of_two=two,
+        bandwidth=single,
+        bandwidth_of_two=both,
     )
 
 

@@ -106,5 +106,5 @@ def test_parts_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bandwidth_of_two_cores_is_of_both() -> None:
-    one, two = bandwidths()
-    assert 0.4 * one < two < 4 * one
+    single, both = bandwidths()
+    assert 0.4 * single < both < 4 * single
