@@ -3,7 +3,8 @@
 
 #pragma once
 
-enum { TILE = 64, WHOLE = 16, MOST_MIXED = 16 };
+enum { TILE = 64, MOST_MIXED = 16 };
+#define WHOLE 16 /* a macro, because #if compares it with LANES */
 
 /* Where columns of one query are put, and of those below it a row further each. */
 typedef struct {
@@ -38,9 +39,10 @@ INLINE Floats exp2_of(Floats x, int degree) {
 PHASE void pack_queries_f32(const float *q, ptrdiff_t row, float *packed, int queries, int d) {
     for (int t = 0; t < queries; t += LANES)
         for (int c = 0; c < d; c += LANES) {
+            const Part there = part_of(d - c);
             Words r[LANES];
             UNROLL(16) for (int x = 0; x < LANES; x++)
-                r[x] = words_of(t + x < queries ? loaded_part(q + (t + x) * row + c, d - c) : zero());
+                r[x] = words_of(loaded_part(q + (t + x) * row + c, t + x < queries ? there : part_of(0)));
             transpose(r);
             UNROLL(16) for (int x = 0; x < LANES; x++) store_words((uint32_t *)packed + (c + x) * TILE + t, r[x]);
         }
@@ -48,10 +50,13 @@ PHASE void pack_queries_f32(const float *q, ptrdiff_t row, float *packed, int qu
 
 /* (n, d) -> (whole d / 16, n, 16). */
 PHASE void pack_values_f32(const float *v, ptrdiff_t row, float *packed, int n, int d) {
-    for (int c = 0; c < d; c += WHOLE)
+    for (int c = 0; c < d; c += WHOLE) {
+        Part there[WHOLE / LANES];
+        UNROLL(4) for (int x = 0; x < WHOLE / LANES; x++) there[x] = part_of(d - c - x * LANES);
         for (int j = 0; j < n; j++, packed += WHOLE)
-            UNROLL(4) for (int x = 0; x < WHOLE; x += LANES)
-                store(packed + x, c + x < d ? loaded_part(v + j * row + c + x, d - c - x) : zero());
+            UNROLL(4) for (int x = 0; x < WHOLE / LANES; x++)
+                store(packed + x * LANES, loaded_part(v + j * row + c + x * LANES, there[x]));
+    }
 }
 
 #if HAS_BF16
@@ -60,11 +65,13 @@ PHASE void pack_values_f32(const float *v, ptrdiff_t row, float *packed, int n, 
 PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {
     for (int t = 0; t < queries; t += 2 * LANES)
         for (int c = 0; c < d; c += LANES) {
+            const Part columns = part_of(d - c);
             Words r[LANES];
             UNROLL(16) for (int x = 0; x < LANES; x++) {
                 const int here = t + x, there = here + LANES;
-                const Floats low = loaded_part(q + here * row + c, here < queries ? d - c : 0);
-                r[x] = neighbours_of(low, loaded_part(q + there * row + c, there < queries ? d - c : 0));
+                const Floats low = loaded_part(q + here * row + c, here < queries ? columns : part_of(0));
+                const Floats high = loaded_part(q + there * row + c, there < queries ? columns : part_of(0));
+                r[x] = neighbours_of(low, high);
             }
             transpose(r);
             UNROLL(8) for (int x = 0; x < LANES / 2; x++) {
@@ -81,7 +88,7 @@ PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed
             UNROLL(16) for (int x = 0; x < LANES; x++) {
                 const int there = t + x < queries ? d - c : 0;
                 const float *at = q + (t + x) * row + c;
-                r[x] = neighbours_of(loaded_part(at, there), loaded_part(at + LANES, there - LANES));
+                r[x] = neighbours_of(loaded_part(at, part_of(there)), loaded_part(at + LANES, part_of(there - LANES)));
             }
             transpose(r);
             UNROLL(16) for (int x = 0; x < LANES; x++) store_words(packed + (c / 2 + x) * TILE + t, r[x]);
@@ -98,7 +105,8 @@ PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const 
     for (int j = 0; j < n; j += 2) {
         const float *one = k + j * k_row, *next = one + (j + 1 < n ? k_row : 0); /* the last may be written twice */
         for (int c = 0; c < d; c += LANES) {
-            const Words both = neighbours_of(loaded_part(one + c, d - c), loaded_part(next + c, d - c));
+            const Part columns = part_of(d - c);
+            const Words both = neighbours_of(loaded_part(one + c, columns), loaded_part(next + c, columns));
             store_low(keys + j * pairs + c / 2, both);
             store_high(keys + (j + 1) * pairs + c / 2, both);
         }
@@ -108,15 +116,15 @@ PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const 
         for (int c = 0; c < whole(d); c += 2 * LANES) {
             const float *at = k + j * k_row + c;
             store_words(keys + j * pairs + c / 2,
-                        neighbours_of(loaded_part(at, d - c), loaded_part(at + LANES, d - c - LANES)));
+                        neighbours_of(loaded_part(at, part_of(d - c)), loaded_part(at + LANES, part_of(d - c - LANES))));
         }
 #endif
     for (int c = 0; c < d; c += WHOLE)
         for (int j = 0; j < n; j += 2, values += WHOLE)
             UNROLL(4) for (int x = 0; x < WHOLE; x += LANES) {
                 const float *at = v + j * v_row + c + x;
-                const int there = d - c - x;
-                const Floats second = loaded_part(j + 1 < n ? at + v_row : at, j + 1 < n ? there : 0);
+                const Part there = part_of(d - c - x);
+                const Floats second = loaded_part(at + v_row, j + 1 < n ? there : part_of(0));
                 store_words(values + x, pairs_of(loaded_part(at, there), second));
             }
 }
@@ -143,6 +151,11 @@ INLINE Floats numbers_at(const char *at, int bytes) {
 #endif
     return (void)bytes, loaded_anywhere((const float *)(const void *)at);
 }
+
+/* A tile's queries, `vectors` at once, from t on; or, where a block takes them all, known when compiled: from 0 on. */
+enum { ONE_GROUP = MOST_VECTORS * LANES == TILE };
+#define FOR_GROUPS(vectors)                                                                                          \
+    for (int t = ONE_GROUP ? 0 : begin; t < (ONE_GROUP ? 1 : end); t += (vectors) * LANES)
 
 /* Keys from j on, queries of `vectors` from `first` on; keys * vectors accumulators. */
 INLINE void masked_and_stored(int keys, int vectors, const Floats *sums, const Mask *mask, int bytes, int j, int first,
@@ -200,10 +213,10 @@ INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const
                                          const Mask *mask, int begin, int end, float *scores) {                      \
         int j = 0;                                                                                                   \
         for (; j + keys <= n; j += keys)                                                                             \
-            for (int t = begin; t < end; t += vectors * LANES)                                                       \
+            FOR_GROUPS(vectors)                                                                                      \
                 block_b16(keys, vectors, queries, k, row, pairs, mask, j, t, scores);                                \
         for (; j < n; j++)                                                                                           \
-            for (int t = begin; t < end; t += vectors * LANES)                                                       \
+            FOR_GROUPS(vectors)                                                                                      \
                 block_b16(1, vectors, queries, k, row, pairs, mask, j, t, scores);                                   \
     }
 #else
@@ -216,10 +229,10 @@ INLINE_BF16 void block_b16(int keys, int vectors, const uint32_t *queries, const
                                     const Mask *mask, int begin, int end, float *scores) {                           \
         int j = 0;                                                                                                   \
         for (; j + keys <= n; j += keys)                                                                             \
-            for (int t = begin; t < end; t += vectors * LANES)                                                       \
+            FOR_GROUPS(vectors)                                                                                      \
                 block_f32(keys, vectors, queries, k, row, d, mask, j, t, scores);                                    \
         for (; j < n; j++)                                                                                           \
-            for (int t = begin; t < end; t += vectors * LANES)                                                       \
+            FOR_GROUPS(vectors)                                                                                      \
                 block_f32(1, vectors, queries, k, row, d, mask, j, t, scores);                                       \
     }                                                                                                                \
     SCORES_OF_B16(vectors, keys)
@@ -342,13 +355,15 @@ PHASE void mix_heads(float *weights, const float *mixing, const float *inverse, 
 /* sums: of `vectors` of columns of each of `most` queries, of which `queries` are there; columns: that are there. */
 INLINE void divided_and_stored(int most, int vectors, const Floats *sums, const float *inverse, const Place *to,
                                int columns, int queries) {
+    Part there[4];
+    UNROLL(4) for (int x = 0; x < vectors; x++) there[x] = part_of(columns - x * LANES);
     UNROLL(16) for (int r = 0; r < most; r++)
         if (r < queries)
             UNROLL(4) for (int x = 0; x < vectors; x++) {
                 const Floats mean = sums[r * vectors + x] * repeated(inverse ? inverse[r] : 1);
                 const ptrdiff_t at = r * to->row + x * LANES;
-                if (to->out) store_part(to->out + at, mean, columns - x * LANES);
-                else store_steps(to->quantised + at, mean * repeated(to->steps), columns - x * LANES);
+                if (to->out) store_part(to->out + at, mean, there[x]);
+                else store_steps(to->quantised + at, mean * repeated(to->steps), there[x]);
             }
 }
 
@@ -417,7 +432,7 @@ INLINE void few_stored(const Floats *sums, int count, const float *inverse, cons
         Floats mean = sums[c];
         if (inverse) mean = mean * loaded_anywhere(inverse);
         store_anywhere(means, mean);
-        store_steps(steps, mean * repeated(to->steps), LANES);
+        store_steps(steps, mean * repeated(to->steps), part_of(LANES));
         for (int r = 0; r < queries && r < LANES; r++)
             if (to->out) to->out[r * to->row + first + c] = means[r];
             else to->quantised[r * to->row + first + c] = steps[r];

@@ -44,7 +44,7 @@ SIMD static void normed(const ResidualNorm *of, const float *sum, float all, int
     const Floats inverse = repeated(1) / square_root(repeated(total(squares) * part + of->epsilon));
     for (int64_t c = 0; c < of->width; c += LANES) {
         const Floats off = (loaded_anywhere(sum + c) - mean) * inverse;
-        store_steps(out + c, fused(off, loaded_anywhere(of->weight + c), loaded_anywhere(of->bias + c)), LANES);
+        store_steps(out + c, fused(off, loaded_anywhere(of->weight + c), loaded_anywhere(of->bias + c)), part_of(LANES));
     }
 }
 

@@ -24,6 +24,10 @@
 
 typedef __m256 Floats;
 typedef __m256i Words;
+typedef struct {
+    __m256i lanes;
+    int count;
+} Part;
 typedef __m256 Chosen;
 
 INLINE Floats zero(void) { return _mm256_setzero_ps(); }
@@ -34,15 +38,16 @@ INLINE void store(float *to, Floats x) { _mm256_store_ps(to, x); }
 INLINE void store_anywhere(float *to, Floats x) { _mm256_storeu_ps(to, x); }
 INLINE void store_words(uint32_t *to, Words x) { _mm256_store_si256((__m256i *)to, x); }
 
-INLINE Words first_lanes(int count) {
+INLINE Part part_of(int count) {
     static const int32_t lanes[2 * LANES] = {-1, -1, -1, -1, -1, -1, -1, -1};
     count = count < 0 ? 0 : count < LANES ? count : LANES;
-    return _mm256_loadu_si256((const __m256i *)(lanes + LANES - count));
+    const Part part = {_mm256_loadu_si256((const __m256i *)(lanes + LANES - count)), count};
+    return part;
 }
-INLINE Floats loaded_part(const float *from, int count) { return _mm256_maskload_ps(from, first_lanes(count)); }
-INLINE void store_part(float *to, Floats x, int count) {
-    if (count >= LANES) _mm256_storeu_ps(to, x);
-    else _mm256_maskstore_ps(to, first_lanes(count), x);
+INLINE Floats loaded_part(const float *from, Part part) { return _mm256_maskload_ps(from, part.lanes); }
+INLINE void store_part(float *to, Floats x, Part part) {
+    if (part.count == LANES) _mm256_storeu_ps(to, x);
+    else _mm256_maskstore_ps(to, part.lanes, x);
 }
 
 INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
@@ -65,13 +70,13 @@ INLINE Floats times_two_to_whole(Floats by, Floats x, Floats fraction) {
 INLINE Chosen first_lane(int chosen) { return (__m256)_mm256_set_epi32(0, 0, 0, 0, 0, 0, 0, chosen ? -1 : 0); }
 INLINE Floats replaced(Floats x, Chosen lanes, float by) { return _mm256_blendv_ps(x, _mm256_set1_ps(by), lanes); }
 
-INLINE void store_steps(int8_t *to, Floats x, int count) {
+INLINE void store_steps(int8_t *to, Floats x, Part part) {
     const __m256i steps = _mm256_cvtps_epi32(x);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(steps), _mm256_extracti128_si256(steps, 1));
     const __m128i bytes = _mm_packs_epi16(words, words);
-    if (count >= LANES) _mm_storel_epi64((__m128i *)to, bytes);
+    if (part.count == LANES) _mm_storel_epi64((__m128i *)to, bytes);
     else
-        for (int64_t i = 0, all = _mm_cvtsi128_si64(bytes); i < count; i++) to[i] = (int8_t)(all >> (8 * i));
+        for (int64_t i = 0, all = _mm_cvtsi128_si64(bytes); i < part.count; i++) to[i] = (int8_t)(all >> (8 * i));
 }
 
 INLINE void transpose(Words r[LANES]) {

@@ -23,6 +23,7 @@
 
 typedef __m512 Floats;
 typedef __m512i Words;
+typedef __mmask16 Part;   /* some first lanes */
 typedef __mmask16 Chosen; /* lanes */
 
 INLINE Floats zero(void) { return _mm512_setzero_ps(); }
@@ -37,14 +38,12 @@ INLINE void store_words(uint32_t *to, Words x) { _mm512_store_si512(to, x); }
 INLINE void store_low(uint32_t *to, Words x) { _mm256_store_si256((__m256i *)to, _mm512_castsi512_si256(x)); }
 INLINE void store_high(uint32_t *to, Words x) { _mm256_store_si256((__m256i *)to, _mm512_extracti64x4_epi64(x, 1)); }
 
-/* The first `count` lanes: fewer than there are, none of which is touched in memory beyond them. */
-INLINE __mmask16 first_lanes(int count) {
-    return count < 0 ? 0 : count < LANES ? (__mmask16)((1u << count) - 1) : 0xffff;
-}
-INLINE Floats loaded_part(const float *from, int count) { return _mm512_maskz_loadu_ps(first_lanes(count), from); }
-INLINE void store_part(float *to, Floats x, int count) {
-    if (count >= LANES) _mm512_storeu_ps(to, x);
-    else _mm512_mask_storeu_ps(to, first_lanes(count), x);
+/* The first `count` lanes, or all of them; the memory of no other lane is touched. */
+INLINE Part part_of(int count) { return count <= 0 ? 0 : count < LANES ? (Part)((1u << count) - 1) : 0xffff; }
+INLINE Floats loaded_part(const float *from, Part part) { return _mm512_maskz_loadu_ps(part, from); }
+INLINE void store_part(float *to, Floats x, Part part) {
+    if (part == 0xffff) _mm512_storeu_ps(to, x);
+    else _mm512_mask_storeu_ps(to, part, x);
 }
 
 INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); } /* a b + c */
@@ -60,9 +59,9 @@ INLINE Floats times_two_to_whole(Floats by, Floats x, Floats fraction) { return 
 INLINE Chosen first_lane(int chosen) { return (__mmask16)(chosen != 0); }
 INLINE Floats replaced(Floats x, Chosen lanes, float by) { return _mm512_mask_mov_ps(x, lanes, _mm512_set1_ps(by)); }
 
-/* Rounded to even, saturated; of `count` lanes. */
-INLINE void store_steps(int8_t *to, Floats x, int count) {
-    _mm_mask_storeu_epi8(to, first_lanes(count), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+/* Rounded to even, saturated. */
+INLINE void store_steps(int8_t *to, Floats x, Part part) {
+    _mm_mask_storeu_epi8(to, part, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
 INLINE void transpose(Words r[LANES]) {

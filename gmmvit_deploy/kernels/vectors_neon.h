@@ -24,6 +24,7 @@
 
 typedef float32x4_t Floats;
 typedef uint32x4_t Words;
+typedef int Part; /* how many lanes */
 typedef uint32x4_t Chosen;
 
 INLINE Floats zero(void) { return vdupq_n_f32(0); }
@@ -36,18 +37,19 @@ INLINE void store(float *to, Floats x) { vst1q_f32(to, x); }
 INLINE void store_anywhere(float *to, Floats x) { vst1q_f32(to, x); }
 INLINE void store_words(uint32_t *to, Words x) { vst1q_u32(to, x); }
 
-INLINE Floats loaded_part(const float *from, int count) {
-    if (count >= LANES) return vld1q_f32(from);
-    float part[LANES] = {0};
-    for (int i = 0; i < count; i++) part[i] = from[i];
-    return vld1q_f32(part);
+INLINE Part part_of(int count) { return count < 0 ? 0 : count < LANES ? count : LANES; }
+INLINE Floats loaded_part(const float *from, Part part) {
+    if (part == LANES) return vld1q_f32(from);
+    float numbers[LANES] = {0};
+    for (int i = 0; i < part; i++) numbers[i] = from[i];
+    return vld1q_f32(numbers);
 }
-INLINE void store_part(float *to, Floats x, int count) {
-    float part[LANES];
-    vst1q_f32(part, x);
-    if (count >= LANES) vst1q_f32(to, x);
+INLINE void store_part(float *to, Floats x, Part part) {
+    float numbers[LANES];
+    vst1q_f32(numbers, x);
+    if (part == LANES) vst1q_f32(to, x);
     else
-        for (int i = 0; i < count; i++) to[i] = part[i];
+        for (int i = 0; i < part; i++) to[i] = numbers[i];
 }
 
 INLINE Floats fused(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
@@ -65,11 +67,11 @@ INLINE Floats times_two_to_whole(Floats by, Floats x, Floats fraction) {
 INLINE Chosen first_lane(int chosen) { return vsetq_lane_u32(chosen ? UINT32_MAX : 0, vdupq_n_u32(0), 0); }
 INLINE Floats replaced(Floats x, Chosen lanes, float by) { return vbslq_f32(lanes, vdupq_n_f32(by), x); }
 
-INLINE void store_steps(int8_t *to, Floats x, int count) {
+INLINE void store_steps(int8_t *to, Floats x, Part part) {
     const int16x4_t words = vqmovn_s32(vcvtnq_s32_f32(x));
     int8_t bytes[2 * LANES];
     vst1_s8(bytes, vqmovn_s16(vcombine_s16(words, words)));
-    memcpy(to, bytes, (size_t)(count < LANES ? count : LANES));
+    memcpy(to, bytes, (size_t)part);
 }
 
 INLINE void transpose(Words r[LANES]) {

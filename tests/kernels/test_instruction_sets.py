@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from tests.kernels.test_masked_attention import needs_kernel
 
 KERNELS = Path(libraries.__file__).parent
 PROGRAM = Path(__file__).with_name("against_formula.c")
+EMULATED = Path(__file__).with_name("emulated")
 LACKS = 2
 """Status of the program where the processor chooses another instruction set than the expected set."""
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -53,6 +55,20 @@ def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled_program([CROSS, "-static"], tmp_path_factory.mktemp("arm") / "program")
 
 
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program with the kernels for AVX-512 alone, whose instructions are functions in C."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the kernels for AVX-512 are compiled on x86-64 alone")
+    out = tmp_path_factory.mktemp("emulated") / "program"
+    names = ("masked_attention.c", "residual_norm.c", "kernels_avx512.c")
+    sources = [PROGRAM, EMULATED / "avx512_only.c", *(KERNELS / name for name in names)]
+    in_c = [word for source in sources for word in ("-x", "c", str(source))]
+    flags = ["-O1", "-Wno-psabi", "-Dtarget(x)=", "-I", str(EMULATED), "-I", str(KERNELS)]
+    subprocess.run([*cplusplus(), *flags, *in_c, "-x", "none", "-lm", "-o", str(out)], check=True)
+    return out
+
+
 @pytest.mark.parametrize(
     ("instruction_set", "arithmetic"),
     [("avx2", "1"), ("avx512", "1"), ("avx512-bf16", "1"), ("avx512-bf16", "2"), ("neon", "1"), ("neon-bf16", "2")],
@@ -84,6 +100,16 @@ def test_an_emulated_arm_processor_computes_the_formulas(
         text=True,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "right" in answer.stdout
+
+
+@pytest.mark.parametrize("arithmetic", ["1", "2"])
+def test_the_kernels_for_avx512_compute_the_formulas_with_its_instructions_in_c(
+    emulated: Path, arithmetic: str
+) -> None:
+    """The source for AVX-512, on any processor: `emulated/immintrin.h` has its instructions in plain C."""
+    answer = subprocess.run([emulated, "avx512-bf16", arithmetic], check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout
     assert "right" in answer.stdout
 
 
