@@ -1,8 +1,8 @@
-"""A gRPC client of Triton that spends little time on a request.
+"""A gRPC client of Triton that keeps the messages of its requests.
 
-Most of the time of a request with a single image is spent outside the network. ``tritonclient.grpc`` builds each
-request from objects of its own; this client keeps a message for each kind of request, and adds only the values.
-`benchmarks/reported/one_image.py` measures the difference. The messages are those of ``tritonclient.grpc``.
+``tritonclient.grpc`` builds each request from objects of its own. This client keeps a message for each kind of request,
+and adds only the values. `benchmarks/reported/one_image.py` compares both clients. The messages are those of
+``tritonclient.grpc``.
 """
 
 from __future__ import annotations
