@@ -75,6 +75,9 @@ _PACKAGES = {
     "timm": "timm",
     "transformers": "transformers",
     "tensorboard": "train",
+    "fsspec": "bulk",
+    "pyarrow": "bulk",
+    "ray": "ray",
 }
 
 
