@@ -18,6 +18,7 @@ __all__ = [
     "FOLDER",
     "IMAGE_COLUMN",
     "LAUNCHER",
+    "REFERENCE",
     "RUNNER",
     "SHARDS",
     "SHARD_IMAGES",
@@ -99,6 +100,14 @@ IMAGE_COLUMN = typer.Option(
     show_default="the only column of bytes",
     help="Column of Parquet files that holds the bytes or the paths of the images.",
 )
+REFERENCE = typer.Option(
+    None,
+    "--calibration",
+    metavar="DATA",
+    rich_help_panel=_PANEL,
+    help="Images like the expected images, named as in gmmvit convert. The report of --from lists images that are "
+    "unlike these and the golden images.",
+)
 ACCEPT_BROKEN = typer.Option(
     False,
     "--accept-broken",
@@ -119,6 +128,7 @@ def classify_in_bulk(
     workers: int | None,
     shards: str | None,
     image_column: str | None,
+    calibration: str | None,
     accept_broken: bool,
     as_json: bool,
     others: dict[str, Any],
@@ -138,7 +148,7 @@ def classify_in_bulk(
         raise InputError(
             f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
         )
-    from gmmvit_deploy.bulk.run import Launcher, classify_source, part_from
+    from gmmvit_deploy.bulk.run import REPORT, Launcher, classify_source, part_from
 
     chosen: Launcher = "ray" if launcher == "ray" else "local"
     with progress("classify") as on_progress:
@@ -153,6 +163,7 @@ def classify_in_bulk(
             image_column=image_column,
             part=None if shards is None else part_from(shards),
             workers=workers,
+            calibration=calibration,
             on_progress=on_progress,
         )
     if as_json:
@@ -161,14 +172,15 @@ def classify_in_bulk(
         typer.echo(folder)
     rate = f", {result.classified / result.seconds:,.0f} images/s" if result.classified else ""
     note(f"{result.images:,} images in {result.shards:,} shards; {result.classified:,} classified by this run{rate}")
-    if not result.complete:
+    if result.complete:
+        note(f"report: {folder.rstrip('/')}/{REPORT}")
+    else:
         note("other shards of the job are not complete yet")
     if result.errors:
-        complain(
-            f"Error: {result.errors:,} of {result.images:,} images are broken; column error of their rows says why"
-        )
-        complain(
-            "hint: type --accept-broken to exit with status 0; repaired images are another source: type a new --to"
-        )
-        if not accept_broken:
-            raise typer.Exit(1)
+        broken = f"{result.errors:,} of {result.images:,} images are broken; the column error states why"
+        if accept_broken:
+            note(broken)
+            return
+        complain(f"Error: {broken}")
+        complain("hint: type --accept-broken to exit with status 0; for repaired images, type --to with a new folder")
+        raise typer.Exit(1)

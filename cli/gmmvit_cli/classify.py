@@ -97,6 +97,7 @@ def classify(
     workers: int | None = bulk.WORKERS,
     shards: str | None = bulk.SHARDS,
     image_column: str | None = bulk.IMAGE_COLUMN,
+    calibration: str | None = bulk.REFERENCE,
     accept_broken: bool = bulk.ACCEPT_BROKEN,
     force: bool = typer.Option(
         False, "--force", rich_help_panel=OUTPUT, help="Replace the file of --features if it exists."
@@ -107,7 +108,7 @@ def classify(
     reach their thresholds. With --from and --to, writes Parquet files for any number of images. The exit status is 1
     if a file cannot be classified.
     """
-    of_bulk = (source, folder, runner, shard_images, workers, shards, image_column)
+    of_bulk = (source, folder, runner, shard_images, workers, shards, image_column, calibration)
     if any(value is not None for value in of_bulk) or launcher != "local" or accept_broken:
         bulk.classify_in_bulk(
             bundle=bundle,
@@ -120,6 +121,7 @@ def classify(
             workers=workers,
             shards=shards,
             image_column=image_column,
+            calibration=calibration,
             accept_broken=accept_broken,
             as_json=as_json,
             others={

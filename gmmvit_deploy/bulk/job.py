@@ -25,7 +25,17 @@ from gmmvit_deploy.variants import open_variant
 if TYPE_CHECKING:
     from gmmvit_deploy.runners.runner import Runner
 
-__all__ = ["BULK_RUNNERS", "Job", "OpenJob", "Outcome", "cores", "require_bulk_runner", "settings_of", "usual_runner"]
+__all__ = [
+    "BULK_RUNNERS",
+    "Job",
+    "OpenJob",
+    "Outcome",
+    "cores",
+    "open_bulk_runner",
+    "require_bulk_runner",
+    "settings_of",
+    "usual_runner",
+]
 
 BULK_RUNNERS = tuple(name for name in RUNNERS if name not in FLAVORS and name not in DEFAULT_URLS)
 """Runners that need neither a server nor an engine's folder."""
@@ -125,7 +135,7 @@ class OpenJob:
         if plan is None:
             raise InputError(f"{job.folder}: expected the folder of a job", hint="type the same command again")
         require_same(plan, settings_of(job, bundle), what=job.folder)
-        runner = _open_runner(job.runner, bundle)
+        runner = open_bulk_runner(job.runner, bundle)
         self._program = ShardProgram(plan, job.source, self._storage, bundle, runner, decode_threads=job.decode_threads)
         self._claims = Claims(self._storage)
 
@@ -155,7 +165,8 @@ class OpenJob:
         self.close()
 
 
-def _open_runner(text: str, bundle: Bundle) -> Runner:
+def open_bulk_runner(text: str, bundle: Bundle) -> Runner:
+    """Open the runner of a job, on a CPU with a single thread.  Errors: those of `open_runner`."""
     from gmmvit_deploy.runners.open import open_runner
 
     name, precision = precision_behind(text)

@@ -9,21 +9,27 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gmmvit_deploy.artifacts import open_bundle
-from gmmvit_deploy.bulk.job import Job, cores, require_bulk_runner, settings_of, usual_runner
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bulk.job import Job, cores, open_bulk_runner, require_bulk_runner, settings_of, usual_runner
 from gmmvit_deploy.bulk.local import classify_locally
-from gmmvit_deploy.bulk.plan import ShardRecord, settled_plan, shard_name
+from gmmvit_deploy.bulk.page import page_of
+from gmmvit_deploy.bulk.plan import Plan, ShardRecord, settled_plan, shard_name
+from gmmvit_deploy.bulk.report import reference_of, report_of
 from gmmvit_deploy.bulk.shard import count_of_shard
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.bulk.storage import Claims, Storage
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtime.image_batches import open_images, require_images
 
-__all__ = ["INDEX_VARIABLE", "LAUNCHERS", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
+__all__ = ["INDEX_VARIABLE", "LAUNCHERS", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
 
 Launcher = Literal["local", "ray"]
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
+REPORT = "_report.html"
+"""Readers of Parquet folders leave out names that begin with an underscore."""
+_MOST_CALIBRATION = 512
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 """The variable in which Kubernetes states the number of a pod of an Indexed Job, from 0 on."""
 
@@ -87,6 +93,7 @@ def classify_source(
     image_column: str | None = None,
     part: Part | None = None,
     workers: int | None = None,
+    calibration: str | None = None,
     on_progress: OnProgress = ignore,
 ) -> BulkResult:
     """Classify the images of a source, and write a Parquet file for each shard.
@@ -96,6 +103,8 @@ def classify_source(
     runner: name and precision, such as ``openvino:bf16``; None for `usual_runner`.
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
+    calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
+    The run that finds every shard of the job complete writes the report, ``_report.html`` in the folder.
     Errors: InputError when the folder belongs to another source, bundle or settings, and for wrong input.
     OutputError when a shard cannot be written.  GmmvitError when a worker fails.
     """
@@ -105,6 +114,8 @@ def classify_source(
     if launcher == "ray":
         require("ray", package="ray", extra="ray")
     opened = open_bundle(bundle)
+    if calibration is not None:
+        require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
     on_progress(Progress("list the source"))
     listed = open_source(source, column=image_column)
     chosen = runner or usual_runner(opened)
@@ -139,17 +150,31 @@ def classify_source(
             _launch(launcher, job, missing, workers or usual_workers, rate.add)
         finally:
             storage.remove_leftovers()  # of workers that were ended while they wrote
-    counts = [count_of_shard(storage, shard.number) for shard in mine]
+    seconds = time.monotonic() - started
     complete = storage.names()
+    whole = all(shard_name(shard.number) in complete for shard in plan.shards)
+    if whole and (missing or calibration or REPORT not in complete):
+        on_progress(Progress("write the report"))
+        _write_report(storage, plan, opened, job, calibration)
+    counts = [count_of_shard(storage, shard.number) for shard in mine]
     return BulkResult(
         folder=folder,
         images=sum(count.rows for count in counts),
         errors=sum(count.errors for count in counts),
         classified=sum(shard.images for shard in missing),
-        seconds=time.monotonic() - started,
+        seconds=seconds,
         shards=len(mine),
-        complete=all(shard_name(shard.number) in complete for shard in plan.shards),
+        complete=whole,
     )
+
+
+def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibration: str | None) -> None:
+    images = None if calibration is None else open_images(bundle, calibration, limit=_MOST_CALIBRATION)
+    with open_bulk_runner(job.runner, bundle) as runner:
+        reference = reference_of(bundle, runner, images)
+    html = page_of(report_of(storage, plan, reference), plan, name=bundle.path.name)
+    with storage.written(REPORT) as file:
+        file.write(html.encode())
 
 
 def _launch(

@@ -63,7 +63,8 @@ class Storage:
     def remove_leftovers(self) -> None:
         """Remove the partly written files of processes that have ended."""
         if self.local:
-            remove_unlocked(Path(self.root), ".shard-")
+            for prefix in (".shard-", "._report"):  # the folder can be that of a user, with other hidden files
+                remove_unlocked(Path(self.root), prefix)
             remove_unlocked(Path(self.path(JOB_FOLDER)), ".")
 
     def path(self, name: str) -> str:
