@@ -283,7 +283,7 @@ def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmet
             raise GmmvitError(why)
         return f"{arithmetic()}; compiled to {path}"
 
-    return _tried("kernel", f"{name}+kernels", state, fix=_install("cpu" if name == "onnxruntime" else "openvino"))
+    return _tried("kernel", f"{name}+kernels", state, fix="")  # errors about packages state what to type
 
 
 RETRY = "gmmvit doctor --empty-kernel-cache"

@@ -79,13 +79,17 @@ def _recover(path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def require_free(path: Path, *, force: bool) -> None:
+def require_free(path: Path, *, force: bool, instead: str = "") -> None:
     """Check that a folder can be created at ``path``.
 
+    instead: another way to go on that the hint names, such as ``add --resume to continue the run``.
     Errors: OutputError when ``path`` exists and ``force`` is False, or when ``path`` is not a folder.
     """
     if os.path.lexists(path) and not force:
-        raise OutputError(f"{path} exists", hint="type -o with another path, or add --force to replace the folder")
+        other = f", {instead}," if instead else ","
+        raise OutputError(
+            f"{path} exists", hint=f"type -o with another path{other} or add --force to replace the folder"
+        )
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise OutputError(
             f"{path}: expected a folder, got a file or link, which --force does not replace",

@@ -142,12 +142,12 @@ CPU_KERNELS = typer.Option(
 )
 
 
-def require_output(path: Path | None, *, force: bool) -> None:
-    """Refuse an output that exists, before any work.  Errors: OutputError."""
+def require_output(path: Path | None, *, force: bool, instead: str = "") -> None:
+    """Refuse an output that exists, before any work.  instead: as for `require_free`.  Errors: OutputError."""
     from gmmvit_deploy.writing import require_free
 
     if path is not None:
-        require_free(path, force=force)
+        require_free(path, force=force, instead=instead)
 
 
 def require_output_file(path: Path | None, *, force: bool) -> None:

@@ -26,6 +26,7 @@ gmmvit train -o trained --data digits --model test_vit --recipe light"""
 
 _MASKS = tuple(kind for kind in get_args(MaskKind) if kind != "plain")
 _DEVICES = ("auto", "cpu", "cuda")
+_SINGLE_LABEL = tuple(kind for kind in KINDS[:-1] if kind != "table")  # a table has several labels for an image
 _RECIPE = "Recipe"
 
 
@@ -35,9 +36,9 @@ def train(
         "--data",
         metavar="KIND:PATH",
         rich_help_panel=INPUT,
-        help=f"Images to train on: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND "
-        f"is {listed(KINDS[:-1])}. Without #test, the split train. The accuracy is measured on the split test, if the "
-        "data has one.",
+        help=f"Images to train on, each with a single class: KIND:PATH, or only the word {KINDS[-1]} for "
+        f"scikit-learn's handwritten digits. KIND is {listed(_SINGLE_LABEL)}. Without #test, the split train. "
+        "The accuracy is measured on the split test, if the data has one.",
         autocompletion=DATA.autocompletion,
     ),
     test: str | None = typer.Option(
@@ -227,7 +228,7 @@ def train(
             "--resume continues the run in the folder, and --force replaces the folder", hint="type one of them"
         )
     if not resume:
-        require_output(out, force=force)
+        require_output(out, force=force, instead="add --resume to continue a run")
     _require_data(data, test)
     normalisation = normalisation_from(None, mean, std)
     chosen = recipe_from(

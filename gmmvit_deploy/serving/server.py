@@ -31,9 +31,9 @@ ADMIN_HEADER = "x-gmmvit-admin"
 _ADMIN_APIS = "model-repository,shared-memory,trace,logging,statistics"
 _LAUNCHER = Path(__file__).parents[1] / "_launch.py"
 _STACK_BYTES = 1 << 30
+"""Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _MEMORY = {"MALLOC_ARENA_MAX": "2"}
 """With an arena for each of some threads, glibc kept 24 MB more after each 600 hostile requests."""
-"""Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _POLL_S = 0.05
 _EXIT_S = 5  # what Triton needs to end beyond its exit timeout
 _FLUSH_S = 0.2

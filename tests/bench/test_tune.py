@@ -22,6 +22,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.openvino import our_kernels
+from gmmvit_deploy.serving.gateway.models import Tuned, read_tuning
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -54,6 +55,7 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
     assert notes["rate"] == tuned.best.rate
+    assert read_tuning(out) == Tuned(rate=tuned.best.rate, bound_ms=200)  # what bounds the queue of a gateway
     assert notes["best"]["runtime"] == tuned.best.settings.runtime
     assert notes["best"]["cpu_kernels"]["used"] == ours
     config = (out / "gmmvit_network" / "config.pbtxt").read_text()

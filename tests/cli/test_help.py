@@ -119,7 +119,7 @@ class TestEveryCommand:
         ("export", DATASETS),
         ("export", PRESETS),
         ("inspect", PRESETS),
-        ("train", [*PRESETS, *KINDS, *RECIPES, *POLICIES, *REPETITIONS]),
+        ("train", [*PRESETS, *({*KINDS} - {"table"}), *RECIPES, *POLICIES, *REPETITIONS]),
         ("export", get_args(ResizeRule)),
         ("parity", [*KINDS, *SPLITS]),
         ("bench", KINDS),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -17,7 +19,7 @@ from PIL import Image
 
 from benchmarks.reported import soak
 from benchmarks.shared.state_service import ORDER, StateService
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.rollout.control import send_order
 from gmmvit_deploy.rollout.service import first_bundle
@@ -68,6 +70,10 @@ def test_a_canary_that_fails_goes_back_under_load(service: StateService, bundles
         answer = service.order(bundle=str(bundles["elm"].path), canary_share=0.3, canary_slower=0.001)
         time.sleep(1)
     assert "the canary failed" in answer["error"]
+    counted = re.search(r" of (\d+) requests failed in the new server, \d+ of (\d+) in the old", answer["error"])
+    assert counted is not None
+    new, old = (int(number) for number in counted.groups())
+    assert new / (new + old) == pytest.approx(0.3, abs=0.1)
     assert (clients.lost, clients.wrong) == ([], [])
     assert clients.answered[bundles["elm"].sha256] >= ORDER["canary_requests"]
     assert promoted(service) == before
@@ -123,6 +129,31 @@ def test_another_decision_on_canary_images_goes_back(
         assert promoted(service) == before
     else:
         pytest.fail("the two bundles give the same labels to all images: choose other images")
+
+
+@pytest.mark.parametrize(("array", "kind"), [("logits", "inputs"), ("image_logits", "images")])
+def test_other_answers_than_the_golden_answers_go_back_under_load(
+    array: str, kind: str, service: StateService, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    """A valid bundle whose network does not give the stored logits: only an inference of the new server shows it."""
+    before = promoted(service)
+    folder = tmp_path / "bundle"
+    shutil.copytree(other_bundle(service, bundles).path, folder)
+    with np.load(folder / GOLDEN_FILE) as stored:
+        arrays = dict(stored)
+    arrays[array][-1, 3] += 0.01
+    np.savez(folder / GOLDEN_FILE, **arrays)
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    manifest["files"][GOLDEN_FILE] = hashlib.sha256((folder / GOLDEN_FILE).read_bytes()).hexdigest()
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with load(service, bundles) as clients:
+        answer = service.order(bundle=str(folder))
+    row = len(arrays[array]) - 1
+    assert f"the new server's logits of golden {kind} row {row} differ by 0.01 from PyTorch's" in answer["error"]
+    assert "gmmvit parity" in answer["hint"]
+    assert (clients.lost, clients.wrong) == ([], [])
+    assert {bundle for bundle, count in clients.answered.items() if count} == {before}
+    assert promoted(service) == before
 
 
 def test_a_contract_change_is_refused_by_name(service: StateService, bundles: dict[str, Bundle]) -> None:

@@ -248,6 +248,8 @@ class TestHttp:
             ('{"inputs":[{I}],"inputs":[{I,"data":[300]}]}', "a key twice"),
             ('{"inputs":[{I,"extra":[[1]]}]}', "an unknown key"),
             ('{"inputs":[{I}],"parameters":{"a":[1]}}', "unexpected type"),
+            ('{"inputs":[{I}],"model_name":[[[300]]]}', "malformed"),
+            ('{"inputs":[{I}],"model_name":"a","model_version":"1"}', "an unknown key"),
             ('{"inputs":[{I}]}{"inputs":[]}', "malformed"),
             ('{"inputs":[{I,}]}', "a key of other characters"),
             ('{"id":"\t","inputs":[{I}]}', "malformed"),
@@ -257,6 +259,7 @@ class TestHttp:
             ('{"inputs":[{"name":"pixels","shape":[1,4294967328,32,3]}]}', "too large"),
             ('{"inputs":[{I}],"outputs":' + "[" * 3000, "unexpected type"),
             ('{"inputs":[{I}', "malformed"),
+            ('{"id":"1","model_name":"other","inputs":[{I}]}', ""),
             ("", ""),
         ],
     )
@@ -597,15 +600,17 @@ class TestTls:
         with Stub(gateway.grpc_url, key=None, ca=cert) as stub:
             large = grpc_request("pixels", np.zeros((300, 32, 32, 3), np.uint8))
             assert stub.code("ModelInfer", large)[0] == grpc.StatusCode.UNAUTHENTICATED
-        assert self.curl(gateway.http_url, cert) == "200 2"
+        assert self.curl(f"{gateway.http_url}/v2", cert) == "200 2"
+        raw = ("-X", "POST", "-T", "-", "-H", "Inference-Header-Content-Length: 0")  # a body without its length
+        assert self.curl(gateway.http_url + INFER, cert, *raw) == "411 2"
 
-    def curl(self, url: str, cert: Path) -> str:
-        """Return status and version of HTTP."""
+    def curl(self, url: str, cert: Path, *options: str) -> str:
+        """Return status and version of HTTP.  The body of a request with a body is an image."""
         if shutil.which("curl") is None:
             pytest.skip("no curl on PATH")
         command = ["curl", "--silent", "--cacert", str(cert), "--http2", "--noproxy", "*", "-o", os.devnull]
-        command += ["-H", f"Authorization: Bearer {KEY}", "-w", "%{http_code} %{http_version}", f"{url}/v2"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+        command += ["-H", f"Authorization: Bearer {KEY}", "-w", "%{http_code} %{http_version}", *options, url]
+        return subprocess.run(command, capture_output=True, check=True, timeout=30, input=bytes(3072)).stdout.decode()
 
     def test_a_new_certificate_is_loaded(self, open_gateway: Open, tmp_path: Path) -> None:
         cert, key = certificate(tmp_path)
@@ -687,6 +692,7 @@ class TestObservability:
         assert over_http["bundle"] == over_grpc["bundle"] == bundle.sha256
         assert over_http["bytes_in"] > len(body)
         assert over_http["bytes_out"] > 8 * 10 * 4
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", over_http["time"])
         assert over_http["queue_ms"] >= 0
         assert over_http["total_ms"] >= over_http["network_ms"] >= 0
         assert over_http["server"] == over_grpc["server"] == "triton"

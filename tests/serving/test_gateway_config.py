@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gmmvit_deploy import doctor
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
 from gmmvit_deploy.serving.gateway import files
@@ -32,10 +33,12 @@ from gmmvit_deploy.serving.gateway.options import (
     require_insecure,
 )
 from gmmvit_deploy.serving.gateway.own import gateway_folder
+from gmmvit_deploy.serving.gateway.service import behind_gateway
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.names import TUNING_FILE
-from tests.cli.terminal import gmmvit_here
+from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions
+from tests.cli.terminal import gmmvit_here, without_progress
 from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, require_haproxy
 
 PROGRAMS = ("messages.lua", "refuse.lua")
@@ -124,6 +127,15 @@ class TestSettings:
             require_insecure("10.0.0.1", insecure=False)
         require_insecure("10.0.0.1", insecure=True)
 
+    def test_triton_itself_stays_on_loopback_behind_a_secret(self) -> None:
+        open_to_all = ServerOptions(host="0.0.0.0", metrics_host="0.0.0.0", http_port=8000)  # noqa: S104 - not used
+        behind = behind_gateway(open_to_all, "0123")
+        assert (behind.host, behind.metrics_host, behind.http_port) == ("127.0.0.1", None, 0)
+        apis = "model-repository,shared-memory,trace,logging,statistics"
+        assert behind.restrictions == tuple(
+            f"--{option}={apis}:{ADMIN_HEADER}=0123" for option in ("http-restricted-api", "grpc-restricted-protocol")
+        )
+
     def test_tuning_bounds_the_queue(self, tmp_path: Path) -> None:
         settings = GatewaySettings(keys=key_file(tmp_path))
         models = ServedModels(names=("m",), bundle="", health=HealthCheck(path="/"), row_bytes=0)
@@ -143,6 +155,36 @@ class TestSettings:
             expected = f"{TUNING_FILE}: expected the measurement of gmmvit tune, .* got other content"
             with pytest.raises(InputError, match=expected):
                 chosen(settings)
+
+
+class TestHAProxy:
+    def test_without_haproxy_the_commands_name_how_to_install_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("gmmvit_deploy.serving.gateway.haproxy.shutil.which", lambda *_, **__: None)
+        (tmp_path / "net").mkdir()
+        (tmp_path / "net" / "config.pbtxt").write_text('name: "net"')
+        answer = gmmvit_here("serve", tmp_path, "--gateway", "--keys", key_file(tmp_path))
+        assert answer.status == 1
+        error, hint = without_progress(answer.err).splitlines()
+        assert error == "Error: the gateway needs HAProxy 2.6 or newer, and there is no haproxy on PATH"
+        assert hint == "hint: apt-get install haproxy"
+        (check,) = [part for name, part in doctor._parts() if name == "haproxy"]
+        assert (check().works, check().fix) == (False, "apt-get install haproxy")
+        assert "there is no haproxy on PATH" in check().detail
+
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("version", "message"), [("2.2.9", r"2\.6 or newer, got 2\.2\.9"), ("x", "is not HAProxy: ")]
+    )
+    def test_another_program_on_path(
+        self, version: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "haproxy").write_text(f"#!/bin/sh\necho HAProxy version {version}\n")
+        (tmp_path / "haproxy").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        with pytest.raises(ServerError, match=message):
+            find_haproxy()
 
 
 class TestConfig:

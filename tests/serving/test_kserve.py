@@ -1,4 +1,4 @@
-"""The clients of the package kserve infer through a gateway, unchanged, with a key.
+"""The clients of the package kserve infer through the gateway of ``gmmvit serve``, unchanged, with a key.
 
 kserve needs other versions of numpy and protobuf than this package, so it lives in an environment of its own:
 
@@ -17,8 +17,13 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import TritonServer
-from tests.haproxy import needs_haproxy, small_gateway
+from tests.certificates import self_signed
+from tests.conftest import FREE_PORTS
+from tests.haproxy import needs_haproxy
+from tests.serving.gateways import KEY, key_file
 
 PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
 pytestmark = [
@@ -32,15 +37,22 @@ pytestmark = [
 def test_binary_tensors_over_http_and_grpc(server: TritonServer, bundle: Bundle, tmp_path: Path) -> None:
     pixels, logits = bundle.golden()
     np.save(tmp_path / "pixels.npy", pixels)
-    with small_gateway(server.http_port, server.grpc_port) as gateway:
+    (tmp_path / "key.txt").write_text(f"{KEY}\n")
+    trusted = self_signed(tmp_path)
+    settings = GatewaySettings(
+        keys=key_file(tmp_path), tls_cert=trusted.both, access_log=tmp_path / "access.log", max_body_bytes=100_000
+    )
+    gateway = Gateway(settings, **FREE_PORTS)
+    try:
+        gateway.start(server)
         done = subprocess.run(
             [
                 str(PYTHON),
                 Path(__file__).with_name("kserve_client.py"),
                 gateway.http_url,
                 gateway.grpc_url.removeprefix("grpcs://"),
-                gateway.key_file,
-                gateway.certificate.certificate,
+                tmp_path / "key.txt",
+                trusted.certificate,
                 tmp_path / "pixels.npy",
             ],
             capture_output=True,
@@ -48,8 +60,12 @@ def test_binary_tensors_over_http_and_grpc(server: TritonServer, bundle: Bundle,
             timeout=120,
             check=False,
         )
+    finally:
+        gateway.stop()
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout.splitlines()[-1])
     assert answers.keys() == {"http", "grpc"}
     for answer in answers.values():
         np.testing.assert_allclose(np.reshape(answer, logits.shape), logits, rtol=0, atol=1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
+    assert {(line["protocol"], line["client"]) for line in lines} == {("http", "tester"), ("grpc", "tester")}

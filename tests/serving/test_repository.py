@@ -16,8 +16,8 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import Engine, open_engine
 from gmmvit_deploy.engines.compatibility import server_tensorrt
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
-from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
+from gmmvit_deploy.runtime.openvino import kernels_for_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
 from gmmvit_deploy.writing import sha256_of_file
@@ -74,7 +74,7 @@ def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_pat
         room = runtime if name == "openvino_program.py" else kernels
         source = Path(room.__path__[0]) / name
         assert (folder / "gmmvit_openvino" / name).read_bytes() == source.read_bytes()
-    ours = {"openvino_kernels.so"} if openvino_library()[0] else set()
+    ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()
     assert {file.name for file in folder.iterdir()} == {"model.py", "model.onnx", "gmmvit_openvino", *ours}
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -220,6 +221,29 @@ def test_a_server_that_cannot_start_again_ends_the_supervisor(tmp_path: Path) ->
     assert "gmmvit_server_failed_restarts_total 2" in supervisor.metrics.text()
 
 
+def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+    monkeypatch.setattr("gmmvit_deploy.serving.supervisor._slept", lambda seconds, stopped: waits_s.append(seconds))
+    models = write_stand_in(tmp_path / "models")
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
+        supervisor = Supervisor(server, SupervisorOptions(most_failed_restarts=8))
+        supervisor.step()
+        for restart, steady_s in enumerate((60.0, 60.0, 60.0, 0.0), 1):
+            supervisor.options = replace(supervisor.options, steady_s=steady_s)
+            server.kill_now()
+            wait_for(lambda least=restart: supervisor.metrics.restarts == least, within_s=10, step=supervisor.step)
+        assert waits_s == [0, 1, 2, 0]
+        (models / MODEL / "1" / "model.py").write_text("this is no Python")
+        supervisor.options = replace(supervisor.options, steady_s=60.0)
+        server.kill_now()
+        with pytest.raises(ServerError, match="did not start"):
+            supervisor.run(lambda: len(waits_s) > 20)
+    assert waits_s[4:] == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert supervisor.metrics.restarts == 5
+
+
 def test_ten_times_the_capacity_causes_no_restart(tmp_path: Path) -> None:
     """100 requests a second is the capacity of a batch of 2 that sleeps for 20 ms; 1000 arrive."""
     seconds = 60.0 if os.environ.get(LONG) else 6.0
@@ -250,7 +274,8 @@ def open_loop(server: TritonServer, *, rate: float) -> Iterator[list[float]]:
     def load() -> None:
         began = time.monotonic()
         while not done.is_set():
-            while len(sent) < (time.monotonic() - began) * rate:
+            # On a machine that cannot send at this rate, the number of due requests is never reached.
+            while len(sent) < (time.monotonic() - began) * rate and not done.is_set():
                 client.async_infer(MODEL, [tensor], callback=lambda result, error: None)
                 sent.append(time.monotonic())
             time.sleep(0.002)

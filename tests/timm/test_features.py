@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from gmmvit_deploy.artifacts import Bundle, open_bundle
-from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.bench.machine import cpu_features
+from gmmvit_deploy.errors import CheckpointError, InputError, RunnerUnavailableError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.golden import bytes_from_golden, golden_from_bytes
@@ -23,9 +24,10 @@ from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.variants import open_variant
-from tests.conftest import GOLDEN, once
+from tests.conftest import GOLDEN, has_bf16, once
 
 pytestmark = pytest.mark.export
+needs_avx512 = pytest.mark.skipif("avx512f" not in cpu_features(), reason="this processor has no AVX-512")
 ARGUMENTS = {"img_size": 32}
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -73,15 +75,11 @@ def test_features_are_those_of_timm(classes: int, tmp_path: Path) -> None:
     assert (verdicts["numeric"], verdicts["decisions"], report.verdict) == ("passed", "skipped", "passed")
 
 
-def test_every_runtime_computes_both_outputs(both: Bundle) -> None:
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_avx512)], ids=["plain", "kernels"])
+def test_every_runtime_computes_both_outputs(kernels: bool, both: Bundle) -> None:
     golden = both.golden_set()
-    runners = [
-        OnnxRuntimeRunner(both),
-        OnnxRuntimeRunner(both, kernels=True),
-        OpenVinoRunner(both, open_variant(both, "fp32")),
-        OpenVinoRunner(both, open_variant(both, "fp32"), kernels=True),
-    ]
-    for runner in runners:
+    openvino = OpenVinoRunner(both, open_variant(both, "fp32"), kernels=kernels)
+    for runner in (OnnxRuntimeRunner(both, kernels=kernels), openvino):
         with runner:
             answers = runner.rows_all(golden.inputs)
             assert list(answers) == ["logits", "features"]
@@ -108,6 +106,10 @@ def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> Non
     variant = variant_from_bundle(copied, "bf16")
     assert variant.record is not None
     assert 0 < variant.record.golden["features_largest_abs"] < 0.1
+    if not has_bf16():
+        with pytest.raises(RunnerUnavailableError, match="this CPU has no bf16"):
+            OpenVinoRunner(copied, open_variant(copied, "fp32"), precision="bf16")
+        return
     with OpenVinoRunner(copied, open_variant(copied, "fp32"), precision="bf16") as runner:
         (report,) = check_parity(copied, [runner]).runners
     assert report.check("numeric").verdict == "passed"

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.families import FAMILIES
+from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.specs import MaskSpec
 from gmmvit_deploy.training.batches import Batches
-from gmmvit_deploy.training.images import LabelledTensors, TrainingData, mean_and_std
+from gmmvit_deploy.training.files import CHECKPOINT, Settings, save
+from gmmvit_deploy.training.images import LabelledTensors, TrainingData, collated, mean_and_std
 from gmmvit_deploy.training.networks import network_for_training, spec_of_preset, spec_of_timm
 from gmmvit_deploy.training.recipe import RECIPES, Recipe, recipe_from
 from gmmvit_deploy.training.trainer import Step, Trainer
@@ -24,6 +28,12 @@ from gmmvit_deploy.training.trainer import Step, Trainer
 SIDES = {"deepvit": 32, "eanet": 32, "cait": 16, "vit": 8}
 """Family → image side for a quick step; 32 for the others."""
 IMAGE = ImageSpec(height=8, width=8, channels=1, mean=(0.3,), std=(0.4,))
+
+
+SMALL = ViTSpec(
+    image_size=8, patch_size=4, classes=2, dim=16, depth=2, heads=2, head_dim=8, mlp_dim=16, class_token=False,
+    mask=MaskSpec(kind="gmm", kernels=2), channels=1,
+)  # fmt: skip
 
 
 def few(image: ImageSpec, count: int = 4) -> TrainingData:
@@ -92,8 +102,10 @@ def test_digits_are_not_mirrored_and_data_sets_have_their_policies() -> None:
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.presets], ids=lambda family: family.name)
-def test_a_preset_of_every_family_learns_from_a_step(family) -> None:  # type: ignore[no-untyped-def]  # a record
-    """Every block has stochastic depth, and every parameter of the first block gets a gradient."""
+def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # a record
+    """Every block has stochastic depth, every parameter of the first block gets a gradient, and the checkpoint needs no
+    option.
+    """
     side = SIDES.get(family.name, 32)
     preset = min(family.presets, key=lambda name: sum(p.numel() for p in _meta(family, name, side).parameters()))
     spec = spec_of_preset(preset, classes=2, image_size=side, channels=3, mask="plain")
@@ -109,11 +121,99 @@ def test_a_preset_of_every_family_learns_from_a_step(family) -> None:  # type: i
     hooked = [module for module in network.modules() if module._forward_hooks]
     blocks = [module for module in network.modules() if {"attention", "mlp"} <= dict(module.named_children()).keys()]
     assert len(hooked) == 2 * (len(blocks) - 1) > 0  # the first block is never left out
+    settings = Settings(
+        spec=spec, image=image, labels=("a", "b"), recipe=Recipe().to_json(), seed=0, images=4, processes=1
+    )
+    save(tmp_path, trainer, settings, log_bytes=0)
+    loaded = load_checkpoint(tmp_path / CHECKPOINT)
+    assert (loaded.spec, loaded.images.labels, loaded.images.mean) == (spec, ("a", "b"), image.mean)
+    pixels = torch.rand(2, *image.tensor_shape)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(pixels), network.eval()(pixels), rtol=0, atol=1e-5)
 
 
 def _meta(family, name: str, side: int):  # type: ignore[no-untyped-def]  # a record
     with torch.device("meta"):
         return family.build(family.presets[name](2, side, MaskSpec()))
+
+
+PARTS = {
+    "smoothing": 0.0,
+    "mixing": 0.0,
+    "policy": "none",
+    "padding": 0,
+    "flip": False,
+    "erasing": 0.0,
+    "weight_decay": 0.0,
+    "rate": 2e-3,
+    "least_rate": 1e-4,
+    "repetition": "none",
+    "drop_path": 0.0,
+    "clip": 1e-3,
+}
+"""Part of a recipe → another value than that of the recipe below."""
+
+
+def losses(recipe: Recipe) -> list[float]:
+    torch.manual_seed(0)
+    network = network_for_training(SMALL, drop_path=recipe.drop_path)
+    return [record.loss for record in Trainer(network, few(IMAGE, 8), recipe, seed=0).run() if isinstance(record, Step)]
+
+
+def test_every_part_of_the_recipe_changes_the_losses() -> None:
+    paper = replace(recipe_from("paper", "cifar10"), epochs=2, batch=4, mixing=0.9, erasing=0.9, drop_path=0.4)
+    expected = losses(paper)
+    assert losses(paper) == expected
+    without_effect = [
+        part
+        for part, value in PARTS.items()
+        if losses(replace(paper, **{part: value}))[: len(expected)] == expected  # type: ignore[arg-type]  # a field
+    ]
+    assert without_effect == []
+
+
+def test_label_smoothing_is_that_of_pytorch() -> None:
+    recipe = replace(RECIPES["light"], epochs=1, batch=4, padding=0, smoothing=0.3)
+    network = network_for_training(replace(SMALL, classes=3), drop_path=0)
+    data = replace(few(IMAGE), labels=("a", "b", "c"))
+    tensors, classes = collated([LabelledTensors(data.train, IMAGE)[index, 0] for index in range(4)])  # type: ignore[misc]  # no error
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(network(tensors), classes, label_smoothing=0.3)
+    step, _ = Trainer(network, data, recipe, seed=0).run()
+    assert step.loss == pytest.approx(float(expected), rel=1e-5)
+
+
+class Recorder(torch.nn.Module):
+    """A network that keeps its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.inputs: list[torch.Tensor] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.inputs.append(images)
+        return self.weight.expand(len(images), 2)
+
+
+def test_half_of_the_batches_are_mixed_each_half_of_them_by_cutmix_and_mixup() -> None:
+    """A batch is a black and a white image: CutMix puts a box of the other image into an image, Mixup makes grey."""
+    pixels = np.stack([np.zeros((8, 8, 1), np.uint8), np.full((8, 8, 1), 255, np.uint8)])
+    data = replace(few(IMAGE), train=ArrayImages("two", pixels, np.arange(2)))
+    recipe = replace(RECIPES["light"], epochs=200, batch=2, padding=0, mixing=0.5)
+    network = Recorder()
+    list(Trainer(network, data, recipe, seed=0).run())
+    black_and_white = set(IMAGE.tensor_from_pixels(pixels).ravel().tolist())
+
+    def mixed_by(images: torch.Tensor) -> str:
+        if not set(images.unique().tolist()) <= black_and_white:
+            return "mixup"
+        return "cutmix" if images[0].unique().numel() == 2 else "not mixed"
+
+    counted = Counter(map(mixed_by, network.inputs))
+    assert counted.total() == 200
+    assert counted["mixup"] == pytest.approx(50, abs=20)
+    assert counted["cutmix"] == pytest.approx(50, abs=25)  # of a few boxes, no pixel is left
 
 
 def test_masks_decay_as_in_the_released_code_or_not_at_all() -> None:

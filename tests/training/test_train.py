@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -35,6 +36,7 @@ SMALL = ["--data", "digits", "--mask", "gmm", "--image-size", "8"]
 QUICK = [*SMALL, "--recipe", "light", "--padding", "0", "--batch", "16", "--rate", "1e-3", "--epochs", "1"]
 NORMALISED = ["--mean", "0.5,0.5", "--std", "0.5,0.5"]
 PAGE = PAGES / "train.md"
+_HANGS_S = 600  # no run takes as long, also while other programs use all cores
 
 
 def trained(*words: str | Path) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def test_a_run_that_was_killed_twice_writes_the_log_of_a_quiet_run(tmp_path: Pat
     assert len(records(quiet)) == 2 * 16 + 2  # three passes over 1437 images are 16 batches and a rest
     for lines, resume in ((7, []), (22, ["--resume"])):
         run = started("-m", "gmmvit_cli.main", "train", "-o", killed, *words, "--workers", "1", *resume)
-        end = time.monotonic() + 120
+        end = time.monotonic() + _HANGS_S
         while logged_lines(killed) < lines and run.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         os.killpg(run.pid, signal.SIGKILL)
@@ -134,7 +136,7 @@ def test_two_processes_compute_the_steps_of_a_single_process(tmp_path: Path) -> 
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gmmvit_cli.main"]
     run = started(*torchrun, "train", "-o", tmp_path / "two", *words, OMP_NUM_THREADS="1")
     try:
-        assert run.wait(timeout=180) == 0
+        assert run.wait(timeout=_HANGS_S) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
@@ -152,6 +154,32 @@ def run_of_a_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "trained"
     trained("-o", folder, *QUICK, "--preset", "vit_d6", "--batch", "1436")
     return folder
+
+
+def test_progress_and_log_state_what_a_step_and_an_epoch_gave(tmp_path: Path) -> None:
+    """A folder with the splits train and test; --verbose prints the progress of the first step of each epoch."""
+    png = open_data("digits").encoded(0)
+    for name in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "digits" / name).mkdir(parents=True)
+        for index in range(3 if "train" in name else 1):
+            (tmp_path / "digits" / name / f"{index}.png").write_bytes(png)
+    words = ["--data", f"folder:{tmp_path / 'digits'}", "--preset", "vit_d6", "--image-size", "8", "--batch", "2"]
+    answer = gmmvit_here("train", "-o", tmp_path / "trained", *words, "--recipe", "light", "--epochs", "2", "--verbose")
+    assert answer.status == 0, answer.err
+    assert "accuracy 50.00% of 2 test images" in " ".join(answer.out.split())
+    printed = re.findall(r"train: epoch (\d of 2, .*)", answer.err)  # on a slow machine also of later steps
+    first, second = (next(line for line in printed if line.startswith(epoch)) for epoch in ("1", "2"))
+    assert re.fullmatch(r"1 of 2, loss \d\.\d+ \(1 of 6 done, about \d+ (s|min) left\)", first)
+    assert re.fullmatch(r"2 of 2, loss \d\.\d+, accuracy 50\.00% \(4 of 6 done, about \d+ (s|min) left\)", second)
+    step, epoch = {"step", "epoch", "loss", "rate"}, {"step", "epoch", "loss", "rate", "accuracy"}
+    written = records(tmp_path / "trained")
+    assert [record.keys() for record in written] == [step, step, step, epoch] * 2
+    assert [record["step"] for record in written] == [1, 2, 3, 3, 4, 5, 6, 6]
+    for at in (0, 4):
+        assert written[at + 3]["loss"] == pytest.approx(np.mean([record["loss"] for record in written[at : at + 3]]))
+        assert written[at + 3]["accuracy"] == 0.5
+    answer = gmmvit_here("train", "-o", tmp_path / "trained", *words)
+    assert "add --resume to continue a run, or add --force to replace the folder" in " ".join(answer.err.split())
 
 
 def test_a_resumed_run_has_the_settings_of_the_run_before(run_of_a_step: Path, tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ local function reader_of_requests(data)
   local input = { name = read_string, datatype = read_string, shape = read_shape, parameters = read_parameters }
   local output = { name = read_string, parameters = read_parameters }
   input.data = data == "allow" and function(text, at) return read_data(text, at, 0) end or refuse_data
-  local keys = { id = read_scalar, parameters = read_parameters }
+  -- Clients of kserve repeat the name of the model, which Triton takes from the path alone.
+  local keys = { id = read_scalar, model_name = read_string, parameters = read_parameters }
   keys.inputs = function(text, at)
     return read_array(text, at, function(inner, place) return read_object(inner, place, input) end)
   end

@@ -61,6 +61,7 @@ def behind_gateway(options: ServerOptions, secret: str) -> ServerOptions:
     return replace(
         options,
         host="127.0.0.1",
+        metrics_host=None,
         http_port=0,
         grpc_port=0,
         metrics_port=0,
