@@ -76,6 +76,9 @@ _PACKAGES = {
     "timm": "timm",
     "transformers": "transformers",
     "tensorboard": "train",
+    "fsspec": "bulk",
+    "pyarrow": "bulk",
+    "ray": "ray",
 }
 
 

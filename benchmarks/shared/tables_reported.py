@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
+from benchmarks.shared.tables_bulk import bulk_kills_table, bulk_table
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
@@ -41,11 +42,13 @@ SHOWN = {
     "image_bombs": ("image_bombs",),
     "rollout": ("rollout",),
     "soak": ("soak",),
+    "bulk": ("bulk",),
+    "bulk_kills": ("bulk_kills",),
 }
 """Script → markers of the script's tables on the page of results.
 
 The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``image_bombs``, ``rollout`` and ``soak`` only with a result."""
+``image_bombs``, ``rollout``, ``soak``, ``bulk`` and ``bulk_kills`` only with a result."""
 
 
 def documented_tables() -> dict[str, str]:
@@ -95,6 +98,7 @@ def page_tables() -> dict[str, str]:
         "hostile": hostile_table(by_run("reported/hostile")),
     }
     long_runs = {"image_bombs": image_bombs_table, "rollout": rollout_table, "soak": soak_table}
+    long_runs |= {"bulk": bulk_table, "bulk_kills": bulk_kills_table}
     for name, table in long_runs.items():
         if (RESULTS / "reported" / f"{name}.json").exists():
             tables[name] = table(result(f"reported/{name}"))

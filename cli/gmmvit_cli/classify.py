@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gmmvit_cli import bulk
 from gmmvit_cli.access import CA, KEY_FILE, URL_VARIABLE, access_from
+from gmmvit_cli.commands import typing_hint
 from gmmvit_cli.options import (
     CPU_KERNELS,
     INPUT,
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runners.classify import Classification
 
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
-gmmvit classify photos/ --url grpc://localhost:8001 --top 3"""
-
+gmmvit classify photos/ --url grpc://localhost:8001 --top 3
+gmmvit classify --bundle bundle --from photos/ --to results"""
 
 _URL = "grpc://localhost:8001"
 _BUNDLE = typer.Option(
@@ -40,7 +42,8 @@ _BUNDLE = typer.Option(
 
 
 def classify(
-    images: list[str] = typer.Argument(
+    images: list[str] | None = typer.Argument(
+        None,
         metavar="IMAGE|FOLDER|GLOB",
         rich_help_panel=INPUT,
         help="JPEG, PNG, WebP or BMP files, folders, or glob patterns.",
@@ -56,7 +59,14 @@ def classify(
     key_file: Path | None = KEY_FILE,
     ca: Path | None = CA,
     served_name: str = SERVED_NAME,
-    batch: int = typer.Option(16, min=1, metavar="N", rich_help_panel=TARGET, help="Maximum images per request."),
+    batch: int | None = typer.Option(
+        None,
+        min=1,
+        metavar="N",
+        rich_help_panel=TARGET,
+        show_default="16; with --from, the largest batch of the bundle",
+        help="Maximum images per request; with --from, the images of each batch.",
+    ),
     concurrency: int = typer.Option(
         4, min=1, max=64, metavar="N", rich_help_panel=TARGET, help="Maximum number of concurrent requests."
     ),
@@ -79,28 +89,56 @@ def classify(
         help="Also write the features of the images: the arrays features (N, D) and files (N). The bundle needs "
         "features: gmmvit export --outputs features or --outputs both.",
     ),
+    source: str | None = bulk.SOURCE,
+    folder: str | None = bulk.FOLDER,
+    runner: str | None = bulk.RUNNER,
+    launcher: str = bulk.LAUNCHER,
+    shard_images: int | None = bulk.SHARD_IMAGES,
+    workers: int | None = bulk.WORKERS,
+    shards: str | None = bulk.SHARDS,
+    image_column: str | None = bulk.IMAGE_COLUMN,
+    calibration: str | None = bulk.REFERENCE,
+    accept_broken: bool = bulk.ACCEPT_BROKEN,
     force: bool = typer.Option(
         False, "--force", rich_help_panel=OUTPUT, help="Replace the file of --features if it exists."
     ),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Prints the most likely labels of each image with their probabilities; for a multi-label bundle, the labels that
-    reach their thresholds. The exit status is 1 if a file cannot be classified.
+    reach their thresholds. With --from and --to, writes Parquet files for any number of images. The exit status is 1
+    if a file cannot be classified.
     """
-    if bundle is not None and url is not None:
-        raise InputError(
-            "--bundle (classify locally) and --url (ask a server) exclude each other",
-            hint="type --bundle or --url, not both",
+    of_bulk = (source, folder, runner, shard_images, workers, shards, image_column, calibration)
+    if any(value is not None for value in of_bulk) or launcher != "local" or accept_broken:
+        bulk.classify_in_bulk(
+            bundle=bundle,
+            source=source,
+            folder=folder,
+            runner=runner,
+            launcher=launcher,
+            batch=batch,
+            shard_images=shard_images,
+            workers=workers,
+            shards=shards,
+            image_column=image_column,
+            calibration=calibration,
+            accept_broken=accept_broken,
+            as_json=as_json,
+            others={
+                "IMAGE": images,
+                "--url": url,
+                "--key-file": key_file,
+                "--ca": ca,
+                "--features": features,
+                "--force": force,
+                "--cpu-kernels": cpu_kernels,
+            },
         )
-    require_output_file(features, force=force)
-    if features is not None and features.suffix != ".npz":
-        raise InputError(f"--features {features}: expected the name of an .npz file", hint="type --features FILE.npz")
+        return
+    _require_fitting(bundle, url, features, cpu_kernels, force=force)
+    if not images:
+        raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
     kernels = cpu_kernels_from(cpu_kernels)
-    if bundle is None and kernels is not None:
-        raise InputError(
-            "--cpu-kernels needs --bundle; a running server keeps the choice that was made at its start",
-            hint=f"type gmmvit serve BUNDLE --cpu-kernels {kernels} to start a server with this choice",
-        )
     from gmmvit_deploy.artifacts import open_bundle
     from gmmvit_deploy.data.files import image_files
     from gmmvit_deploy.runners.classify import BundleClassifier, TritonClassifier, classify_files
@@ -123,7 +161,7 @@ def classify(
                 classifier,
                 files,
                 top=top,
-                batch=batch,
+                batch=batch or 16,
                 concurrency=concurrency,
                 features=features is not None,
                 on_progress=on_progress,
@@ -149,6 +187,25 @@ def classify(
             f"hint: {len(failed)} of {len(answers)} files were not classified; repair or remove the files named above"
         )
         raise typer.Exit(1)
+
+
+def _require_fitting(
+    bundle: Path | None, url: str | None, features: Path | None, cpu_kernels: str | None, *, force: bool
+) -> None:
+    """Refuse options that do not fit together, before any work.  Errors: InputError, OutputError."""
+    if bundle is not None and url is not None:
+        raise InputError(
+            "--bundle (classify locally) and --url (ask a server) exclude each other",
+            hint="type --bundle or --url, not both",
+        )
+    require_output_file(features, force=force)
+    if features is not None and features.suffix != ".npz":
+        raise InputError(f"--features {features}: expected the name of an .npz file", hint="type --features FILE.npz")
+    if bundle is None and cpu_kernels is not None:
+        raise InputError(
+            "--cpu-kernels needs --bundle; a running server keeps the choice that was made at its start",
+            hint=f"type gmmvit serve BUNDLE --cpu-kernels {cpu_kernels} to start a server with this choice",
+        )
 
 
 def _shown(answer: Classification, label_set: LabelSet) -> str:

@@ -1,0 +1,210 @@
+"""Start or continue a job: classify every image of a source, each exactly once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bulk.job import Job, cores, open_bulk_runner, require_bulk_runner, settings_of, usual_runner
+from gmmvit_deploy.bulk.local import classify_locally
+from gmmvit_deploy.bulk.page import page_of
+from gmmvit_deploy.bulk.plan import Plan, ShardRecord, settled_plan, shard_name
+from gmmvit_deploy.bulk.report import reference_of, report_of
+from gmmvit_deploy.bulk.shard import count_of_shard
+from gmmvit_deploy.bulk.source import open_source
+from gmmvit_deploy.bulk.storage import Claims, Storage
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtime.image_batches import open_images, require_images
+
+__all__ = ["INDEX_VARIABLE", "LAUNCHERS", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
+
+Launcher = Literal["local", "ray"]
+LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
+REPORT = "_report.html"
+"""Readers of Parquet folders leave out names that begin with an underscore."""
+_MOST_CALIBRATION = 512
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+"""The variable in which Kubernetes states the number of a pod of an Indexed Job, from 0 on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The shards index, index + count, index + 2 · count, … of a job."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, shards: Sequence[ShardRecord]) -> list[ShardRecord]:
+        return [shard for shard in shards if shard.number % self.count == self.index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkResult:
+    """What a run did.
+
+    images, errors: of all shards of the part of this run; an image with an error has a row that states it.
+    classified: images that this run classified, without those that were done before.
+    complete: True if every shard of the whole job is done.
+    """
+
+    folder: str
+    images: int
+    errors: int
+    classified: int
+    seconds: float
+    shards: int
+    complete: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def part_from(text: str) -> Part:
+    """Parse ``3/8``, or ``JOB_COMPLETION_INDEX/8`` with the number in that variable.
+
+    Errors: InputError when the text has another form, or when the number is not below the count.
+    """
+    word, _, count = text.partition("/")
+    index = os.environ.get(INDEX_VARIABLE, f"${INDEX_VARIABLE}, which is not set") if word == INDEX_VARIABLE else word
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise InputError(
+            f"--shards {text}: expected I/N with 0 <= I < N, got I = {index or 'nothing'}, N = {count or 'nothing'}",
+            hint=f"type for example --shards 0/8, or --shards {INDEX_VARIABLE}/8 in an Indexed Job of Kubernetes",
+        )
+    return Part(index=int(index), count=int(count))
+
+
+def classify_source(
+    bundle: Path,
+    source: str,
+    folder: str,
+    *,
+    runner: str | None = None,
+    launcher: Launcher = "local",
+    batch: int | None = None,
+    shard_images: int = 5000,
+    image_column: str | None = None,
+    part: Part | None = None,
+    workers: int | None = None,
+    calibration: str | None = None,
+    on_progress: OnProgress = ignore,
+) -> BulkResult:
+    """Classify the images of a source, and write a Parquet file for each shard.
+
+    Shards that are complete in ``folder`` are kept, so the same call continues an interrupted job.
+    source: a folder, file or pattern, as a path or a URL of fsspec.  folder: a path or a URL.
+    runner: name and precision, such as ``openvino:bf16``; None for `usual_runner`.
+    batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
+    workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
+    calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
+    The run that finds every shard of the job complete writes the report, ``_report.html`` in the folder.
+    Errors: InputError when the folder belongs to another source, bundle or settings, and for wrong input.
+    OutputError when a shard cannot be written.  GmmvitError when a worker fails.
+    """
+    require("pyarrow", package="pyarrow", extra="bulk")
+    if runner is not None:
+        require_bulk_runner(runner)
+    if launcher == "ray":
+        require("ray", package="ray", extra="ray")
+    opened = open_bundle(bundle)
+    if calibration is not None:
+        require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
+    on_progress(Progress("list the source"))
+    listed = open_source(source, column=image_column)
+    chosen = runner or usual_runner(opened)
+    job = Job(
+        bundle=bundle.absolute(),
+        source=listed,
+        folder=folder,
+        runner=chosen,
+        batch=batch or opened.manifest.max_batch,
+        shard_images=shard_images,
+        decode_threads=1,
+    )
+    usual_workers = cores()
+    if job.on_gpu:  # a single process has the network, and its threads decode
+        job, usual_workers = replace(job, decode_threads=cores()), 1
+    settings = settings_of(job, opened)
+    storage = Storage(folder)
+    storage.prepare()
+    claims = Claims(storage)
+    try:
+        plan = settled_plan(storage, claims, listed, settings, on_progress=on_progress)
+    finally:
+        claims.close()
+    job = replace(job, source=replace(listed, files=()))  # workers need no list of all files
+    mine = (part or Part()).of(plan.shards)
+    complete = storage.names()
+    missing = [shard for shard in mine if shard_name(shard.number) not in complete]
+    started = time.monotonic()
+    rate = _Rate(mine, missing, on_progress)
+    if missing:
+        try:
+            _launch(launcher, job, missing, workers or usual_workers, rate.add)
+        finally:
+            storage.remove_leftovers()  # of workers that were ended while they wrote
+    seconds = time.monotonic() - started
+    complete = storage.names()
+    whole = all(shard_name(shard.number) in complete for shard in plan.shards)
+    if whole and (missing or calibration or REPORT not in complete):
+        on_progress(Progress("write the report"))
+        _write_report(storage, plan, opened, job, calibration)
+    counts = [count_of_shard(storage, shard.number) for shard in mine]
+    return BulkResult(
+        folder=folder,
+        images=sum(count.rows for count in counts),
+        errors=sum(count.errors for count in counts),
+        classified=sum(shard.images for shard in missing),
+        seconds=seconds,
+        shards=len(mine),
+        complete=whole,
+    )
+
+
+def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibration: str | None) -> None:
+    images = None if calibration is None else open_images(bundle, calibration, limit=_MOST_CALIBRATION)
+    with open_bulk_runner(job.runner, bundle) as runner:
+        reference = reference_of(bundle, runner, images)
+    html = page_of(report_of(storage, plan, reference), plan, name=bundle.path.name)
+    with storage.written(REPORT) as file:
+        file.write(html.encode())
+
+
+def _launch(
+    launcher: Launcher, job: Job, shards: Sequence[ShardRecord], workers: int, on_images: Callable[[int], None]
+) -> None:
+    if launcher == "ray":
+        from gmmvit_deploy.bulk.ray_tasks import classify_with_ray
+
+        classify_with_ray(job, shards, on_images=on_images)
+    else:
+        classify_locally(job, shards, workers=workers, on_images=on_images)
+
+
+class _Rate:
+    """Reports progress with the rate of this run."""
+
+    def __init__(self, mine: Sequence[ShardRecord], missing: Sequence[ShardRecord], on_progress: OnProgress) -> None:
+        self._total = sum(shard.images for shard in mine)
+        self._before = self._done = self._total - sum(shard.images for shard in missing)
+        self._on_progress = on_progress
+        self._first_at: float | None = None
+        self._report("")
+
+    def add(self, images: int) -> None:
+        now = time.monotonic()
+        if self._first_at is None:  # the first batch waits for the start of the workers, and has no rate
+            self._first_at, self._before = now, self._done + images
+        self._done += images
+        passed = now - self._first_at
+        self._report(f"{(self._done - self._before) / passed:,.0f} images/s" if passed > 0 else "")
+
+    def _report(self, rate: str) -> None:
+        self._on_progress(Progress("classify", min(self._done, self._total), self._total, rate))

@@ -1,0 +1,165 @@
+"""The plan of a job: fixed shards, refused changes, and claims."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from gmmvit_deploy.bulk.plan import Plan, Settings, entries_of, settled_plan
+from gmmvit_deploy.bulk.run import INDEX_VARIABLE, Part, part_from
+from gmmvit_deploy.bulk.source import open_source
+from gmmvit_deploy.bulk.storage import JOB_FOLDER, Claims, Storage
+from gmmvit_deploy.errors import InputError, OutputError
+from tests.bulk.sources import images, png, write_folder, write_tar
+
+SETTINGS = Settings(
+    bundle_sha256="12ab", runner="onnxruntime", batch=4, shard_images=3, image_column="", versions={"pillow": "1"}
+)
+
+
+def planned(source: Path, folder: Path | str, settings: Settings = SETTINGS) -> Plan:
+    storage = Storage(str(folder))
+    storage.prepare()
+    claims = Claims(storage)
+    try:
+        return settled_plan(storage, claims, open_source(str(source)), settings)
+    finally:
+        claims.close()
+
+
+def test_shards_are_consecutive_images_of_a_file(tmp_path: Path) -> None:
+    files = images(8)
+    write_tar(tmp_path / "s" / "a.tar", dict([*files.items()][:4]))
+    write_tar(tmp_path / "s" / "b.tar", dict([*files.items()][4:]))
+    plan = planned(tmp_path / "s", tmp_path / "to")
+    assert [(shard.file, shard.images) for shard in plan.shards] == [
+        ("a.tar", 3), ("a.tar", 1), ("b.tar", 3), ("b.tar", 1),
+    ]  # fmt: skip
+    storage = Storage(str(tmp_path / "to"))
+    ids = [entry.id for shard in plan.shards for entry in entries_of(storage, plan, shard)]
+    assert ids == [f"{'ab'[n > 3]}.tar/{name}" for n, name in enumerate(files)]
+    assert plan.images == 8
+
+
+def test_plans_have_the_same_bytes_whoever_writes_them(tmp_path: Path) -> None:
+    write_folder(tmp_path / "s", images(8))
+    for name in ("one", "two"):
+        planned(tmp_path / "s", tmp_path / name)
+    written = {
+        name: {file.name: file.read_bytes() for file in (tmp_path / name / JOB_FOLDER).iterdir()}
+        for name in ("one", "two")
+    }
+    assert written["one"] == written["two"]
+    assert len(written["one"]) == 4
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "bundle": ({"bundle_sha256": "34cd"}, "bundle: expected 12ab, got 34cd"),
+    "runner": ({"runner": "openvino:bf16"}, "--runner: expected onnxruntime, got openvino:bf16"),
+    "batch": ({"batch": 8}, "--batch: expected 4, got 8"),
+    "shard": ({"shard_images": 9}, "--shard-images: expected 3, got 9"),
+    "column": ({"image_column": "x"}, "--image-column: expected , got x"),
+    "version": ({"versions": {"pillow": "2"}}, "version of pillow: expected 1, got 2"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
+def test_changed_settings_are_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "s", images(4))
+    planned(tmp_path / "s", tmp_path / "to")
+    with pytest.raises(InputError, match=message):
+        planned(tmp_path / "s", tmp_path / "to", replace(SETTINGS, **change))
+    planned(tmp_path / "s", tmp_path / "to")
+
+
+def test_a_changed_source_is_refused_with_its_changes(tmp_path: Path) -> None:
+    write_folder(tmp_path / "s", images(5))
+    plan = planned(tmp_path / "s", tmp_path / "to")
+    assert planned(tmp_path / "s", tmp_path / "to") == plan
+    (tmp_path / "s" / "0" / "0000.png").write_bytes(png(9))
+    (tmp_path / "s" / "0" / "0002.png").unlink()
+    write_folder(tmp_path / "s", {"2/new.png": png(1), "2/other.png": png(1)})
+    message = r"1 changed \(0/0000.png\); 1 missing \(0/0002.png\); 2 new \(2/new.png, 2/other.png\)"
+    with pytest.raises(InputError, match=message):
+        planned(tmp_path / "s", tmp_path / "to")
+
+
+def test_folders_of_others_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "s", images(2))
+    write_folder(tmp_path / "to", {"letter.txt": b""})
+    with pytest.raises(InputError, match=r"it holds letter\.txt"):
+        planned(tmp_path / "s", tmp_path / "to")
+    with pytest.raises((InputError, OutputError), match="Not a directory"):
+        planned(tmp_path / "s", tmp_path / "to" / "letter.txt")
+    write_folder(tmp_path / "odd", {f"{JOB_FOLDER}/plan.json": b"{"})
+    with pytest.raises(InputError, match="expected the plan of a job"):
+        planned(tmp_path / "s", tmp_path / "odd")
+
+
+def test_a_plan_on_another_file_system(tmp_path: Path) -> None:
+    write_folder(tmp_path / "s", images(4))
+    plan = planned(tmp_path / "s", "memory://a/b")
+    storage = Storage("memory://a/b")
+    assert [entry.id for entry in entries_of(storage, plan, plan.shards[1])] == ["1/0003.png"]
+    with contextlib.suppress(RuntimeError), storage.written("shard-00000.parquet") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert storage.names() == {JOB_FOLDER}
+    fsspec.filesystem("memory").rm("/a", recursive=True)
+
+
+def hold(folder: str, number: int, ready: Any) -> None:
+    claims = Claims(Storage(folder))
+    assert claims.take(number)
+    ready.set()
+    time.sleep(60)
+
+
+def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+    write_folder(tmp_path / "s", images(8))
+    planned(tmp_path / "s", tmp_path / "to")
+    claims = Claims(Storage(str(tmp_path / "to")))
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=hold, args=(str(tmp_path / "to"), 1, ready))
+    process.start()
+    assert ready.wait(30)
+    assert not claims.take(1)
+    assert claims.take(0)
+    process.kill()
+    process.join()
+    assert claims.take(1)
+    claims.close()
+
+
+def test_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "s", images(20))
+    shards = planned(tmp_path / "s", tmp_path / "to").shards
+    parts = [part_from(f"{index}/3").of(shards) for index in range(3)]
+    assert sorted(shard.number for part in parts for shard in part) == list(range(7))
+    assert [shard.number for shard in parts[1]] == [1, 4]
+    monkeypatch.setenv(INDEX_VARIABLE, "2")
+    assert part_from(f"{INDEX_VARIABLE}/3") == Part(index=2, count=3)
+    monkeypatch.delenv(INDEX_VARIABLE)
+    for wrong in (f"{INDEX_VARIABLE}/3", "3/3", "-1/3", "1", "1/0", "a/b"):
+        with pytest.raises(InputError, match="expected I/N with 0 <= I < N"):
+            part_from(wrong)
+
+
+def test_no_content_of_a_plan_is_trusted(tmp_path: Path) -> None:
+    write_folder(tmp_path / "s", images(4))
+    plan = planned(tmp_path / "s", tmp_path / "to")
+    manifest = tmp_path / "to" / JOB_FOLDER / plan.manifest
+    manifest.write_text(manifest.read_text().replace("[", "{"))
+    with pytest.raises(InputError, match=r"manifest-.*\.jsonl: cannot be read"):
+        entries_of(Storage(str(tmp_path / "to")), plan, plan.shards[0])
+    data = json.loads((tmp_path / "to" / JOB_FOLDER / "plan.json").read_text())
+    assert data["format"] == "gmmvit-bulk/1"

@@ -1,0 +1,219 @@
+"""Whole runs: the rows are those of the network, and the same whatever was killed, full or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bulk.run import classify_source
+from gmmvit_deploy.bulk.storage import JOB_FOLDER
+from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from tests.bulk.sources import images, write_folder, write_tar
+
+Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
+COUNT, BROKEN, SHARD = 240, 101, 16
+FILES = images(COUNT, broken=BROKEN)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("source") / "images", FILES)
+
+
+@pytest.fixture(scope="module")
+def quiet(source: Path, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("quiet") / "to"
+    result = classify_source(bundle.path, str(source), str(folder), runner="onnxruntime", shard_images=SHARD, workers=1)
+    assert (result.images, result.errors, result.classified, result.complete) == (COUNT, 1, COUNT, True)
+    return shards_in(folder)
+
+
+def shards_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("shard-*.parquet"))}
+
+
+def strangers_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(("shard-", "_")))
+
+
+def command(bundle: Bundle, source: Path, folder: Path, *options: str) -> list[str]:
+    words = ["classify", "--bundle", str(bundle.path), "--from", str(source), "--to", str(folder)]
+    options = ("--runner", "onnxruntime", "--shard-images", str(SHARD), "--accept-broken", *options)
+    return [sys.executable, "-m", "gmmvit_cli.main", *words, *options]
+
+
+def started(arguments: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def await_shards(folder: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a run has written ``count`` shards, and has begun the next."""
+    end = time.monotonic() + 120
+    while len(shards_in(folder)) < count and process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_rows_are_those_of_the_network(quiet: dict[str, bytes], bundle: Bundle, tmp_path: Path) -> None:
+    write_folder(tmp_path, quiet)
+    table = parquet.read_table(tmp_path)
+    assert table.column("id").to_pylist() == sorted(FILES)
+    rows = table.to_pylist()
+    (bad,) = [row for row in rows if row["error"]]
+    assert bad["id"] == [*FILES][BROKEN]
+    assert bad["error"] == "the file is not a JPEG, PNG, WEBP or BMP image"
+    assert bad["label"] is bad["probability"] is bad["logits"] is None
+    assert len(bad["sha256"]) == 64
+    good = [row for row in rows if not row["error"]]
+    pixels = np.stack([bundle.manifest.image.pixels_from_bytes(FILES[row["id"]]) for row in good])
+    logits = OnnxRuntimeRunner(bundle).rows(bundle.inputs_from_pixels(pixels))
+    np.testing.assert_allclose([row["logits"] for row in good], logits, atol=1e-4)
+    labels = bundle.manifest.label_set
+    for row, expected in zip(good, logits, strict=True):
+        best = labels.predictions(expected, 1)[0]
+        assert row["label"] == labels.names[best.index]
+        assert row["probability"] == pytest.approx(best.probability, abs=1e-5)
+        assert row["bundle_sha256"] == bundle.sha256
+
+
+def test_command_line(quiet: dict[str, bytes], source: Path, bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path) -> None:
+    """Two workers, then again with nothing to do, then with a change that is refused."""
+    words = command(bundle, source, tmp_path / "to")[3:]
+    answer = gmmvit(*words, "--workers", 2)
+    assert answer.returncode == 0, answer.stderr
+    assert shards_in(tmp_path / "to") == quiet
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("shard-*")}
+    words.remove("--accept-broken")
+    again = gmmvit(*words)
+    assert again.returncode == 1
+    assert "0 classified by this run" in again.stderr
+    assert "Error: 1 of 240 images are broken" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("shard-*")} == before
+    assert strangers_in(tmp_path / "to") == []
+    refused = gmmvit(*words, "--batch", 3)
+    assert refused.returncode == 1
+    assert "--batch: expected 8, got 3" in refused.stderr
+
+
+def test_parts_of_a_job_are_the_whole(
+    quiet: dict[str, bytes], source: Path, bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path
+) -> None:
+    words = command(bundle, source, tmp_path / "to", "--workers", "1", "--json")[3:]
+    first, second = (gmmvit(*words, "--shards", f"{index}/2") for index in (1, 0))
+    assert '"complete": false' in first.stdout
+    assert '"complete": true' in second.stdout
+    assert shards_in(tmp_path / "to") == quiet
+
+
+@pytest.mark.process
+def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
+    moments = np.random.default_rng(24)
+    folder = tmp_path / "to"
+    for _ in range(3):
+        process = started(command(bundle, source, folder, "--workers", "2"))
+        await_shards(folder, len(shards_in(folder)) + 1, process)
+        time.sleep(moments.uniform(0, 0.05))
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
+        assert shards_in(folder).items() <= quiet.items()
+    assert subprocess.run(command(bundle, source, folder), check=False, capture_output=True).returncode == 0
+    assert shards_in(folder) == quiet
+    assert strangers_in(folder) == []
+    assert not list((folder / JOB_FOLDER).glob(".*"))
+
+
+@pytest.mark.process
+def test_two_runs_of_which_one_is_killed(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
+    """Both work on the same folder. A parent is killed alone: its worker must end, and the other run must finish."""
+    folder = tmp_path / "to"
+    words = command(bundle, source, folder, "--workers", "1")
+    killed, other = started(words), started(words)
+    await_shards(folder, 2, killed)
+    killed.kill()
+    killed.wait()
+    assert other.wait(120) == 0
+    assert shards_in(folder) == quiet
+    end = time.monotonic() + 30
+    while left := subprocess.run(["pgrep", "-s", str(killed.pid)], capture_output=True, check=False).stdout:
+        assert time.monotonic() < end, f"workers {left!r} outlive their parent"
+        time.sleep(0.1)
+
+
+def test_a_worker_that_is_killed_is_reported(source: Path, bundle: Bundle, tmp_path: Path) -> None:
+    killed = []
+
+    def kill(_: Any) -> None:
+        listing = ["pgrep", "-P", str(os.getpid()), "-f", "bulk.worker"]
+        workers = subprocess.run(listing, capture_output=True, text=True, check=False)
+        for pid in workers.stdout.split() if not killed else ():
+            killed.append(int(pid))
+            os.kill(int(pid), signal.SIGKILL)
+
+    with pytest.raises(GmmvitError, match="a worker process ended by signal SIGKILL; the system may have run out of"):
+        classify_source(bundle.path, str(source), str(tmp_path), shard_images=SHARD, workers=1, on_progress=kill)
+    assert killed
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"this machine cannot mount a small disk: {mounted.stderr}")
+    try:
+        folder = disk / "to"
+        words = command(bundle, source, folder, "--workers", "2")
+        answer = subprocess.run(words, check=False, capture_output=True, text=True)
+        assert answer.returncode == 1
+        assert "cannot be written: No space left on device; no partial output remains" in answer.stderr
+        assert "hint: " in answer.stderr
+        assert shards_in(folder).items() < quiet.items()
+        assert strangers_in(folder) == []
+        subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+        assert subprocess.run(words, check=False, capture_output=True).returncode == 0
+        assert shards_in(folder) == quiet
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_two_ray_workers(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ray is not tested")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        result = classify_source(
+            bundle.path, str(source), str(tmp_path), runner="onnxruntime", shard_images=SHARD, launcher="ray"
+        )
+    finally:
+        ray.shutdown()
+    assert result.complete
+    assert shards_in(tmp_path) == quiet
+
+
+def test_the_source_is_damaged_in_the_middle_of_a_run(bundle: Bundle, tmp_path: Path) -> None:
+    """The error of a worker reaches the caller, and what was complete is kept."""
+    archive = write_tar(tmp_path / "a.tar", images(40))
+
+    def shorten(event: Any) -> None:
+        if event.step == "classify":
+            os.truncate(archive, 30_000)
+
+    with pytest.raises(GmmvitError, match=r"a\.tar: the source was changed after the start of the job") as error:
+        classify_source(bundle.path, str(archive), str(tmp_path / "to"), shard_images=8, workers=1, on_progress=shorten)
+    assert "restore the source" in error.value.hint

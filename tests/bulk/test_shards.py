@@ -1,0 +1,133 @@
+"""The rows of other bundles than single-label ones, other destinations, and the same shard written twice."""
+
+from __future__ import annotations
+
+import io
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bulk.job import Job, OpenJob, require_bulk_runner, settings_of
+from gmmvit_deploy.bulk.plan import Plan, settled_plan, shard_name
+from gmmvit_deploy.bulk.shard import count_of_shard
+from gmmvit_deploy.bulk.source import open_source
+from gmmvit_deploy.bulk.storage import Claims, Storage
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from tests.bulk.sources import images, write_folder
+from tests.conftest import cifar_options, golden
+
+FILES = images(12, broken=5)
+
+
+def planned(bundle: Bundle, source: Path, folder: str) -> tuple[Job, Plan, Storage]:
+    job = Job(
+        bundle=bundle.path,
+        source=open_source(str(source)),
+        folder=folder,
+        runner="onnxruntime",
+        batch=4,
+        shard_images=6,
+        decode_threads=1,
+    )
+    storage = Storage(folder)
+    storage.prepare()
+    claims = Claims(storage)
+    try:
+        return job, settled_plan(storage, claims, job.source, settings_of(job, bundle)), storage
+    finally:
+        claims.close()
+
+
+def rows(storage: Storage, plan: Plan) -> list[dict[str, Any]]:
+    tables = [parquet.read_table(io.BytesIO(storage.read(shard_name(shard.number)))) for shard in plan.shards]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+@pytest.mark.export
+def test_several_labels_and_features(tmp_path: Path) -> None:
+    options = cifar_options(task="multi-label", thresholds=0.4, outputs=("logits", "features"))
+    bundle = bundle_from_checkpoint(golden("vit_gmm").path, tmp_path / "bundle", options)
+    job, plan, storage = planned(bundle, write_folder(tmp_path / "s", FILES), str(tmp_path / "to"))
+    with OpenJob(job) as opened:
+        assert [opened.classify(shard) for shard in plan.shards] == ["done", "done"]
+    labels = bundle.manifest.label_set
+    seen = 0
+    for row in rows(storage, plan):
+        if row["error"]:
+            assert row["label"] is row["probability"] is row["features"] is None
+            continue
+        assert len(row["features"]) == bundle.manifest.outputs[1].shape[0]
+        predictions = labels.predictions(np.array(row["logits"], np.float32), 1)
+        assert row["label"] == list(labels.decided(predictions))
+        assert all(probability >= 0.4 for probability in row["probability"])
+        seen += len(row["label"])
+    assert seen
+
+
+def test_a_job_in_memory_has_the_bytes_of_a_job_on_a_disk(bundle: Bundle, tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "s", FILES)
+    written = []
+    for folder in (str(tmp_path / "to"), f"memory:/{tmp_path}/to"):
+        job, plan, storage = planned(bundle, source, folder)
+        with OpenJob(job) as opened:
+            for shard in plan.shards:
+                opened.classify(shard)
+        written.append([storage.read(shard_name(shard.number)) for shard in plan.shards])
+        assert [count_of_shard(storage, shard.number).errors for shard in plan.shards] == [0, 1]
+    assert written[0] == written[1]
+
+
+def test_two_writers_of_a_shard_without_locks(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no locks, both write the shard at once, and whichever is last leaves the same bytes."""
+    source = write_folder(tmp_path / "s", FILES)
+    job, plan, storage = planned(bundle, source, str(tmp_path / "to"))
+    with OpenJob(job) as opened:
+        opened.classify(plan.shards[0])
+    expected = storage.read(shard_name(0))
+    Path(storage.path(shard_name(0))).unlink()
+    monkeypatch.setattr(Claims, "take", lambda self, number: True)
+    with OpenJob(job) as first, OpenJob(job) as second:
+        both = threading.Barrier(2)
+        writers = []
+        for opened in (first, second):
+            waited: list[None] = []
+
+            def meet(_: int, waited: list[None] = waited) -> None:
+                if not waited:  # both are in the middle of the shard
+                    waited.append(both.wait(60))  # type: ignore[arg-type]
+
+            writers.append(threading.Thread(target=opened.classify, args=(plan.shards[0], meet)))
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    assert not both.broken
+    assert storage.read(shard_name(0)) == expected
+    assert {name for name in storage.names() if name.startswith(".")} == set()
+
+
+def test_a_worker_with_other_versions_is_refused(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _, _ = planned(bundle, write_folder(tmp_path / "s", FILES), str(tmp_path / "to"))
+    with pytest.raises(InputError, match="--batch: expected 4, got 2"):
+        OpenJob(replace(job, batch=2))
+    monkeypatch.setattr("gmmvit_deploy.bulk.job.version", lambda package: "9")
+    with pytest.raises(InputError, match=r"version of pillow: expected .*, got 9"):
+        OpenJob(job)
+
+
+def test_batches_and_runners_that_do_not_fit_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    job, _, _ = planned(bundle, write_folder(tmp_path / "s", FILES), str(tmp_path / "to"))
+    with pytest.raises(InputError, match="takes at most 8 images"):
+        settings_of(replace(job, batch=9), bundle)
+    for runner in ("triton-grpc", "tensorrt"):
+        with pytest.raises(InputError, match=f"--runner {runner}: .* without a server"):
+            require_bulk_runner(runner)
