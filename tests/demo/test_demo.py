@@ -120,7 +120,7 @@ def test_int8_on_held_out_digits(demo: Demo, tmp_path: Path) -> None:
 def test_int8_that_saturates_is_refused_with_the_reason(demo: Demo, tmp_path: Path) -> None:
     shutil.copytree(demo.bundle.path, tmp_path / "bundle")
     bundle = open_bundle(tmp_path / "bundle")
-    with pytest.raises(ExportError, match="openvino's logits") as refusal:
+    with pytest.raises(ExportError, match="OpenVINO's logits") as refusal:
         variant_from_bundle(bundle, "int8", calibration=open_images(bundle, "digits#train", limit=256))
     assert refusal.value.hint.startswith("this CPU has no VNNI")
     assert not (bundle.path / "model.int8.onnx").exists()
