@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed
-from gmmvit_cli.options import FORCE, INPUT, NAME, OUTPUT, TARGET, require_output
+from gmmvit_cli.options import FORCE, INPUT, NAME, OUTPUT, TARGET, existing, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_deploy.errors import InputError
 
@@ -63,6 +63,7 @@ def manifests(
         metavar="FILE",
         rich_help_panel=INPUT,
         show_default=False,
+        callback=existing("--tuned"),
         help="The file gmmvit_tuning.json of 'gmmvit tune': CPU, memory, instances and threads. Without it, you fill "
         "them in.",
     ),
@@ -108,9 +109,14 @@ def manifests(
     if check is not None:
         _check(check, as_json=as_json)
         return
-    if path is None or not image or not model_uri:
+    if path is None:
         raise InputError("expected a bundle, --image and --model-uri, or --check FOLDER")
     require_output(out, force=force)
+    from gmmvit_deploy.serving.gateway.models import read_models
+
+    read_models(path, name=name)
+    if not image or not model_uri:
+        raise InputError(f"{path}: expected --image and --model-uri")
     from gmmvit_deploy.manifests.options import ManifestOptions
     from gmmvit_deploy.manifests.options import model_uri as read_uri
     from gmmvit_deploy.manifests.write import manifests_from_bundle

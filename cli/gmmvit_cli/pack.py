@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed
-from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, require_output
+from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, existing, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json
 
 EXAMPLE = """gmmvit pack bundle -o model-image
@@ -40,6 +40,7 @@ def pack(
         metavar="FILE",
         rich_help_panel=INPUT,
         show_default=False,
+        callback=existing("--tuned"),
         help="The file gmmvit_tuning.json of 'gmmvit tune', for a bundle: the repository gets its best settings.",
     ),
     cpu_kernels: str | None = CPU_KERNELS,

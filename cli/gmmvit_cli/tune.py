@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
-from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, require_output
+from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, existing, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.precision import Precision, precision_behind
@@ -51,6 +51,7 @@ def tune(
         metavar="FILE",
         rich_help_panel=_SEARCH,
         show_default="the preprocessing has a thread for each core",
+        callback=existing("--image"),
         help="An image such as those that clients will send: also searches the number of threads that decode images.",
     ),
     protocol: str = typer.Option(

@@ -21,6 +21,7 @@ from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, at
 from benchmarks.tables import question
 from gmmvit_cli.commands import SUMMARIES
 from gmmvit_deploy.bench.core_to_core import round_trip_ns
+from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
@@ -68,7 +69,11 @@ def test_make_bench_runs_every_script_that_needs_no_second_checkout() -> None:
 def test_the_eager_baseline_gives_the_released_logits(name: str) -> None:
     released = golden(name)
     model = load_checkpoint(released.path, released.hints).model.eval()
-    np.testing.assert_array_equal(eager(as_released(model))(released.inputs), released.logits)
+    logits = eager(as_released(model))(released.inputs)
+    if "avx512f" in cpu_features():
+        np.testing.assert_array_equal(logits, released.logits)
+    else:  # the released logits were computed with AVX-512: other instruction sets add in another order
+        np.testing.assert_allclose(logits, released.logits, rtol=0, atol=released.atol)
 
 
 @pytest.mark.parametrize(("name", "einsums"), [("vit", 2), ("pit", 2), ("cait", 4), ("swin", 0), ("t2t", 0)])
