@@ -13,6 +13,7 @@ EXAMPLE = """gmmvit manifests bundle --image IMAGE@sha256:… --model-uri pvc://
 gmmvit manifests bundle --image I@sha256:… --model-uri s3://B/P --style kserve
 gmmvit manifests --check kubernetes"""
 
+_EXISTING = existing("--tuned")
 _STYLES = ("kserve", "deployment")
 _CLUSTER = "Cluster"
 
@@ -63,7 +64,7 @@ def manifests(
         metavar="FILE",
         rich_help_panel=INPUT,
         show_default=False,
-        callback=existing("--tuned"),
+        callback=_EXISTING,
         help="The file gmmvit_tuning.json of 'gmmvit tune': CPU, memory, instances and threads. Without it, you fill "
         "them in.",
     ),

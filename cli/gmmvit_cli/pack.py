@@ -11,6 +11,7 @@ from gmmvit_cli.output import JSON_OPTION, note, print_json
 EXAMPLE = """gmmvit pack bundle -o model-image
 gmmvit pack bundle -o model-image --tuned model_repository/gmmvit_tuning.json"""
 
+_EXISTING = existing("--tuned")
 _CONTENTS = ("repository", "bundle")
 
 
@@ -40,7 +41,7 @@ def pack(
         metavar="FILE",
         rich_help_panel=INPUT,
         show_default=False,
-        callback=existing("--tuned"),
+        callback=_EXISTING,
         help="The file gmmvit_tuning.json of 'gmmvit tune', for a bundle: the repository gets its best settings.",
     ),
     cpu_kernels: str | None = CPU_KERNELS,

@@ -12,6 +12,8 @@ from gmmvit_cli.progress import progress
 from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.serving.names import RUNTIMES, runtime_from
 
+_EXISTING = existing("--image")
+
 EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runtime onnxruntime,openvino+kernels:bf16"""
 
@@ -51,7 +53,7 @@ def tune(
         metavar="FILE",
         rich_help_panel=_SEARCH,
         show_default="the preprocessing has a thread for each core",
-        callback=existing("--image"),
+        callback=_EXISTING,
         help="An image such as those that clients will send: also searches the number of threads that decode images.",
     ),
     protocol: str = typer.Option(

@@ -81,8 +81,8 @@ def proven_programs(
     """Compare the logits of every runner that is available on this machine with ``expected``.
 
     programs: name of a runner → function that opens the runner.  The other arguments are as in `proven_difference`.
-    openvino_is_wrong: the reason why OpenVINO computes other logits on this CPU although the graph is right, or an empty
-    string. A runner of OpenVINO whose difference exceeds the limit is then skipped with this reason.
+    openvino_is_wrong: the reason why OpenVINO computes other logits on this CPU although the graph is right, or "".
+    A runner of OpenVINO whose difference exceeds the limit is then skipped with this reason.
     Returns (name of a runner → largest difference, name of a runner → reason why the runner was skipped).
     Errors: ExportError as in `proven_difference`, and when an available runner cannot load the graph.
     """
