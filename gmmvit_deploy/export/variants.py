@@ -249,8 +249,8 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
     Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
     Errors: ExportError when a runtime that supports the precision cannot load the graph, or when the difference of a
-    runtime's logits from the golden logits exceeds the precision's limit (`tolerances`). In int8, on a CPU where OpenVINO's
-    products saturate, OpenVINO is skipped in place of this error: the graph is right, and runs elsewhere.
+    runtime's logits from the golden logits exceeds the precision's limit (`tolerances`). In int8, on a CPU where the
+    products of OpenVINO saturate, OpenVINO is skipped in place of this error: the graph is right, and runs elsewhere.
     """
     inputs, expected = golden_rows(bundle)
     own = bundle.manifest.float32_noise

@@ -78,9 +78,8 @@ class GrpcClient:
         """
         request = self._messages.ModelInferRequest()
         request.CopyFrom(self._kind(model_name, name, values, tuple(outputs), class_count))
-        serialised = (
-            self._serialised_strings(values).item() if values.dtype.hasobject and values.size else values.tobytes()
-        )
+        encoded = values.dtype.hasobject and values.size > 0
+        serialised = self._serialised_strings(values).item() if encoded else values.tobytes()
         request.raw_input_contents.append(serialised)
         answer = self._call(self._stub.ModelInfer, request, client_timeout, headers)
         # A server without the extension for binary data sends the values in the messages of the outputs instead.
