@@ -14,7 +14,7 @@ from gmmvit_cli.main import app
 from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
 from gmmvit_deploy.serving.gateway.service import _STOP_S
-from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
+from gmmvit_deploy.serving.server import _EXIT_S, _MEMORY, ServerOptions
 from tests.documented import ROOT, first_column, table
 
 PAGE = "running_it.md"
@@ -86,6 +86,7 @@ def test_every_variable_has_a_row() -> None:
             read.update(re.findall(r'getenv\("(\w+)"\)', path.read_text(encoding="utf-8")))
     assert "GMMVIT_CPU_ISA" in read
     assert len(read) >= 8
+    read.update(_MEMORY)
     assert {*read, "TMPDIR"} == set(first_column(PAGE, "variable"))
 
 

@@ -13,6 +13,7 @@ from benchmarks.shared.tables_engines import engines_table, head_dims_table, sys
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
 from benchmarks.shared.tables_rollout import rollout_table, soak_table
 from benchmarks.shared.tables_serving import (
+    hostile_memory,
     hostile_summary,
     hostile_table,
     image_bombs_table,
@@ -75,6 +76,7 @@ def documented_tables() -> dict[str, str]:
         "head_dims": head_dims_table(engines),
         "timm_models": timm_table(by_run("reported/timm_models")),
         "hostile_summary": hostile_summary(by_run("reported/hostile")),
+        "hostile_memory": hostile_memory(by_run("reported/hostile")),
         **cost_tables(fastest, costs),
     }
     if systems:

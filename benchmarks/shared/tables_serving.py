@@ -9,6 +9,7 @@ from benchmarks.shared.results import interval
 
 __all__ = [
     "every_input",
+    "hostile_memory",
     "hostile_summary",
     "hostile_table",
     "image_bombs_table",
@@ -62,6 +63,22 @@ def hostile_summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
             count = "" if target == "commands" else str(sum(key[0] == kind for key in ended))
             lines.append(f"| {kind} | {len(names)} | {' | '.join(map(str, bad))} | {count} |")
     return "\n".join(lines)
+
+
+def hostile_memory(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table with the resident memory of each process of the service after each round, in MB."""
+    memory = runs["gateway"]["memory"]
+    times = (memory["before_mb"], *memory["rounds"])
+    numbers = " | ".join(f"round {number}" for number in range(1, len(times)))
+    rows = {name: [each[name] for each in times] for name in memory["before_mb"]}
+    rows["all"] = [sum(each.values()) for each in times]
+    return "\n".join(
+        [
+            f"| MB | before | {numbers} |",
+            "|---" * (len(times) + 1) + "|",
+            *(f"| {name} | {' | '.join(map(str, values))} |" for name, values in rows.items()),
+        ]
+    )
 
 
 def _ended(run: Mapping[str, Any]) -> set[tuple[str, str]]:

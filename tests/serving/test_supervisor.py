@@ -262,7 +262,10 @@ def test_ten_times_the_capacity_causes_no_restart(tmp_path: Path) -> None:
 
 @contextmanager
 def open_loop(server: TritonServer, *, rate: float) -> Iterator[list[float]]:
-    """Send requests at a constant rate without waiting for answers, and yield the times."""
+    """Send requests at a constant rate without waiting for answers, and yield the times.
+
+    Clients give up after ten seconds, so that a minute of requests needs no more memory than ten seconds of them.
+    """
     import tritonclient.grpc as triton
 
     sent: list[float] = []
@@ -276,7 +279,7 @@ def open_loop(server: TritonServer, *, rate: float) -> Iterator[list[float]]:
         while not done.is_set():
             # On a machine that cannot send at this rate, the number of due requests is never reached.
             while len(sent) < (time.monotonic() - began) * rate and not done.is_set():
-                client.async_infer(MODEL, [tensor], callback=lambda result, error: None)
+                client.async_infer(MODEL, [tensor], callback=lambda result, error: None, client_timeout=10)
                 sent.append(time.monotonic())
             time.sleep(0.002)
 
