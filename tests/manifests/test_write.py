@@ -90,6 +90,7 @@ def test_without_a_measurement_every_size_must_be_filled_in(bundle: Bundle, tmp_
 def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
     written = write(bundle, tmp_path / "out")
     sizes = written.sizes
+    assert sizes is not None
     assert (sizes.instances, sizes.threads, sizes.cpu) == ("2", "3", "7")
     assert sizes.in_flight == 20  # 400/s · 50 ms
     assert sizes.shm_mib == 192  # 2 · 20 · 4 MiB, in steps of 64 MiB
@@ -103,6 +104,7 @@ def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> Non
 def test_a_thread_for_each_core_counts_the_cores_of_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
     file = tuning_file(bundle, tmp_path / "tuned.json", threads=0, instances=2, cores=8)
     written = write(bundle, tmp_path / "out", tuned=file)
+    assert written.sizes is not None
     assert (written.sizes.threads, written.sizes.cpu) == ("4", "9")
 
 
@@ -128,7 +130,7 @@ def test_an_incomplete_measurement_is_refused(bundle: Bundle, tmp_path: Path, mi
         ({"model": "oci://registry/model:1"}, "with its digest"),
         ({"model": "gs://bucket"}, "expected oci://"),
         ({"model": "s3://bucket/x", "fetch_image": ""}, "needs --fetch-image"),
-        ({"name": "Big_Name"}, "--name: expected lower-case"),
+        ({"name": "Big_Name"}, "--object-name: expected lower-case"),
         ({"least": 1}, "2 pods at least"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
