@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.artifacts import open_bundle
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.manifests.dockerfiles import bulk_docker_files, docker_files
 from gmmvit_deploy.manifests.job import JobOptions, fill_in_job, job_objects
 from gmmvit_deploy.manifests.kserve import fill_in_kserve, inference_service, serving_runtime
@@ -34,7 +35,7 @@ from gmmvit_deploy.manifests.pod import fill_in_patch
 from gmmvit_deploy.manifests.sizes import Sizes, sizes_from_tuning, unknown_sizes
 from gmmvit_deploy.manifests.yaml_text import yaml_text
 from gmmvit_deploy.precision import precision_behind
-from gmmvit_deploy.serving.gateway.models import read_models
+from gmmvit_deploy.serving.gateway.models import read_models, read_network_threads
 from gmmvit_deploy.writing import new_folder
 
 __all__ = [
@@ -49,7 +50,8 @@ FILL_IN_OVERLAY = Path("overlays") / "fill-in"
 _KUSTOMIZATION = "kustomization.yaml"
 _FILL_IN = (
     "Replace every FILL_IN. gmmvit tune BUNDLE measures the values; gmmvit manifests --tuned FILE then writes them.",
-    "cpu is instances · threads + 1. instances and threads are those of the repository at --model-uri.",
+    "cpu is instances · threads + 1. instances and threads are those of the repository at --model-uri: gmmvit pack",
+    "writes them to the labels gmmvit.instances and gmmvit.threads of the image; 0 threads must be stated first.",
 )
 _FILL_IN_JOB = (
     "Replace every FILL_IN by the memory that a pod needs; gmmvit manifests --memory writes it.",
@@ -78,13 +80,15 @@ def manifests_from_bundle(
     """Write the manifests for a bundle or a repository to the folder ``out``.
 
     tuned: the file of ``gmmvit tune`` for this bundle; without it, an operator must fill in the sizes.
-    Errors: InputError when the measurement is of another bundle. RepositoryError when the bundle cannot be read.
+    Errors: InputError when the measurement is of another bundle, or of other threads than those of a repository.
+    RepositoryError when the bundle cannot be read.
     OutputError when ``out`` exists and ``force`` is False.
     """
     models = read_models(path, name=options.model_name)
     sizes = unknown_sizes(options.max_body_bytes)
     if tuned is not None:
         sizes = sizes_from_tuning(tuned, models.bundle, options.max_body_bytes)
+        _require_same_threads(path, sizes)
     probed = models.ensemble or models.names[0]
     objects = base_objects(options, sizes, bundle=models.bundle, probed=probed)
     adapter = yaml_text(
@@ -96,6 +100,17 @@ def manifests_from_bundle(
     fill_in = None if sizes.known else yaml_text(patch, *_FILL_IN)
     written = _written(out, objects, files, fill_in, secret_names(options), force=force)
     return replace(written, sizes=sizes)
+
+
+def _require_same_threads(path: Path, sizes: Sizes) -> None:
+    """Check that a repository, if ``path`` is one, uses the cores that the measurement states.  Errors: InputError."""
+    stated = read_network_threads(path)
+    if stated is not None and (str(stated[0]), str(stated[1])) != (sizes.instances, sizes.threads):
+        raise InputError(
+            f"{path}: the repository has {stated[0]} instances with {stated[1]} threads (0: for each core), "
+            f"but --tuned states {sizes.instances} with {sizes.threads}",
+            hint="type gmmvit pack BUNDLE --tuned FILE, which writes a repository with the settings of the file",
+        )
 
 
 def job_manifests_from_bundle(path: Path, out: Path, options: JobOptions, *, force: bool = False) -> WrittenManifests:

@@ -18,6 +18,8 @@ from gmmvit_deploy.manifests.checks.load import load_objects
 from gmmvit_deploy.manifests.options import ManifestOptions, model_uri
 from gmmvit_deploy.manifests.write import manifests_from_bundle
 from gmmvit_deploy.manifests.yaml_text import parsed_documents
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.manifests.made import DIGEST, IMAGE, OCI, tuning_file, write
 
 MODELS = [OCI, "pvc://models/vit/3", "s3://bucket/models/vit"]
@@ -113,6 +115,18 @@ def test_a_measurement_of_another_bundle_is_refused(bundle: Bundle, tmp_path: Pa
     with pytest.raises(InputError, match="measured with the bundle 0000000000000000"):
         write(bundle, tmp_path / "out", tuned=file)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_repository_with_other_threads_than_the_measurement_is_refused(
+    repository: Repository, bundle: Bundle, tmp_path: Path
+) -> None:
+    """The repository was written without threads: in a pod, each instance would take a thread for each core."""
+    options = ManifestOptions(style="deployment", image=IMAGE, model=model_uri(OCI))
+    file = tuning_file(bundle, tmp_path / "tuned.json")
+    with pytest.raises(InputError, match=r"1 instances with 0 threads .* --tuned states 2 with 3"):
+        manifests_from_bundle(repository.path, tmp_path / "out", options, tuned=file)
+    same = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(instances=2, threads=3))
+    assert manifests_from_bundle(same.path, tmp_path / "out", options, tuned=file).complete
 
 
 @pytest.mark.parametrize("missing", ["peak_bytes", "best", "machine"])
