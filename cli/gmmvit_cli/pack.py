@@ -72,9 +72,9 @@ def pack(
         return
     if image.labels.get(THREADS_LABEL) == "0":
         note(
-            f"threads are not stated: each of {image.labels[INSTANCES_LABEL]} instances takes a thread for each core of "
-            "its pod. Pack the bundle with --tuned, or a repository of gmmvit repository --threads N, so that the CPU "
-            "limit of gmmvit manifests is right"
+            f"threads are not stated: each of {image.labels[INSTANCES_LABEL]} instances takes a thread for each core "
+            "of its pod. Pack the bundle with --tuned, or a repository of gmmvit repository --threads N, so that the "
+            "CPU limit of gmmvit manifests is right"
         )
     note(f"{out}: {image.layer_bytes / 2**20:,.1f} MiB")
     typer.echo(image.digest)

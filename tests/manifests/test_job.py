@@ -223,7 +223,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Edited], Any]]] = {
     "a drained node is a failure": ("job-disruption", lambda e: e.spec.pop("podFailurePolicy")),
     "a broken image repeats the part": ("job-broken-images", lambda e: e.args.remove("--accept-broken")),
     "more workers than cores": ("job-workers", lambda e: e.argument("--workers", "4")),
-    "a worker for each core of the node": ("job-workers", lambda e: e.without_option("--workers")),
+    "workers that are not stated": ("job-workers", lambda e: e.without_option("--workers")),
     "no CPU limit": ("job-workers", lambda e: e.container["resources"]["limits"].pop("cpu")),
     "a smaller CPU request": ("job-workers", lambda e: e.container["resources"]["requests"].update(cpu="500m")),
     "no memory limit": ("job-memory", lambda e: e.container["resources"]["limits"].pop("memory")),

@@ -65,7 +65,7 @@ def cores(workload: Workload) -> Iterator[str]:
     if cpu is None:
         yield "expected a CPU limit"
     elif workers is None:
-        yield "expected --workers: without it, there is a worker for each core of the node, not of the limit"
+        yield "expected --workers, as many as the CPU limit"
     elif cpu != workers:
         yield f"the CPU limit is {limits.get('cpu')}, but --workers is {workers:g}; each worker keeps a core busy"
     if cpu is not None and quantity(requests.get("cpu")) != cpu:
