@@ -194,8 +194,11 @@ class Clients:
 
 @pytest.fixture
 def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pod]:
-    """A pod whose network takes ``request.param`` seconds for two requests."""
-    models = write_stand_in(tmp_path / "models", delay_s=request.param)
+    """A pod whose network takes ``request.param`` seconds for two requests, and as a pair, also for its start."""
+    delay_s, start_s = request.param if isinstance(request.param, tuple) else (request.param, 0)
+    models = write_stand_in(tmp_path / "models", delay_s=delay_s)
+    program = models / MODEL / "1" / "model.py"
+    program.write_text(f"import time\n\ntime.sleep({start_s})\n{program.read_text()}")
     started = Pod(container, models, tmp_path, "--allow-json", "10000")
     yield started
     if started.serve.process.poll() is None:
@@ -242,17 +245,18 @@ def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> N
     assert slow_pod.serve.end(timeout_s=EXIT_S)[0] == 0
 
 
-def test_a_server_that_starts_is_not_ready(pod: Pod) -> None:
+@pytest.mark.parametrize("slow_pod", [(0.0, 8)], indirect=True)
+def test_a_server_that_starts_is_not_ready(slow_pod: Pod) -> None:
     """The gateway's ports are open from the start, and nobody answers there before the models are loaded."""
     deadline = time.monotonic() + 20
-    while not (port := _first_port(pod.serve.process.pid)):
+    while not (port := _first_port(slow_pod.serve.process.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    pod.port = port
-    status, text = pod.run("startupProbe")
+    slow_pod.port = port
+    status, text = slow_pod.run("startupProbe")
     assert (status, "starts, or hangs" in text) == (1, True), text
-    assert pod.ready()["http"].endswith(f":{port}")
-    assert pod.run("startupProbe") == (0, "ready")
+    assert slow_pod.ready()["http"].endswith(f":{port}")
+    assert slow_pod.run("startupProbe") == (0, "ready")
 
 
 def _first_port(pid: int) -> int:
