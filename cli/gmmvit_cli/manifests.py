@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -9,13 +10,18 @@ from gmmvit_cli.options import FORCE, INPUT, NAME, OUTPUT, TARGET, existing, req
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_deploy.errors import InputError
 
+if TYPE_CHECKING:
+    from gmmvit_deploy.manifests.write import WrittenManifests
+
 EXAMPLE = """gmmvit manifests bundle --image IMAGE@sha256:… --model-uri pvc://CLAIM
 gmmvit manifests bundle --image I@sha256:… --model-uri s3://B/P --style kserve
 gmmvit manifests --check kubernetes"""
 
 _EXISTING = existing("--tuned")
-_STYLES = ("kserve", "deployment")
-_CLUSTER = "Cluster"
+_STYLES = ("kserve", "deployment", "job")
+_CLUSTER, _BULK = "Cluster", "Millions of images, with --style job"
+_PLACE = "pvc://CLAIM/PATH or s3://BUCKET/PATH"
+_REPLICAS, _BODY, _MONITORING = "2:10", 4 * 2**20, "monitoring"
 
 
 def manifests(
@@ -24,7 +30,8 @@ def manifests(
         metavar="BUNDLE_OR_REPOSITORY",
         rich_help_panel=INPUT,
         show_default=False,
-        help="The bundle or Triton model repository that --model-uri holds. Leave it out with --check.",
+        help="The bundle or Triton model repository that --model-uri holds; for --style job, the bundle. "
+        "Leave it out with --check.",
     ),
     out: Path = typer.Option(
         Path("kubernetes"), "-o", "--output", metavar="FOLDER", rich_help_panel=OUTPUT, help="Folder to write to."
@@ -34,7 +41,7 @@ def manifests(
         metavar="NAME",
         rich_help_panel=TARGET,
         help=f"{listed(_STYLES)}. kserve: a ServingRuntime and an InferenceService; deployment: a Deployment and a "
-        "Service.",
+        "Service; job: an Indexed Job that classifies the images of --from, once.",
         callback=choice_from("--style", lambda: _STYLES),
         autocompletion=complete(lambda: _STYLES),
     ),
@@ -43,7 +50,8 @@ def manifests(
         metavar="IMAGE",
         rich_help_panel=TARGET,
         show_default=False,
-        help="Image of the server with its digest, NAME@sha256:DIGEST. 'gmmvit pack' writes Dockerfiles for it.",
+        help="Image of the server, or of the job, with its digest, NAME@sha256:DIGEST. This command writes "
+        "Dockerfiles for it.",
     ),
     model_uri: str = typer.Option(
         "",
@@ -57,7 +65,8 @@ def manifests(
         metavar="IMAGE",
         rich_help_panel=TARGET,
         show_default=False,
-        help="For s3:// and --style deployment: image that is called with the URI and a folder, and copies the files.",
+        help="For a model at s3://, without KServe: image that is called with the URI and a folder, and copies the "
+        "files.",
     ),
     tuned: Path | None = typer.Option(
         None,
@@ -80,17 +89,68 @@ def manifests(
         help="Namespace whose pods may send requests, such as that of the ingress controller.",
     ),
     monitoring: str = typer.Option(
-        "monitoring", metavar="NAMESPACE", rich_help_panel=_CLUSTER, help="Namespace of Prometheus."
+        _MONITORING, metavar="NAMESPACE", rich_help_panel=_CLUSTER, help="Namespace of Prometheus."
     ),
     replicas: str = typer.Option(
-        "2:10", metavar="MIN:MAX", rich_help_panel=_CLUSTER, help="Smallest and largest number of pods."
+        _REPLICAS, metavar="MIN:MAX", rich_help_panel=_CLUSTER, help="Smallest and largest number of pods."
     ),
     gpus: int = typer.Option(0, min=0, metavar="N", rich_help_panel=_CLUSTER, help="GPUs of a pod."),
     max_body: int = typer.Option(
-        4 * 2**20,
+        _BODY,
         metavar="BYTES",
         rich_help_panel=_CLUSTER,
         help="Maximum size of a request. The pod's shared memory grows with it.",
+    ),
+    source: str | None = typer.Option(
+        None, "--from", metavar="URI", rich_help_panel=_BULK, show_default=False, help=f"Images to classify: {_PLACE}."
+    ),
+    results: str | None = typer.Option(
+        None,
+        "--to",
+        metavar="URI",
+        rich_help_panel=_BULK,
+        show_default=False,
+        help=f"Folder for the results: {_PLACE}.",
+    ),
+    parts: int | None = typer.Option(
+        None,
+        min=1,
+        metavar="N",
+        rich_help_panel=_BULK,
+        show_default=False,
+        help="Number of pods among which the shards are divided.",
+    ),
+    workers: int | None = typer.Option(
+        None, min=1, metavar="N", rich_help_panel=_BULK, show_default="1", help="Worker processes and CPUs of a pod."
+    ),
+    memory: str | None = typer.Option(
+        None,
+        metavar="SIZE",
+        rich_help_panel=_BULK,
+        show_default=False,
+        help="Memory of a pod, such as 4Gi. Without it, you fill it in.",
+    ),
+    runner: str | None = typer.Option(
+        None,
+        metavar="NAME[:PRECISION]",
+        rich_help_panel=_BULK,
+        show_default="onnxruntime",
+        help="Runner: onnxruntime or openvino.",
+    ),
+    shard_images: int | None = typer.Option(
+        None,
+        min=1,
+        metavar="N",
+        rich_help_panel=_BULK,
+        show_default="as in gmmvit classify",
+        help="Maximum number of images in a shard.",
+    ),
+    image_column: str | None = typer.Option(
+        None,
+        metavar="NAME",
+        rich_help_panel=_BULK,
+        show_default=False,
+        help="Column of Parquet files with the images, as in gmmvit classify.",
     ),
     check: Path | None = typer.Option(
         None,
@@ -118,6 +178,15 @@ def manifests(
     read_models(path, name=name)
     if not image or not model_uri:
         raise InputError(f"{path}: expected --image and --model-uri")
+    of_job = {"--from": source, "--to": results, "--parts": parts, "--workers": workers, "--memory": memory}
+    of_job |= {"--runner": runner, "--shard-images": shard_images, "--image-column": image_column}
+    others = {"--tuned": tuned, "--clients": clients, "--gpus": gpus, "--monitoring": monitoring != _MONITORING}
+    others |= {"--replicas": replicas != _REPLICAS, "--max-body": max_body != _BODY}
+    if unfit := [option for option, value in (others if style == "job" else of_job).items() if value]:
+        raise InputError(f"{unfit[0]} does not go with --style {style}", hint=f"leave {unfit[0]} out")
+    if style == "job":
+        _report(_written_job(path, out, of_job, image, model_uri, fetch_image, object_name, force=force), as_json)
+        return
     from gmmvit_deploy.manifests.options import ManifestOptions
     from gmmvit_deploy.manifests.options import model_uri as read_uri
     from gmmvit_deploy.manifests.write import manifests_from_bundle
@@ -139,7 +208,46 @@ def manifests(
         least=int(least),
         most=int(most),
     )
-    written = manifests_from_bundle(path, out, options, tuned=tuned, force=force)
+    _report(manifests_from_bundle(path, out, options, tuned=tuned, force=force), as_json)
+
+
+def _written_job(
+    path: Path,
+    out: Path,
+    chosen: dict[str, Any],
+    image: str,
+    model_uri: str,
+    fetch_image: str,
+    object_name: str,
+    *,
+    force: bool,
+) -> WrittenManifests:
+    """Write the manifests of a job.  chosen: options of jobs → their values, or None.  Errors: InputError."""
+    for option in ("--from", "--to", "--parts"):
+        if chosen[option] is None:
+            raise InputError(f"--style job needs --from, --to and --parts; {option} is missing")
+    from gmmvit_deploy.manifests.job import JobOptions, place
+    from gmmvit_deploy.manifests.options import model_uri as read_uri
+    from gmmvit_deploy.manifests.write import job_manifests_from_bundle
+
+    passed_on = ("--shard-images", "--image-column")
+    options = JobOptions(
+        image=image,
+        model=read_uri(model_uri),
+        source=place(chosen["--from"], "--from"),
+        results=place(chosen["--to"], "--to"),
+        parts=chosen["--parts"],
+        workers=chosen["--workers"] or 1,
+        memory=chosen["--memory"] or "",
+        runner=chosen["--runner"] or "onnxruntime",
+        more=tuple(str(word) for name in passed_on if chosen[name] for word in (name, chosen[name])),
+        name=object_name,
+        fetch_image=fetch_image,
+    )
+    return job_manifests_from_bundle(path, out, options, force=force)
+
+
+def _report(written: WrittenManifests, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -152,8 +260,9 @@ def manifests(
         return
     for secret, content in written.secrets.items():
         note(f"create the Secret {secret}: {content}")
-    if not written.sizes.known:
-        note(f"fill in the values in {written.apply / 'sizes.yaml'}, or measure them with gmmvit tune")
+    if not written.complete:
+        how = "measure them with gmmvit tune" if written.sizes else "type --memory"
+        note(f"fill in the values in {written.apply / 'sizes.yaml'}, or {how}")
     typer.echo(written.apply)
 
 

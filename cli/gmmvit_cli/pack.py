@@ -50,9 +50,10 @@ def pack(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """The image is written without a daemon, and holds the files below /models. The same files give the same digest.
-    The label gmmvit.bundle.sha256 states the bundle.
+    The label gmmvit.bundle.sha256 states the bundle; gmmvit.instances and gmmvit.threads, the cores that it uses.
     """
     require_output(out, force=force)
+    from gmmvit_deploy.manifests.pack import INSTANCES_LABEL, THREADS_LABEL
     from gmmvit_deploy.manifests.pack import pack as packed
 
     image = packed(
@@ -69,5 +70,11 @@ def pack(
             {"path": str(image.path), "digest": image.digest, "labels": dict(image.labels), "bytes": image.layer_bytes}
         )
         return
+    if image.labels.get(THREADS_LABEL) == "0":
+        note(
+            f"threads are not stated: each of {image.labels[INSTANCES_LABEL]} instances takes a thread for each core "
+            "of its pod. Pack the bundle with --tuned, or a repository of gmmvit repository --threads N, so that the "
+            "CPU limit of gmmvit manifests is right"
+        )
     note(f"{out}: {image.layer_bytes / 2**20:,.1f} MiB")
     typer.echo(image.digest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,6 +18,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import precision_behind
 from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
+from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.variants import open_variant
 
@@ -64,11 +64,6 @@ class Job:
     def on_gpu(self) -> bool:
         """True if the runner computes on a GPU."""
         return self.runner.partition(":")[0].endswith(_OF_A_GPU)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def require_bulk_runner(text: str) -> None:

@@ -1,4 +1,5 @@
-"""Dockerfiles of the server: slim for CPUs, without PyTorch, ONNX, CUDA and compiler; and for TensorRT engines.
+"""Dockerfiles: of the server, slim for CPUs, without PyTorch, ONNX, CUDA and compiler; of the server with TensorRT
+engines; and for bulk work on CPUs.
 
 A repository holds all that the network needs at run time, also the compiled library of the CPU kernels, so the image
 has only the packages that serve. Their versions are those of this environment, in which the repository was written.
@@ -15,7 +16,7 @@ from gmmvit_deploy import __version__
 from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.extras import require
 
-__all__ = ["Package", "docker_files", "image_packages"]
+__all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "image_packages"]
 
 _SERVES = (
     "httpx",
@@ -27,6 +28,9 @@ _SERVES = (
     "typer",
     "uvicorn",
 )
+_CLASSIFIES = ("fsspec", "numpy", "onnx", "pillow", "pyarrow", "typer")
+_STORES = "s3fs"
+"""The driver of fsspec for s3://; each of its releases needs the same release of fsspec."""
 _SERVER = "nvidia-pytriton"
 """Its wheel holds the Triton server; of its dependencies, the server needs numpy alone."""
 _LEFT_OUT = {"openvino-telemetry"}
@@ -51,8 +55,19 @@ def image_packages(runtime: str, *, server: bool = True) -> list[Package]:
     runtime: ``onnxruntime`` or ``openvino``, or "" for a server with backends of its own.  server: True to add Triton.
     Errors: MissingDependencyError when a package is not installed.
     """
+    packages = _with_requirements([*_SERVES, *([runtime] if runtime else [])])
+    if server:
+        packages[_SERVER] = _installed(_SERVER)
+    return _sized(packages)
+
+
+def bulk_packages(runtime: str) -> list[Package]:
+    """Return the packages of the image for bulk work, as `image_packages` does."""
+    return _sized(_with_requirements([*_CLASSIFIES, runtime]))
+
+
+def _with_requirements(waiting: list[str]) -> dict[str, Distribution]:
     packages: dict[str, Distribution] = {}
-    waiting = [*_SERVES, *([runtime] if runtime else [])]
     requirement = require("packaging.requirements", package="packaging", extra="kubernetes").Requirement
     while waiting:
         needed = requirement(waiting.pop())
@@ -61,8 +76,10 @@ def image_packages(runtime: str, *, server: bool = True) -> list[Package]:
             continue
         packages[name] = _installed(name)
         waiting += _required(packages[name], needed, requirement)
-    if server:
-        packages[_SERVER] = _installed(_SERVER)
+    return packages
+
+
+def _sized(packages: dict[str, Distribution]) -> list[Package]:
     return [
         Package(name=name, version=package.version, size=sum(file.size or 0 for file in package.files or ()))
         for name, package in sorted(packages.items())
@@ -73,7 +90,7 @@ def _installed(name: str) -> Distribution:
     try:
         return distribution(name)
     except PackageNotFoundError as exc:
-        extra = {"openvino": "openvino", "onnxruntime": "cpu"}.get(name, "serve")
+        extra = {"openvino": "openvino", "onnxruntime": "cpu", "pyarrow": "bulk", "fsspec": "bulk"}.get(name, "serve")
         raise MissingDependencyError(f"{name}, which the server's image needs,", extra=extra) from exc
 
 
@@ -102,6 +119,15 @@ def docker_files(runtime: str) -> dict[str, str]:
     }
 
 
+def bulk_docker_files(runtime: str, *, store: bool) -> dict[str, str]:
+    """Return path → text of the Dockerfile for bulk work.  store: True to add the driver for s3://."""
+    packages = bulk_packages(runtime)
+    return {
+        "docker/bulk/Dockerfile": _bulk_text(packages, store=store),
+        "docker/bulk/requirements.txt": _requirements(packages),
+    }
+
+
 def _requirements(packages: Sequence[Package]) -> str:
     return "".join(f"{package.name}=={package.version}\n" for package in packages)
 
@@ -114,7 +140,7 @@ RUN apt-get update \\
 """
 _INSTALL = """COPY requirements.txt {wheel} /tmp/wheels/
 RUN python3 -m pip install --no-cache-dir --no-deps{more} \\
-    --requirement /tmp/wheels/requirements.txt /tmp/wheels/{wheel}
+    --requirement /tmp/wheels/requirements.txt /tmp/wheels/{wheel}{also}
 ENV PYTHONDONTWRITEBYTECODE=1
 # 1000 is the user of the manifests. tini passes SIGTERM to gmmvit serve alone, and removes ended processes.
 USER 1000:1000
@@ -124,19 +150,32 @@ CMD ["--help"]
 
 
 def _slim_text(packages: Sequence[Package]) -> str:
+    head = _slim_head("The server of gmmvit-deploy on CPUs", packages, "the base, HAProxy and tini")
+    return head + _APT.format(packages=" ".join(_DEBIAN)) + _INSTALL.format(wheel=_WHEEL, more="", also="")
+
+
+def _bulk_text(packages: Sequence[Package], *, store: bool) -> str:
+    uncounted, also = "the base and tini", ""
+    if store:
+        uncounted += f"; {_STORES}, the driver for s3://, and what it needs besides, in versions that pip chooses"
+        fsspec = next(package.version for package in packages if package.name == "fsspec")
+        constraint = "--constraint /tmp/wheels/requirements.txt"
+        also = f" \\\n    && python3 -m pip install --no-cache-dir {constraint} {_STORES}=={fsspec}"
+    install = _INSTALL.format(wheel=_WHEEL, more="", also=also).replace("gmmvit serve alone", "gmmvit alone")
+    head = _slim_head("gmmvit classify for bulk work on CPUs", packages, uncounted)
+    return head + _APT.format(packages="tini") + install
+
+
+def _slim_head(title: str, packages: Sequence[Package], uncounted: str) -> str:
     mib = sum(package.size for package in packages) / 2**20
-    return (
-        f"""# The server of gmmvit-deploy on CPUs: no compiler, no CUDA, no PyTorch.
+    return f"""# {title}: no compiler, no CUDA, no PyTorch.
 # Its {len(packages)} Python packages have {mib:.0f} MiB of files, by the lists in their wheels;
-# the base, HAProxy and tini are not counted.
+# not counted: {uncounted}.
 # Put {_WHEEL} beside this file, then: docker build --tag IMAGE .
 # Give the base by its digest for the same image again: --build-arg BASE=python@sha256:...
 ARG BASE={_BASE}
 FROM ${{BASE}}
 """
-        + _APT.format(packages=" ".join(_DEBIAN))
-        + _INSTALL.format(wheel=_WHEEL, more="")
-    )
 
 
 def _tensorrt_text() -> str:
@@ -149,5 +188,5 @@ FROM nvcr.io/nvidia/tritonserver:${{RELEASE}}-py3
 USER 0
 """
         + _APT.format(packages=" ".join((*_DEBIAN, "python3-pip")))
-        + _INSTALL.format(wheel=_WHEEL, more=" --break-system-packages")
+        + _INSTALL.format(wheel=_WHEEL, more=" --break-system-packages", also="")
     )

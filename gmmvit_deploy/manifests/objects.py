@@ -14,6 +14,7 @@ from gmmvit_deploy.manifests.pod import (
     model_volume,
     pod_security,
     stated_sizes,
+    store_secret,
     tls_secret,
     volumes,
 )
@@ -45,7 +46,11 @@ def named(options: ManifestOptions, suffix: str = "") -> dict[str, Any]:
 def deployment(options: ManifestOptions, sizes: Sizes, *, bundle: str, probed: str) -> dict[str, Any]:
     """Return the Deployment.  Without ``replicas``: the HorizontalPodAutoscaler sets their number."""
     server = container(options, sizes, name=CONTAINER, bundle=bundle, probed=probed, mounts_model=True)
-    fetch = {"initContainers": [fetch_container(options)]} if options.model.scheme == "s3" else {}
+    fetch = (
+        {"initContainers": [fetch_container(options.fetch_image, options.model, options.name)]}
+        if options.model.scheme == "s3"
+        else {}
+    )
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -56,7 +61,7 @@ def deployment(options: ManifestOptions, sizes: Sizes, *, bundle: str, probed: s
         **pod_security(),
         **fetch,
         "containers": [server],
-        "volumes": [*volumes(options, sizes), model_volume(options)],
+        "volumes": [*volumes(options, sizes), model_volume(options.model)],
         "topologySpreadConstraints": [spread],
     }
     template = {"metadata": {"labels": selector(options), "annotations": stated_sizes(sizes, bundle)}, "spec": pod}
@@ -116,8 +121,7 @@ def network_policy(options: ManifestOptions) -> dict[str, Any]:
         {"from": [peer], "ports": clients},
         {"from": [prometheus], "ports": [{"protocol": "TCP", "port": PORTS["metrics"]}]},
     ]
-    names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-    egress = [{"ports": [*names, {"protocol": "TCP", "port": 443}]}] if options.model.scheme == "s3" else []
+    egress = egress_to_stores() if options.model.scheme == "s3" else []
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -129,6 +133,12 @@ def network_policy(options: ManifestOptions) -> dict[str, Any]:
             "egress": egress,
         },
     }
+
+
+def egress_to_stores() -> list[dict[str, Any]]:
+    """Return rules for pods that ask for names, and open connections to port 443."""
+    names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    return [{"ports": [*names, {"protocol": "TCP", "port": 443}]}]
 
 
 def autoscaler(options: ManifestOptions, sizes: Sizes) -> dict[str, Any]:
@@ -165,7 +175,14 @@ def secret_names(options: ManifestOptions) -> dict[str, str]:
         keys_secret(options): "keys.txt, the key file, and probe.key, the key of the client that the probes are",
         **({tls_secret(options): "tls.crt and tls.key, as cert-manager writes them"} if options.tls else {}),
         metrics_secret(options): "key, the key of Prometheus in keys.txt",
+        **(store_content(options.name) if options.model.scheme == "s3" and options.style == "deployment" else {}),
     }
+
+
+def store_content(name: str) -> dict[str, str]:
+    """Return the Secret of the object store, and what belongs in it."""
+    content = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the store needs besides; without keys, leave it out"
+    return {store_secret(name): content}
 
 
 def metrics_secret(options: ManifestOptions) -> str:

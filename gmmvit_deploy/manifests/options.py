@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["STYLES", "ManifestOptions", "ModelUri", "Style", "model_uri"]
+__all__ = ["STYLES", "ManifestOptions", "ModelUri", "Style", "model_uri", "require_names", "require_pinned"]
 
 Style = Literal["kserve", "deployment"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -50,6 +51,23 @@ def model_uri(text: str) -> ModelUri:
     return ModelUri(scheme=scheme, place=place, path=path.strip("/"))
 
 
+def require_pinned(images: Mapping[str, str]) -> None:
+    """Check that images, by option, have a digest or are "".  Errors: InputError."""
+    for option, image in images.items():
+        if image and not PINNED.fullmatch(image):
+            raise InputError(
+                f"{option} {image}: expected an image with its digest, …@sha256: and 64 digits; a tag can change",
+                hint="docker buildx imagetools inspect IMAGE:TAG prints the digest",
+            )
+
+
+def require_names(names: Mapping[str, str]) -> None:
+    """Check that names, by option, are valid in Kubernetes or "".  Errors: InputError."""
+    for option, name in names.items():
+        if name and not _NAME.fullmatch(name):
+            raise InputError(f"{option}: expected lower-case letters, digits and -, at most 50, got {name!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestOptions:
     """style: ``kserve``, or ``deployment`` for plain Kubernetes.
@@ -83,15 +101,8 @@ class ManifestOptions:
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise InputError(f"--style: expected one of {', '.join(STYLES)}, got {self.style!r}")
-        for option, image in (("--image", self.image), ("--fetch-image", self.fetch_image)):
-            if image and not PINNED.fullmatch(image):
-                raise InputError(
-                    f"{option} {image}: expected an image with its digest, …@sha256: and 64 digits; a tag can change",
-                    hint="docker buildx imagetools inspect IMAGE:TAG prints the digest",
-                )
-        for option, name in (("--name", self.name), ("--clients", self.clients), ("--monitoring", self.monitoring)):
-            if name and not _NAME.fullmatch(name):
-                raise InputError(f"{option}: expected lower-case letters, digits and -, at most 50, got {name!r}")
+        require_pinned({"--image": self.image, "--fetch-image": self.fetch_image})
+        require_names({"--object-name": self.name, "--clients": self.clients, "--monitoring": self.monitoring})
         if self.model.scheme == "s3" and self.style == "deployment" and not self.fetch_image:
             raise InputError(
                 "--model-uri s3://… in the style deployment needs --fetch-image, an image that copies the files",

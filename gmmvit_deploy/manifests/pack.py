@@ -16,15 +16,17 @@ from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.manifests.image import ModelImage, image_from_folder
-from gmmvit_deploy.serving.gateway.models import read_models
+from gmmvit_deploy.serving.gateway.models import read_models, read_network_threads
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.repository import repository_from_bundle
 
-__all__ = ["BUNDLE_LABEL", "Contents", "pack"]
+__all__ = ["BUNDLE_LABEL", "INSTANCES_LABEL", "THREADS_LABEL", "Contents", "pack"]
 
 Contents = Literal["repository", "bundle"]
 BUNDLE_LABEL = "gmmvit.bundle.sha256"
+INSTANCES_LABEL, THREADS_LABEL = "gmmvit.instances", "gmmvit.threads"
+"""Of a repository with a network on a CPU: what `gmmvit manifests` must state as well.  0 threads: for each core."""
 
 
 def pack(
@@ -50,7 +52,7 @@ def pack(
         if tuned is not None or contents == "bundle":
             option = "--tuned" if tuned is not None else "--contents bundle"
             raise InputError(f"{path}: {option} needs a bundle, got a repository", hint=f"remove {option}")
-        return image_from_folder(path, out, _labels(read_models(path).bundle, "repository"), force=force)
+        return image_from_folder(path, out, _repository_labels(read_models(path).bundle, path), force=force)
     bundle = open_bundle(path)
     if contents == "bundle":
         return image_from_folder(path, out, _labels(bundle.sha256, "bundle"), force=force)
@@ -60,7 +62,13 @@ def pack(
     with temporary_folder("pack") as folder:
         notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
         made = repository_from_bundle(bundle, folder / "models", options, notes=notes)
-        return image_from_folder(made.path, out, _labels(bundle.sha256, "repository"), force=force)
+        return image_from_folder(made.path, out, _repository_labels(bundle.sha256, made.path), force=force)
+
+
+def _repository_labels(bundle: str, repository: Path) -> dict[str, str]:
+    stated = read_network_threads(repository)
+    threads = {} if stated is None else {INSTANCES_LABEL: str(stated[0]), THREADS_LABEL: str(stated[1])}
+    return {**_labels(bundle, "repository"), **threads}
 
 
 def _labels(bundle: str, contents: Contents) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gmmvit_deploy.manifests.options import ManifestOptions
+from gmmvit_deploy.manifests.options import ManifestOptions, ModelUri
 from gmmvit_deploy.manifests.sizes import FILL_IN, Sizes
 from gmmvit_deploy.manifests.timing import (
     GRACE_S,
@@ -25,13 +25,21 @@ __all__ = [
     "CONTAINER",
     "INSTANCES_ANNOTATION",
     "KEYS",
+    "MODELS",
     "PORTS",
     "THREADS_ANNOTATION",
     "container",
+    "fetch_container",
     "keys_secret",
+    "model_volume",
+    "models_path",
     "pod_security",
     "resources",
+    "restricted",
     "stated_sizes",
+    "store_access",
+    "store_secret",
+    "temporary",
     "tls_secret",
     "volumes",
 ]
@@ -41,7 +49,7 @@ PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 KEYS, _TLS = "/etc/gmmvit/keys", "/etc/gmmvit/tls"
 BUNDLE_ANNOTATION = "gmmvit/bundle-sha256"
 INSTANCES_ANNOTATION, THREADS_ANNOTATION = "gmmvit/instances", "gmmvit/threads"
-_MODELS = "/mnt/models"
+MODELS = "/mnt/models"
 _USER = 1000
 
 
@@ -77,8 +85,9 @@ def container(
     bundle: the SHA-256 of the bundle that must answer.  probed: the model that the probes ask.
     mounts_model: False if KServe mounts the model.
     """
+    served = MODELS if options.style == "kserve" else models_path(options.model)
     server = [
-        *("serve", _models_path(options), "--gateway", "--listen", "0.0.0.0"),  # noqa: S104 - in the pod's own network
+        *("serve", served, "--gateway", "--listen", "0.0.0.0"),  # noqa: S104 - in the pod's own network
         *("--keys", f"{KEYS}/keys.txt"),
         *(("--tls-cert", f"{_TLS}/tls.crt", "--tls-key", f"{_TLS}/tls.key") if options.tls else ("--insecure",)),
         *("--max-body", str(options.max_body_bytes), "--start-timeout", str(START_TIMEOUT_S)),
@@ -86,10 +95,10 @@ def container(
     ]
     mounts = [
         {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - where Triton keeps its shared memory
-        {"name": "temporary", "mountPath": "/tmp"},  # noqa: S108 - the only folder of the container that is writable
+        temporary()[1],
         {"name": "keys", "mountPath": KEYS, "readOnly": True},
         *([{"name": "tls", "mountPath": _TLS, "readOnly": True}] if options.tls else []),
-        *([{"name": "model", "mountPath": _MODELS, "readOnly": True}] if mounts_model else []),
+        *([{"name": "model", "mountPath": MODELS, "readOnly": True}] if mounts_model else []),
     ]
     tls = ["--tls"] if options.tls else []
     infer = ["infer", *tls, "--key-file", f"{KEYS}/probe.key", "--model", probed, "--bundle", bundle]
@@ -105,21 +114,32 @@ def container(
         "readinessProbe": _probe(infer, READINESS),
         "livenessProbe": _probe(infer, LIVENESS),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        **restricted(),
         "volumeMounts": mounts,
     }
 
 
-def _models_path(options: ManifestOptions) -> str:
-    if options.style == "kserve":
-        return _MODELS
-    if options.model.scheme == "oci":
-        return f"{_MODELS}/models"  # gmmvit pack writes below this folder of the image, where KServe looks as well
-    return f"{_MODELS}/{options.model.path}" if options.model.scheme == "pvc" and options.model.path else _MODELS
+def restricted() -> dict[str, Any]:
+    """Return the security context of a container."""
+    context = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    return {"securityContext": context}
+
+
+def temporary() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return volume and mount of the only folder of a container that is writable."""
+    volume = {"name": "temporary", "emptyDir": {"sizeLimit": "1Gi"}}
+    return volume, {"name": "temporary", "mountPath": "/tmp"}  # noqa: S108
+
+
+def models_path(model: ModelUri) -> str:
+    """Return the path of the model in a pod of plain Kubernetes."""
+    if model.scheme == "oci":
+        return f"{MODELS}/models"  # gmmvit pack writes below this folder of the image, where KServe looks as well
+    return f"{MODELS}/{model.path}" if model.scheme == "pvc" and model.path else MODELS
 
 
 def _probe(arguments: list[str], times: ProbeTimes) -> dict[str, Any]:
@@ -137,39 +157,49 @@ def volumes(options: ManifestOptions, sizes: Sizes) -> list[dict[str, Any]]:
     secrets = {"keys": keys_secret(options), **({"tls": tls_secret(options)} if options.tls else {})}
     return [
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{sizes.shm_mib}Mi"}},
-        {"name": "temporary", "emptyDir": {"sizeLimit": "1Gi"}},
+        temporary()[0],
         *({"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}} for name, secret in secrets.items()),
     ]
 
 
-def model_volume(options: ManifestOptions) -> dict[str, Any]:
+def model_volume(model: ModelUri) -> dict[str, Any]:
     """Return the volume of the model for plain Kubernetes; an oci image as a volume needs Kubernetes 1.33 or newer."""
-    if options.model.scheme == "oci":
-        return {"name": "model", "image": {"reference": options.model.place, "pullPolicy": "IfNotPresent"}}
-    if options.model.scheme == "pvc":
-        claim = {"claimName": options.model.place, "readOnly": True}
+    if model.scheme == "oci":
+        return {"name": "model", "image": {"reference": model.place, "pullPolicy": "IfNotPresent"}}
+    if model.scheme == "pvc":
+        claim = {"claimName": model.place, "readOnly": True}
         return {"name": "model", "persistentVolumeClaim": claim}
     return {"name": "model", "emptyDir": {"sizeLimit": "10Gi"}}
 
 
-def fetch_container(options: ManifestOptions) -> dict[str, Any]:
-    """Return the container that copies the model from an object store before the server starts."""
+def store_secret(name: str) -> str:
+    """Return the name of the Secret with the credentials of the object store."""
+    return f"{name}-store"
+
+
+def store_access(name: str) -> dict[str, Any]:
+    """Return where a container gets the variables of an object store.
+
+    The Secret is optional, because a bucket can be public, or admit the nodes.
+    """
+    return {"envFrom": [{"secretRef": {"name": store_secret(name), "optional": True}}]}
+
+
+def fetch_container(image: str, model: ModelUri, name: str) -> dict[str, Any]:
+    """Return the container that copies the model from an object store before the pod's own container starts.
+
+    name: of the objects.
+    """
     limits = {"cpu": "1", "memory": "1Gi"}
     return {
         "name": "fetch-model",
-        "image": options.fetch_image,
-        "args": [str(options.model), _MODELS],
+        "image": image,
+        "args": [str(model), MODELS],
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - the only folder of the container that is writable
+        **store_access(name),
         "resources": {"requests": dict(limits), "limits": limits},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "model", "mountPath": _MODELS},
-            {"name": "temporary", "mountPath": "/tmp"},  # noqa: S108
-        ],
+        **restricted(),
+        "volumeMounts": [{"name": "model", "mountPath": MODELS}, temporary()[1]],
     }
 
 

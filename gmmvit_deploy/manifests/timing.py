@@ -3,7 +3,7 @@
     deletion of the pod ──PRE_STOP_S──> SIGTERM ──EXIT_S──> end, and SIGKILL after GRACE_S
 
 The load balancers learn of the deletion while the preStop command sleeps, so the pod still accepts connections then.
-`tests/manifests/test_timing.py` compares EXIT_S with the timeouts of the server, the gateway and the front.
+`tests/manifests/test_probes.py` compares EXIT_S with the timeouts of the server, the gateway and the front.
 """
 
 from __future__ import annotations

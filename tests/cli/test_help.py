@@ -90,8 +90,9 @@ class TestEveryCommand:
         assert {"--json", "--quiet", "--verbose"} <= options
 
     def test_examples_can_be_typed(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "bundle").mkdir()
-        for name_of_file in ("photo.jpg", "keys.txt", "cert.pem"):
+        for folder in ("bundle", "model_repository"):
+            (tmp_path / folder).mkdir()
+        for name_of_file in ("photo.jpg", "keys.txt", "cert.pem", "model_repository/gmmvit_tuning.json"):
             (tmp_path / name_of_file).touch()
         monkeypatch.chdir(tmp_path)
         lines = import_module(f"gmmvit_cli.{name}").EXAMPLE.splitlines()

@@ -12,22 +12,20 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-import venv
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
-import gmmvit_cli
-import gmmvit_deploy
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.manifests.dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
+from tests.manifests.environments import linked_environment
 from tests.manifests.made import write
 
 pytestmark = pytest.mark.process
 ABSENT = ("torch", "onnx", "onnxscript", "openvino", "safetensors", "yaml", "timm")
+COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "zig", "ld", "as")
 KEY = "key-of-the-slim-image-0123456789"
 MOST_MIB = 400
 
@@ -55,29 +53,29 @@ def test_the_slim_image_states_its_size() -> None:
     assert {"openvino"} <= {package.name for package in image_packages("openvino")}
 
 
-def linked_environment(folder: Path, names: list[str]) -> Path:
-    """Make an environment of links to the files of these distributions and of this package.  Returns its Python."""
-    venv.create(folder, symlinks=True)
-    site = next(folder.glob("lib/python*/site-packages"))
-    for name in names:
-        package = distribution(name)
-        for file in package.files or ():
-            top = file.parts[0]
-            source = Path(str(package.locate_file(top)))
-            if top not in ("..", "__pycache__") and not (site / top).exists() and source.exists():
-                (site / top).symlink_to(source)
-    for module in (gmmvit_deploy, gmmvit_cli):
-        source = Path(str(module.__file__)).parent
-        (site / source.name).symlink_to(source)
-    return folder / "bin" / "python3"
+def path_of_the_image(python: Path, programs: Path) -> str:
+    """Return a PATH with the environment, haproxy, and the shell of the base by which Triton starts its workers."""
+    programs.mkdir()
+    for name in ("bash", "haproxy"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    return f"{python}:{programs}"
+
+
+def mapped_below(pid: int) -> str:
+    """Return the files that a process and all that it started have mapped."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return Path(f"/proc/{pid}/maps").read_text() + "".join(mapped_below(int(child)) for child in children)
 
 
 @needs_haproxy
 @pytest.mark.server
 def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
     python = linked_environment(tmp_path / "venv", [package.name for package in image_packages("onnxruntime")])
+    path = path_of_the_image(python.parent, tmp_path / "programs")
+    assert not [name for name in COMPILERS if shutil.which(name, path=path)]
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CXX")}
-    environment = {**clean, "PATH": f"{python.parent}:/usr/sbin:/sbin:/usr/bin:/bin", "CXX": "/nowhere/no-compiler"}
+    environment = {**clean, "PATH": path, "HOME": str(tmp_path)}  # HOME: no library of an earlier compilation
+    assert repository.cpu_kernels.used, repository.cpu_kernels.why_not
     script = "import importlib.util as u, sys; print([name for name in sys.argv[1:] if u.find_spec(name)])"
     absent = subprocess.run(
         [python, "-c", script, *ABSENT], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
@@ -113,6 +111,7 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
             capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
+        assert "onnxruntime_kernels.so" in mapped_below(process.pid)
     finally:
         process.terminate()
         _, errors = process.communicate(timeout=60)

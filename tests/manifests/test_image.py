@@ -96,6 +96,20 @@ def test_a_bundle_as_it_is(bundle: Bundle, tmp_path: Path) -> None:
     assert pack(bundle.path, tmp_path / "again", contents="bundle").digest == image.digest
 
 
+@pytest.mark.process
+def test_threads_that_are_not_stated_are_noted(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
+    """Also the labels state instances and threads, which an operator writes into the manifests."""
+    untuned = gmmvit("pack", bundle.path, "-o", tmp_path / "untuned")
+    assert (untuned.returncode, "threads are not stated" in untuned.stderr) == (0, True), untuned.stderr
+    file = tuning_file(bundle, tmp_path / "tuned.json")
+    tuned = gmmvit("pack", bundle.path, "-o", tmp_path / "tuned", "--tuned", file)
+    assert (tuned.returncode, "threads are not stated" in tuned.stderr) == (0, False), tuned.stderr
+    for name, expected in (("untuned", ("1", "0")), ("tuned", ("2", "3"))):
+        digest = {"untuned": untuned, "tuned": tuned}[name].stdout.strip()
+        labels = blob(tmp_path / name, digest)["annotations"]
+        assert (labels["gmmvit.instances"], labels["gmmvit.threads"]) == expected
+
+
 def test_what_cannot_be_packed_is_refused(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--contents bundle needs a bundle"):
         pack(repository.path, tmp_path / "image", contents="bundle")

@@ -5,11 +5,15 @@ Healthy, starting, with a dead worker, overloaded, with another bundle, without 
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +35,7 @@ from tests.certificates import self_signed
 from tests.haproxy import needs_haproxy, wait_until
 from tests.manifests.made import write
 from tests.serving.commands import Serve
+from tests.serving.stand_in import MODEL, infer_body, write_stand_in
 
 pytestmark = [needs_haproxy, pytest.mark.server, pytest.mark.process]
 KEY = "key-of-the-kubelet-0123456789"
@@ -39,7 +44,8 @@ KEY = "key-of-the-kubelet-0123456789"
 class Pod:
     """``gmmvit serve`` with the arguments of the manifest, on free ports; and the commands of the kubelet."""
 
-    def __init__(self, container: dict[str, Any], models: Path, folder: Path) -> None:
+    def __init__(self, container: dict[str, Any], models: Path, folder: Path, *more: str) -> None:
+        """more: further arguments of the server."""
         keys, certificate = folder / "keys", self_signed(folder)
         keys.mkdir()
         (keys / "keys.txt").write_text(f"kubelet {KEY}\n")
@@ -51,7 +57,7 @@ class Pod:
         places = {KEYS: str(keys), **{name: str(file) for name, file in tls.items()}}
         words = [*container["args"][2:]]
         words[words.index("--listen") + 1] = "127.0.0.1"
-        self.serve = Serve(models, *(self._replaced(word, places) for word in words))
+        self.serve = Serve(models, *(self._replaced(word, places) for word in words), *more)
         self.places = places
         self.port = 0
 
@@ -150,17 +156,107 @@ def _draining(pod: Pod) -> None:
     assert slept + time.monotonic() - terminated < GRACE_S
 
 
-def test_a_server_that_starts_is_not_ready(pod: Pod) -> None:
+class Clients:
+    """Clients with TLS and a key, which repeat a request of the stand-in, and what they got: (time, status)."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.outcomes: list[tuple[float, int]] = []
+        self.done = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def ask(self, connection: http.client.HTTPSConnection) -> None:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(1.0), headers)
+        answer = connection.getresponse()
+        answer.read()
+        self.outcomes.append((time.monotonic(), answer.status))
+
+    def repeat(self, times: int) -> None:
+        context = ssl._create_unverified_context()  # noqa: S323 - this machine, with a certificate of this test
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
+        for _ in range(times):
+            if self.done.is_set():
+                break
+            self.ask(connection)
+        connection.close()
+
+    def start(self, number: int, *, times: int) -> None:
+        for _ in range(number):
+            self.threads.append(threading.Thread(target=self.repeat, args=(times,)))
+            self.threads[-1].start()
+
+    def end(self) -> None:
+        self.done.set()
+        for thread in self.threads:
+            thread.join(timeout=30)
+
+
+@pytest.fixture
+def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pod]:
+    """A pod whose network takes ``request.param`` seconds for two requests, and as a pair, also for its start."""
+    delay_s, start_s = request.param if isinstance(request.param, tuple) else (request.param, 0)
+    models = write_stand_in(tmp_path / "models", delay_s=delay_s)
+    program = models / MODEL / "1" / "model.py"
+    program.write_text(f"import time\n\ntime.sleep({start_s})\n{program.read_text()}")
+    started = Pod(container, models, tmp_path, "--allow-json", "10000")
+    yield started
+    if started.serve.process.poll() is None:
+        started.serve.process.kill()
+    started.serve.process.communicate()
+
+
+OF_THE_STAND_IN = ("--model", MODEL, "--bundle", "")
+
+
+@pytest.mark.parametrize("slow_pod", [0.02], indirect=True)
+def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> None:
+    slow_pod.ready()
+    assert slow_pod.run("livenessProbe", *OF_THE_STAND_IN)[0] == 0
+    clients = Clients(slow_pod.port)
+    clients.start(60, times=100_000)
+    try:
+        wait_until(lambda: {status for _, status in clients.outcomes} >= {200, 503}, timeout_s=30)
+        began = time.monotonic()
+        answers = [
+            slow_pod.run(name, *OF_THE_STAND_IN) for name in ("livenessProbe", "readinessProbe") for _ in range(5)
+        ]
+        during = Counter(status for when, status in clients.outcomes if when > began)
+    finally:
+        clients.end()
+    assert set(during) == {200, 503}
+    assert {status for status, _ in answers} == {0}, answers
+    assert any("overloaded, and the gateway's own inference is answered" in text for _, text in answers), answers
+
+
+@pytest.mark.parametrize("slow_pod", [1.0], indirect=True)
+def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> None:
+    slow_pod.ready()
+    clients = Clients(slow_pod.port)
+    clients.start(6, times=1)  # three batches
+    time.sleep(0.5)
+    slow_pod.serve.process.terminate()
+    wait_until(lambda: slow_pod.run("readinessProbe", *OF_THE_STAND_IN)[0] == 1)
+    status, text = slow_pod.run("readinessProbe", *OF_THE_STAND_IN)
+    assert (status, "no Triton server answers" in text or "refused" in text) == (1, True), text
+    assert len(clients.outcomes) < 6, "the requests were answered before the probe"
+    clients.end()
+    assert [status for _, status in clients.outcomes] == [200] * 6
+    assert slow_pod.serve.end(timeout_s=EXIT_S)[0] == 0
+
+
+@pytest.mark.parametrize("slow_pod", [(0.0, 8)], indirect=True)
+def test_a_server_that_starts_is_not_ready(slow_pod: Pod) -> None:
     """The gateway's ports are open from the start, and nobody answers there before the models are loaded."""
     deadline = time.monotonic() + 20
-    while not (port := _first_port(pod.serve.process.pid)):
+    while not (port := _first_port(slow_pod.serve.process.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    pod.port = port
-    status, text = pod.run("startupProbe")
+    slow_pod.port = port
+    status, text = slow_pod.run("startupProbe")
     assert (status, "starts, or hangs" in text) == (1, True), text
-    assert pod.ready()["http"].endswith(f":{port}")
-    assert pod.run("startupProbe") == (0, "ready")
+    assert slow_pod.ready()["http"].endswith(f":{port}")
+    assert slow_pod.run("startupProbe") == (0, "ready")
 
 
 def _first_port(pid: int) -> int:

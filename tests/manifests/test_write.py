@@ -18,6 +18,8 @@ from gmmvit_deploy.manifests.checks.load import load_objects
 from gmmvit_deploy.manifests.options import ManifestOptions, model_uri
 from gmmvit_deploy.manifests.write import manifests_from_bundle
 from gmmvit_deploy.manifests.yaml_text import parsed_documents
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.manifests.made import DIGEST, IMAGE, OCI, tuning_file, write
 
 MODELS = [OCI, "pvc://models/vit/3", "s3://bucket/models/vit"]
@@ -90,6 +92,7 @@ def test_without_a_measurement_every_size_must_be_filled_in(bundle: Bundle, tmp_
 def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
     written = write(bundle, tmp_path / "out")
     sizes = written.sizes
+    assert sizes is not None
     assert (sizes.instances, sizes.threads, sizes.cpu) == ("2", "3", "7")
     assert sizes.in_flight == 20  # 400/s · 50 ms
     assert sizes.shm_mib == 192  # 2 · 20 · 4 MiB, in steps of 64 MiB
@@ -103,6 +106,7 @@ def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> Non
 def test_a_thread_for_each_core_counts_the_cores_of_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
     file = tuning_file(bundle, tmp_path / "tuned.json", threads=0, instances=2, cores=8)
     written = write(bundle, tmp_path / "out", tuned=file)
+    assert written.sizes is not None
     assert (written.sizes.threads, written.sizes.cpu) == ("4", "9")
 
 
@@ -111,6 +115,18 @@ def test_a_measurement_of_another_bundle_is_refused(bundle: Bundle, tmp_path: Pa
     with pytest.raises(InputError, match="measured with the bundle 0000000000000000"):
         write(bundle, tmp_path / "out", tuned=file)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_repository_with_other_threads_than_the_measurement_is_refused(
+    repository: Repository, bundle: Bundle, tmp_path: Path
+) -> None:
+    """The repository was written without threads: in a pod, each instance would take a thread for each core."""
+    options = ManifestOptions(style="deployment", image=IMAGE, model=model_uri(OCI))
+    file = tuning_file(bundle, tmp_path / "tuned.json")
+    with pytest.raises(InputError, match=r"1 instances with 0 threads .* --tuned states 2 with 3"):
+        manifests_from_bundle(repository.path, tmp_path / "out", options, tuned=file)
+    same = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(instances=2, threads=3))
+    assert manifests_from_bundle(same.path, tmp_path / "out", options, tuned=file).complete
 
 
 @pytest.mark.parametrize("missing", ["peak_bytes", "best", "machine"])
@@ -128,7 +144,7 @@ def test_an_incomplete_measurement_is_refused(bundle: Bundle, tmp_path: Path, mi
         ({"model": "oci://registry/model:1"}, "with its digest"),
         ({"model": "gs://bucket"}, "expected oci://"),
         ({"model": "s3://bucket/x", "fetch_image": ""}, "needs --fetch-image"),
-        ({"name": "Big_Name"}, "--name: expected lower-case"),
+        ({"name": "Big_Name"}, "--object-name: expected lower-case"),
         ({"least": 1}, "2 pods at least"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),

@@ -176,7 +176,7 @@ def rights(workload: Workload) -> Iterator[str]:
     if "ALL" not in (part(own, "capabilities", "drop") or []) or part(own, "capabilities", "add"):
         yield "expected capabilities: drop ALL"
     if workload.pod.get("automountServiceAccountToken") is not False:
-        yield "expected automountServiceAccountToken: false: the server does not use the API of Kubernetes"
+        yield "expected automountServiceAccountToken: false: nothing in the pod uses the API of Kubernetes"
 
 
 def read_only_root(workload: Workload) -> Iterator[str]:
@@ -186,7 +186,7 @@ def read_only_root(workload: Workload) -> Iterator[str]:
 
 def temporary_folder(workload: Workload) -> Iterator[str]:
     if "emptyDir" not in (_volume_at(workload, _TEMPORARY) or {}):
-        yield f"expected a writable emptyDir at {_TEMPORARY}: gmmvit serve writes the gateway's files there"
+        yield f"expected a writable emptyDir at {_TEMPORARY}, where gmmvit writes temporary files"
 
 
 def image_digest(workload: Workload) -> Iterator[str]:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-__all__ = ["Objects", "Problem", "Workload", "mib_of", "of_kind", "option_of", "part", "quantity", "workloads_of"]
+__all__ = [
+    "Objects",
+    "Problem",
+    "Workload",
+    "jobs_of",
+    "mib_of",
+    "of_kind",
+    "option_of",
+    "part",
+    "quantity",
+    "workloads_of",
+]
 
 Objects = Sequence[Mapping[str, Any]]
 _PORT_OF = "serving.kserve.io/inferenceservice"
@@ -25,7 +36,7 @@ class Problem(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """where: kind and name.  deployed: the name of the Deployment.  tls: True if the pod itself must do TLS.
-    labels, annotations, pod: of the pods.  container: of the server.
+    labels, annotations, pod: of the pods.  container: of the server, or of the bulk work.  job: the spec of a Job.
     """
 
     where: str
@@ -36,6 +47,7 @@ class Workload:
     pod: Mapping[str, Any]
     container: Mapping[str, Any]
     model_uri: str = ""
+    job: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def arguments(self) -> list[str]:
@@ -56,22 +68,7 @@ def of_kind(objects: Objects, kind: str) -> list[Mapping[str, Any]]:
 
 def workloads_of(objects: Objects) -> list[Workload]:
     """Return the pods of Deployments, and of InferenceServices with their ServingRuntime."""
-    workloads = []
-    for item in of_kind(objects, "Deployment"):
-        template = part(item, "spec", "template")
-        name = str(part(item, "metadata", "name"))
-        containers = part(template, "spec", "containers") or [{}]
-        workloads.append(
-            Workload(
-                where=f"Deployment/{name}",
-                deployed=name,
-                tls=True,
-                labels=part(template, "metadata", "labels"),
-                annotations=part(template, "metadata", "annotations"),
-                pod=part(template, "spec"),
-                container=containers[0],
-            )
-        )
+    workloads = [_of_template(item, tls=True) for item in of_kind(objects, "Deployment")]
     runtimes = {part(item, "metadata", "name"): item for item in of_kind(objects, "ServingRuntime")}
     for item in of_kind(objects, "InferenceService"):
         predictor = part(item, "spec", "predictor")
@@ -92,6 +89,26 @@ def workloads_of(objects: Objects) -> list[Workload]:
             )
         )
     return workloads
+
+
+def jobs_of(objects: Objects) -> list[Workload]:
+    """Return the pods of Jobs."""
+    return [replace(_of_template(item, tls=False), job=part(item, "spec")) for item in of_kind(objects, "Job")]
+
+
+def _of_template(item: Mapping[str, Any], *, tls: bool) -> Workload:
+    template = part(item, "spec", "template")
+    name = str(part(item, "metadata", "name"))
+    containers = part(template, "spec", "containers") or [{}]
+    return Workload(
+        where=f"{item.get('kind')}/{name}",
+        deployed=name,
+        tls=tls,
+        labels=part(template, "metadata", "labels"),
+        annotations=part(template, "metadata", "annotations"),
+        pod=part(template, "spec"),
+        container=containers[0],
+    )
 
 
 def quantity(text: object) -> float | None:

@@ -17,7 +17,7 @@ from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, RepositoryOptions, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 
-__all__ = ["ServedModels", "Tuned", "read_models", "read_tuning"]
+__all__ = ["ServedModels", "Tuned", "read_models", "read_network_threads", "read_tuning"]
 
 _RAW_ROW_BYTES = 64 * 1024
 """The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""
@@ -78,6 +78,21 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
         row_bytes=max(_row_bytes(config) for config in configs),
         ensemble=next((config.name for config in configs if _takes_images(config)), ""),
     )
+
+
+def read_network_threads(repository: Path) -> tuple[int, int] | None:
+    """Return the instances of a repository's network, and the threads of each; 0 threads mean a thread for each core.
+
+    Returns None if the repository has no network on a CPU, or several.
+    Errors: RepositoryError when a configuration cannot be read.
+    """
+    configs = [_parsed(file) for file in sorted(repository.glob("*/config.pbtxt"))]
+    networks = [config for config in configs if "cpu_kernels" in config.parameters]
+    if len(networks) != 1:
+        return None
+    parameters = {name: value.string_value for name, value in networks[0].parameters.items()}
+    threads = parameters.get("threads") or parameters.get("intra_op_thread_count") or "0"
+    return sum(group.count for group in networks[0].instance_group), int(threads) if threads.isdecimal() else 0
 
 
 def _parsed(file: Path) -> Any:
