@@ -21,12 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+Function = Callable[..., Any]
 _DIGESTED_BYTES = 1 << 16
 """Smaller digests are left out: names, keys and options."""
 
 
 class Parts:
-    """The seconds of each part.  Parts that are open at the same time lie in each other: the innermost gets the time."""
+    """The seconds of each part.  If several parts are open, the innermost gets the time."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -40,7 +41,9 @@ class Parts:
         self.seconds[self._open[-1]] += now - self._since
         self._since = now
 
-    def timed(self, part: str, function: Callable[..., Any], key: Callable[..., str] | None = None) -> Callable[..., Any]:
+    def timed(
+        self, part: str, function: Callable[..., Any], key: Callable[..., str] | None = None
+    ) -> Callable[..., Any]:
         """Return a function that takes the time of ``function``.  key: of its arguments, what must not occur twice."""
 
         def call(*args: Any, **kwargs: Any) -> Any:

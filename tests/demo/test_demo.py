@@ -117,13 +117,12 @@ def test_int8_on_held_out_digits(demo: Demo, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not int8_saturates(), reason="on this CPU, OpenVINO's int8 does not saturate")
-def test_int8_that_saturates_is_written_but_fails_parity(demo: Demo, tmp_path: Path) -> None:
+def test_int8_that_saturates_is_written_with_the_reason(demo: Demo, tmp_path: Path) -> None:
     shutil.copytree(demo.bundle.path, tmp_path / "bundle")
     bundle = open_bundle(tmp_path / "bundle")
     variant = variant_from_bundle(bundle, "int8", calibration=open_images(bundle, "digits#train", limit=256))
     assert variant.record is not None
-    assert "this CPU has no VNNI" in variant.record.programs["openvino"]["skipped"]
-    assert judged(bundle, "int8", "digits", gate=0.98).failed
+    assert int8_saturates() in variant.record.programs["openvino"]["skipped"]
 
 
 def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:

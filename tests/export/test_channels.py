@@ -219,7 +219,7 @@ def test_repository_decodes_to_the_channels(small: Bundle, tmp_path: Path) -> No
     assert list(configs["gmmvit_preprocess"].output[0].dims) == [20, 20, channels]
     assert list(configs["gmmvit_network"].input[0].dims) == [20, 20, channels]
     settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
-    assert settings == {**small.manifest.image.to_json(), "threads": 2}
+    assert settings == {**small.manifest.image.to_json(), "threads": 0}
     warmup = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()[4:]
     assert small.manifest.image.pixels_from_bytes(warmup).shape == (20, 20, channels)
 

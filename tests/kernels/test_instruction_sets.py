@@ -26,6 +26,7 @@ pytestmark = pytest.mark.process
 
 
 def compiled_program(compiler: list[str], out: Path, kernels: Path = KERNELS) -> Path:
+    """Compile the program with the kernels."""
     sources = [str(PROGRAM), *(str(kernels / name) for name in libraries.KERNEL_SOURCES if name.endswith(".c"))]
     in_c = [word for source in sources for word in ("-x", "c", source)]  # a C++ compiler asks each time
     command = [*compiler, "-O2", "-I", str(kernels), *in_c, "-x", "none", "-lm", "-o", str(out)]
@@ -81,6 +82,20 @@ def test_each_set_of_this_processor_computes_the_formulas(here: Path, instructio
     if answer.returncode == LACKS:
         pytest.skip(answer.stdout.strip())
     assert answer.returncode == 0, answer.stdout
+    assert "right" in answer.stdout
+
+
+def test_the_kernels_read_and_write_only_their_arrays(tmp_path: Path) -> None:
+    """The compiler's checks of addresses and undefined operations stop the program at the first error."""
+    checks = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    try:
+        program = compiled_program([*cplusplus(), *checks], tmp_path / "program")
+    except subprocess.CalledProcessError:
+        pytest.skip("this compiler lacks the checks of addresses: -fsanitize=address")
+    chosen = subprocess.run([program, "?", "1"], check=False, capture_output=True, text=True).stdout
+    name = chosen.removeprefix("expected ?, got ").strip()
+    answer = subprocess.run([program, name, "1"], check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "right" in answer.stdout
 
 

@@ -144,7 +144,7 @@ def test_configurations_of_a_network_that_is_not_square(input_kind: Any, bundles
     assert list(configs["gmmvit_network"].input[0].dims) == shape
     assert list(configs["gmmvit_preprocess"].output[0].dims) == shape
     settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
-    assert settings == {**WIDE.to_json(), "threads": 2}
+    assert settings == {**WIDE.to_json(), "threads": 0}
     assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)
 
 
