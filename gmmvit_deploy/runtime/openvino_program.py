@@ -92,7 +92,7 @@ class OpenVinoProgram:
         with self._lock:
             starts, streams = self._cut(len(batch))
             answers: list[Any] = [None] * len(starts)
-            waiting: list[tuple[Any, int]] = []
+            waiting: list[tuple[Any, int, Any]] = []
             used: Counter[int] = Counter()
             for index, (start, size) in enumerate(starts):
                 requests = self._prepared(size, streams if size == CHUNK else 1)
@@ -100,8 +100,9 @@ class OpenVinoProgram:
                     self._collect(waiting.pop(0), answers, outputs)  # the oldest request: the next chunk uses it again
                 request = requests[used[size] % len(requests)]
                 used[size] += 1
-                request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
-                waiting.append((request, index))
+                chunk = np.ascontiguousarray(batch[start : start + size])
+                request.start_async({0: chunk}, share_inputs=True)
+                waiting.append((request, index, chunk))  # the request reads the memory of the chunk until it ends
             for pending in waiting:
                 self._collect(pending, answers, outputs)
         return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*answers, strict=True)]
@@ -121,8 +122,8 @@ class OpenVinoProgram:
             start += size
         return starts, streams
 
-    def _collect(self, pending: tuple[Any, int], answers: list[Any], outputs: int) -> None:
-        request, index = pending
+    def _collect(self, pending: tuple[Any, int, Any], answers: list[Any], outputs: int) -> None:
+        request, index, _ = pending
         request.wait()
         answers[index] = [request.get_output_tensor(output).data.copy() for output in range(outputs)]
 
