@@ -61,7 +61,7 @@ BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings repo
   rejected/rotation_as_rows rejected/shifted_patches_as_convolution reported/startup reported/timm_models \
   reported/one_image reported/large_images_served reported/overload reported/gateway_cost reported/hostile \
   reported/image_bombs reported/rollout reported/soak reported/bulk reported/bulk_kills \
-  reported/capacity_plan reported/core_model
+  reported/capacity_plan reported/core_model reported/first_output
 
 bench: $(INSTALLED)
 	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done

@@ -11,6 +11,7 @@ from benchmarks.shared.tables_bulk import bulk_kills_table, bulk_table
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
+from benchmarks.shared.tables_machines import capacity_table, core_model_table, first_output_table, machines_table
 from benchmarks.shared.tables_rollout import rollout_table, soak_table
 from benchmarks.shared.tables_serving import (
     hostile_memory,
@@ -38,6 +39,9 @@ SHOWN = {
     "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
     "startup": ("startup",),
+    "first_output": ("first_output",),
+    "core_model": ("core_model",),
+    "capacity_plan": ("capacity_plan",),
     "timm_models": ("timm_models",),
     "hostile": ("hostile",),
     "image_bombs": ("image_bombs",),
@@ -75,6 +79,10 @@ def documented_tables() -> dict[str, str]:
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
         "timm_models": timm_table(by_run("reported/timm_models")),
+        "first_output": _if_measured("first_output", first_output_table),
+        "core_model": _if_measured("core_model", core_model_table),
+        "capacity_plan": _if_measured("capacity_plan", capacity_table),
+        "machines": machines_table(result("reported/served")),
         "hostile_summary": hostile_summary(by_run("reported/hostile")),
         "hostile_memory": hostile_memory(by_run("reported/hostile")),
         **cost_tables(fastest, costs),

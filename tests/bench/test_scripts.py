@@ -262,6 +262,16 @@ def test_startup_measures_the_help_of_every_command(run: Run, tmp_path: Path) ->
     assert all(row["ms"] > 0 and row["over_bare"]["low"] > 0 for row in rows.values())
 
 
+@pytest.mark.process
+def test_first_output_divides_a_command_into_parts(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    run("reported/first_output", "--rounds", "1", "--only", "classify", "--output", str(out))
+    row = json.loads(out.read_text())["commands"]["classify"]["after"]
+    assert {"imports", "rest", "sessions of ONNX Runtime", "inference", "digests"} <= row["parts"].keys()
+    assert 0.3 * row["seconds"] < sum(row["parts"].values()) <= row["seconds"]
+    assert row["repeated"] == {}
+
+
 @pytest.mark.export
 def test_timm_models_runs_and_checks_its_answers(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Architecture(size=64, args={"img_size": 64, "depth": 2})
