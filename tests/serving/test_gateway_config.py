@@ -6,6 +6,9 @@ import hashlib
 import json
 import re
 import shutil
+import socket
+import subprocess
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -335,6 +338,30 @@ class TestOwnGateway:
         assert "bind 0.0.0.0:8443 ssl crt tls.pem alpn h2,http/1.1" in text
         assert (out / "bundles.map").read_text() == f"triton {bundle.sha256}\n"
         assert KEY not in (out / "keys.map").read_text()
+
+    @pytest.mark.export
+    @pytest.mark.process
+    def test_haproxy_starts_with_several_threads_from_another_folder(self, bundle: Bundle, tmp_path: Path) -> None:
+        """`haproxy -c` is not enough: it does not load the Lua programs for the other threads."""
+        require_haproxy()
+        settings = GatewaySettings(keys=key_file(tmp_path))
+        gateway_folder(bundle.path, tmp_path / "gateway", settings, ports=PORTS)
+        config = tmp_path / "gateway" / "haproxy.cfg"
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            free = [str(each.getsockname()[1]) for each in sockets]
+        text = re.sub(r"(?<=bind )(\S+):\d+", lambda match: f"{match[1]}:{free.pop()}", config.read_text())
+        assert "nbthread" not in text
+        config.write_text(text.replace("global\n", "global\n    nbthread 4\n", 1))
+        process = subprocess.Popen([find_haproxy(), "-db", "-f", config], cwd="/", stderr=subprocess.PIPE, text=True)
+        try:
+            _, messages = process.communicate(timeout=3)
+            pytest.fail(f"HAProxy ended with status {process.returncode}: {messages}")
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            process.kill()
+            process.communicate()
 
     @pytest.mark.export
     def test_without_haproxy_it_is_written_but_not_checked(

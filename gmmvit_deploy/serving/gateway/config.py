@@ -86,8 +86,9 @@ def _global(options: GatewayOptions) -> list[str]:
         "hard-stop-after 30s",
         f"tune.bufsize {options.buffer_bytes}",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
-        f"lua-load-per-thread {options.files.refuse}",
-        f"lua-load-per-thread {options.files.messages}",
+        # lua-load-per-thread finds a relative path for the first thread only: HAProxy does not start with more threads.
+        f"lua-load {options.files.refuse}",
+        f"lua-load {options.files.messages}",
     ]
     if options.threads:
         lines.append(f"nbthread {options.threads}")
