@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import socket
@@ -35,7 +34,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.shared.bundles import random_vit
-from benchmarks.shared.checkouts import commit_of
+from benchmarks.shared.checkouts import commit_of, environment_of
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -70,11 +69,10 @@ def run_once(checkout: Path, command: str, folder: Path) -> dict[str, Any]:
     """
     result, port = folder / "parts.json", _free_port()
     result.unlink(missing_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "cli")])}
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, str(TIMER), str(result), *words_of(command, folder, port)],
-        env=environment,
+        env=environment_of(checkout),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -111,9 +109,8 @@ def prepare(checkout: Path, folder: Path) -> None:
     Image.effect_noise((32, 32), 64).convert("RGB").save(folder / "photo.png")
     run_once(checkout, "export", folder)
     shutil.move(folder / "written", folder / "bundle")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "cli")])}
     command = [sys.executable, "-m", "gmmvit_cli.main", "repository", "bundle", "-o", "models"]
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run(command, cwd=folder, env=environment_of(checkout), check=True, capture_output=True)
 
 
 def row_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
