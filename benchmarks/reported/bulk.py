@@ -38,11 +38,12 @@ from benchmarks.shared.places import result_of
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bulk.job import cores, open_bulk_runner
+from gmmvit_deploy.bulk.job import open_bulk_runner
 from gmmvit_deploy.bulk.pipeline import decoded_batches
 from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bulk.source import Entry, open_source
 from gmmvit_deploy.progress import Progress
+from gmmvit_deploy.runtime.cores import cores
 
 RUNNER = "onnxruntime"
 LEAST_SHARE = 0.9

@@ -18,7 +18,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import precision_behind
 from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
-from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.variants import open_variant
 
@@ -30,7 +29,6 @@ __all__ = [
     "Job",
     "OpenJob",
     "Outcome",
-    "cores",
     "open_bulk_runner",
     "require_bulk_runner",
     "settings_of",

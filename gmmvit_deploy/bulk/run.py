@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gmmvit_deploy.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bulk.job import Job, cores, open_bulk_runner, require_bulk_runner, settings_of, usual_runner
+from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of, usual_runner
 from gmmvit_deploy.bulk.local import classify_locally
 from gmmvit_deploy.bulk.page import page_of
 from gmmvit_deploy.bulk.plan import Plan, ShardRecord, settled_plan, shard_name
@@ -21,6 +21,7 @@ from gmmvit_deploy.bulk.storage import Claims, Storage
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.image_batches import open_images, require_images
 
 __all__ = ["INDEX_VARIABLE", "LAUNCHERS", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
