@@ -39,6 +39,7 @@ __all__ = [
     "OutputMeaning",
     "OutputRecord",
     "Task",
+    "bundle_of_written_files",
     "open_bundle",
     "tool_versions",
 ]
@@ -316,6 +317,14 @@ def open_bundle(path: Path) -> Bundle:
             raise
         raise BundleError(f"{manifest_path}: expected a manifest of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
     _check_files(path, manifest, hint=_EXPORT_AGAIN)
+    return bundle_of_written_files(path, manifest)
+
+
+def bundle_of_written_files(path: Path, manifest: Manifest) -> Bundle:
+    """Return the bundle in ``path``, whose files this process has hashed already.
+
+    Errors: BundleError as `open_bundle`, for labels and preprocessing.
+    """
     bundle = Bundle(path=path, manifest=manifest)
     _check_contract(bundle)
     return bundle

@@ -60,6 +60,13 @@ class Parts:
 
         return call
 
+    def of_imports(self) -> str:
+        """Return the part of the next import.
+
+        The exporter imports modules of PyTorch and onnxscript that nothing else needs, when it runs.
+        """
+        return "imports by the exporter" if "exporter" in self._open else "imports"
+
     def replace(self, owner: Any, name: str, part: str, key: Function | None = None) -> None:
         """Replace a function of a module by a function that takes its time, unless it is replaced already."""
         if not hasattr(getattr(owner, name), "timed_part"):
@@ -125,7 +132,7 @@ def watch(parts: Parts) -> None:
             nonlocal depth
             depth += 1
             try:
-                return (parts.timed("imports", imported) if depth == 1 else imported)(name, *args, **kwargs)
+                return (parts.timed(parts.of_imports(), imported) if depth == 1 else imported)(name, *args, **kwargs)
             finally:
                 depth -= 1
                 if depth == 0:

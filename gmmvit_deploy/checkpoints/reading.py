@@ -111,13 +111,14 @@ class TensorFile:
         return data
 
 
-def read_tensors(path: Path, weights: WeightsKind | None = None) -> TensorFile:
+def read_tensors(path: Path, weights: WeightsKind | None = None, *, sha256: str = "") -> TensorFile:
     """Read a checkpoint file.
 
     Supports safetensors files and both formats of `torch.save`. A PyTorch file holds a bare state dict, or a dict with
     a state dict under a key of `wrapping.WRAPPER_KEYS`. The function reads only the tensors of this state dict, not the
     state of an optimiser.
     weights: the weights to read; required if the file holds both trained and averaged weights.
+    sha256: the hash of a safetensors file that the caller has compared with the file; without it, the file is hashed.
     Errors: CheckpointError when the file is absent, is damaged, is of an unsupported type or names a function or class
     that no state dict needs, or when ``weights`` is missing or contradicts the file.
     """
@@ -129,13 +130,13 @@ def read_tensors(path: Path, weights: WeightsKind | None = None) -> TensorFile:
             head = file.read(16)
         # The structure is read before the hash: to hash a damaged file of a terabyte, most of it a hole, takes long.
         if _looks_like_safetensors(head, path.stat().st_size):
-            return _from_safetensors(path, weights)
+            return _from_safetensors(path, weights, sha256)
         return _from_pytorch(path, weights)
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
 
 
-def _from_safetensors(path: Path, weights: WeightsKind | None) -> TensorFile:
+def _from_safetensors(path: Path, weights: WeightsKind | None, sha256: str) -> TensorFile:
     refuse_choice(path, weights)
     entries, metadata = _read_safetensors(path)
     if not entries:
@@ -144,7 +145,7 @@ def _from_safetensors(path: Path, weights: WeightsKind | None) -> TensorFile:
     plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
     return TensorFile(
         path=path,
-        sha256=sha256_of_file(path),
+        sha256=sha256 or sha256_of_file(path),
         wrapping="safetensors" + _prefix_in_words(plain.prefix),
         tensors={short: entries[name] for name, short in plain.names.items()},
         metadata=metadata,

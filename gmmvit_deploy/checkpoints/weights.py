@@ -52,7 +52,7 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
         BundleError: the spec in the file differs from the manifest's spec, or tensors are missing, unknown, or of an
             unexpected shape or data type. The message lists the first 12 tensors that do not fit.
     """
-    file = read_tensors(weights)
+    file = read_tensors(weights, sha256=manifest.files.get(weights.name, ""))  # compared when the bundle was opened
     written = file.spec_json()
     reasons = []
     # Two models with different numbers of heads or forms of the mask can have tensors of the same names and shapes.

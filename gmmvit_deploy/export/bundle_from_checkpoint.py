@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gmmvit_deploy import artifacts
-from gmmvit_deploy.artifacts import Bundle, Manifest, open_bundle
+from gmmvit_deploy.artifacts import Bundle, Manifest, bundle_of_written_files
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
@@ -85,15 +86,14 @@ def bundle_from_checkpoint(
     folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
         manifest, noises = _write(folder, loaded, folded, options, image, labels, steps)
-        _write_manifest(folder, manifest)
-        # The comparison reads the bundle from the files on disk, as every later step does.
+        # The comparison reads the graph and the golden logits from the files on disk, as every later step does.
         steps.begin("compare the runtimes with PyTorch")
-        differences, skipped = _prove_numerically(open_bundle(folder), loaded, noises)
+        differences, skipped = _prove_numerically(_written(folder, manifest), loaded, noises)
         manifest.export_parity.update(differences)
         manifest.export_skipped.update(skipped)
-        _write_manifest(folder, manifest)
-        also(open_bundle(folder))
-    return open_bundle(out)
+        bundle = _written(folder, manifest)
+        also(bundle)
+    return replace(bundle, path=out)
 
 
 class _Steps:
@@ -195,9 +195,11 @@ def _write(
     return manifest, noises
 
 
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
+def _written(folder: Path, manifest: Manifest) -> Bundle:
+    """Write the manifest, and return the bundle.  Its files have been hashed from the disk once, for the manifest."""
     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
     (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+    return bundle_of_written_files(folder, Manifest.from_json(json.loads(text)))
 
 
 def _prove_numerically(

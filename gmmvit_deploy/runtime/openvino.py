@@ -6,7 +6,7 @@ The data type in which OpenVINO computes is always set explicitly: OpenVINO's de
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import openvino_library
@@ -16,7 +16,15 @@ from gmmvit_deploy.runtime.openvino_program import Hint
 if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["FUSED_ATTENTION", "OPENVINO_HINTS", "graph_precision", "int8_saturates", "kernels_for_graph", "our_kernels"]
+__all__ = [
+    "FUSED_ATTENTION",
+    "OPENVINO_HINTS",
+    "graph_precision",
+    "int8_saturates",
+    "kernels_for_graph",
+    "kernels_for_model",
+    "our_kernels",
+]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 """Precision → data type in which OpenVINO computes all operators that the graph does not quantise.
@@ -77,6 +85,17 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
         model = openvino.Core().read_model(str(path))
     except RuntimeError as exc:  # the caller gets the same error when OpenVINO compiles the graph
         return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read this graph: {exc}"
+    return _that_take_a_part(kernels, model, why)
+
+
+def kernels_for_model(model: Any, precision: Precision) -> tuple[Kernels | None, str]:
+    """As `kernels_for_graph`, for an ``openvino.Model``, which is not changed.  Errors: as `our_kernels`."""
+    kernels, why = our_kernels(precision)
+    return (None, why) if kernels is None else _that_take_a_part(kernels, model.clone(), why)
+
+
+def _that_take_a_part(kernels: Kernels, model: Any, why: str) -> tuple[Kernels | None, str]:
+    """Return (``kernels``, ``why``), or (None, the reason) if the kernels replace nothing.  Changes the model."""
     attentions = kernels.describe_attention(model)
     if not kernels.fuse_attention(model) + kernels.fuse_norms(model):
         return None, f"our kernel takes no attention of this graph: {attentions}"

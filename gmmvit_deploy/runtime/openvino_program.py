@@ -35,9 +35,10 @@ class OpenVinoProgram:
     kernels: our kernels, from `kernels_from`; None uses OpenVINO's built-in operators only.
     """
 
-    def __init__(self, path: str, *, hint: Hint, threads: int = 0, kernels: Any = None) -> None:
-        """Read and compile the graph at ``path``.
+    def __init__(self, graph: Any, *, hint: Hint, threads: int = 0, kernels: Any = None) -> None:
+        """Compile a graph.
 
+        graph: the path of an ONNX file, or the ``openvino.Model`` that was read from such a file, which is not changed.
         Errors: ImportError without OpenVINO.
         RuntimeError when OpenVINO cannot read or compile the graph, or computes in another type than ``hint``.
         """
@@ -47,7 +48,7 @@ class OpenVinoProgram:
         self._core = openvino.Core()
         if hint == "bf16" and "BF16" not in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise RuntimeError("this CPU has no bf16")
-        self._small = self._core.read_model(path)
+        self._small = self._core.read_model(graph) if isinstance(graph, str) else graph.clone()
         self._hint = hint
         self.threads = threads or cores()
         self.attentions = kernels.describe_attention(self._small) if kernels else ""

@@ -42,6 +42,25 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
         np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=case.atol)
 
 
+def test_an_export_hashes_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of_file(path)
+
+    for each in ("artifacts", "checkpoints.reading", "export.bundle_from_checkpoint", "variants"):
+        monkeypatch.setattr(f"gmmvit_deploy.{each}.sha256_of_file", counted)
+    case = golden(NAMES[0])
+    bundle = bundle_from_checkpoint(case.path, tmp_path / "bundle", cifar_options(), hints=case.hints)
+    expected = [case.path.name, "golden.npz", "labels.txt", "model.onnx", "weights.safetensors"]
+    assert sorted(hashed) == sorted(expected)
+    assert bundle == open_bundle(tmp_path / "bundle")
+    hashed.clear()
+    with EagerRunner(open_bundle(tmp_path / "bundle")):
+        assert sorted(hashed) == sorted(expected[1:])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_eager_is_rebuilt_from_the_bundle_alone(name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     moved = tmp_path / "moved"
