@@ -238,6 +238,7 @@ def run(script: str, *arguments: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.export
+@pytest.mark.matrix
 def test_commands_refuse_code_in_checkpoints_and_loops_in_bundles(tmp_path: Path) -> None:
     for kind, only in (("checkpoint", "code: os.system"), ("bundle", "Loop of")):
         run("hostile.py", "--kind", kind, "--only", only, "--output", str(tmp_path))
@@ -270,6 +271,7 @@ def test_requests_go_through_the_gateway_twice(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.server
+@pytest.mark.matrix
 def test_image_bombs_runs(tmp_path: Path) -> None:
     run("image_bombs.py", "--rounds", "1", "--seconds", "1", "--output", str(tmp_path / "r.json"))
     result = json.loads((tmp_path / "r.json").read_text())

@@ -203,6 +203,7 @@ def test_other_logits_stop_before_after() -> None:
 
 @NEEDS_KERNELS
 @pytest.mark.export
+@pytest.mark.matrix
 def test_mask_cost_runs_and_checks_its_answers(run: Run, tmp_path: Path) -> None:
     run("reported/mask_cost", "--loads", "2", "--family", "vit", "--batch", "1", "--output", str(tmp_path))
     rows = json.loads((tmp_path / "vit.json").read_text())["1"]

@@ -182,6 +182,7 @@ with open_runner("onnxruntime", bundle) as runner:
 """
 
 
+@pytest.mark.matrix
 def test_ten_thousand_images_in_bounded_memory(demo: Demo, tmp_path: Path) -> None:
     """A folder with links to the held-out digits, and a broken image."""
     images = sorted((demo.result.path / "images").glob("*/*.png"))

@@ -58,6 +58,7 @@ def few(digits: Digits, count: int) -> Digits:
 @pytest.mark.server
 @pytest.mark.engine
 @pytest.mark.export
+@pytest.mark.matrix
 def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole demo with a short training, so that the accuracy is only compared between the programs."""
     monkeypatch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))

@@ -42,6 +42,7 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
         np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=case.atol)
 
 
+@pytest.mark.export
 def test_an_export_hashes_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
 
