@@ -17,14 +17,15 @@ _PARTS = 4
 def capacity_table(result: Mapping[str, Any]) -> str:
     """Return a table with a row for each number of servers and utilisation: latency, and the error of the model."""
     lines = [
-        "| servers | requests/s | utilisation | mean, measured | mean, model / measured | p99, measured "
-        "| p99, model / measured |",
-        "|---|---|---|---|---|---|---|",
+        "| servers | requests/s | utilisation | mean, measured | mean, model / measured "
+        "| mean, same arrivals / measured | p99, measured | p99, model / measured | p99, same arrivals / measured |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         cells = [row["servers"], f"{row['rate']:.0f}", f"{row['utilisation']:.0%}"]
         for name in ("mean_ms", "p99_ms"):
-            cells += [f"{row['seen'][name]:.1f} ms", f"{row['model'][name] / row['seen'][name]:.2f}"]
+            seen = row["seen"][name]
+            cells += [f"{seen:.1f} ms", *(f"{row[given][name] / seen:.2f}" for given in ("model", "same_arrivals"))]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
