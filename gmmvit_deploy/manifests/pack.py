@@ -99,6 +99,6 @@ def _tuned_options(file: Path, bundle: str, options: RepositoryOptions) -> Repos
             f"{file}: measured with the bundle {measured[:16]}, but the bundle to pack is {bundle[:16]}",
             hint="type gmmvit tune BUNDLE --bound-ms MS to measure this bundle",
         )
-    # 0 means a thread for each core: in a pod, of the whole machine, and not of the pod's limit.
+    # 0 would mean a thread for each core of the pod's limit, for each instance.
     threads = threads or max(1, cores // instances)
     return replace(options, instances=instances, threads=threads, cpu_kernels="on" if used else "off", **settings)
