@@ -294,6 +294,21 @@ def open_bundle(path: Path) -> Bundle:
     - the labels differ from the labels in the manifest;
     - preprocessing converts the golden images to other pixels than at export.
     """
+    manifest = _read_manifest(path)
+    _check_files(path, manifest, hint=_EXPORT_AGAIN)
+    return _checked(Bundle(path=path, manifest=manifest))
+
+
+def bundle_of_written_files(path: Path) -> Bundle:
+    """Open the bundle in ``path``, whose files this process has just hashed for the manifest.
+
+    Errors: BundleError as `open_bundle`, except for hashes.
+    """
+    return _checked(Bundle(path=path, manifest=_read_manifest(path)))
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a bundle.  Errors: BundleError as `open_bundle`."""
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         problem = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
@@ -316,18 +331,7 @@ def open_bundle(path: Path) -> Bundle:
         if isinstance(exc, BundleError):
             raise
         raise BundleError(f"{manifest_path}: expected a manifest of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
-    _check_files(path, manifest, hint=_EXPORT_AGAIN)
-    return bundle_of_written_files(path, manifest)
-
-
-def bundle_of_written_files(path: Path, manifest: Manifest) -> Bundle:
-    """Return the bundle in ``path``, whose files this process has hashed already.
-
-    Errors: BundleError as `open_bundle`, for labels and preprocessing.
-    """
-    bundle = Bundle(path=path, manifest=manifest)
-    _check_contract(bundle)
-    return bundle
+    return manifest
 
 
 def _export_again(path: Path, data: Mapping[str, Any]) -> str:
@@ -360,8 +364,8 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
             )
 
 
-def _check_contract(bundle: Bundle) -> None:
-    """Check that the labels match the manifest, and that preprocessing produces the same pixels as at export.
+def _checked(bundle: Bundle) -> Bundle:
+    """Return the bundle if its labels match the manifest, and preprocessing produces the same pixels as at export.
 
     Errors: BundleError when a check fails.
     """
@@ -373,7 +377,7 @@ def _check_contract(bundle: Bundle) -> None:
             hint=_EXPORT_AGAIN,
         )
     if bundle.manifest.image.normalisation is None:
-        return
+        return bundle
     problem = preprocessing_problem(bundle.golden_set(), bundle.manifest.image)
     if problem:
         from importlib.metadata import version
@@ -383,3 +387,4 @@ def _check_contract(bundle: Bundle) -> None:
             hint=f"install Pillow {bundle.manifest.versions.get('pillow')}, the version at export (this machine has "
             f"Pillow {version('pillow')}), or export the checkpoint again on this machine",
         )
+    return bundle

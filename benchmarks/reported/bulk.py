@@ -9,8 +9,8 @@ process for each core:
 
 The expected rate is 0.9 of the smaller rate of runner and decoder. If both need the same cores, no program can exceed
 1 / (1 / runner + 1 / decoder), which the result states as ``limit``. The times of starting processes, of compiling and
-of the first batches are not counted: a run of ``bulk`` is measured from the moment at which as many batches are done
-as there are processes, to the last batch, with two shards a process.
+of the first batches are not counted: a run of ``bulk`` is measured from the moment at which twice as many batches are
+done as there are processes, to the last batch, with two shards a process.
 
     python benchmarks/reported/bulk.py [--rounds 5] [--output RESULT]
 """
@@ -43,12 +43,15 @@ from gmmvit_deploy.bulk.job import open_bulk_runner
 from gmmvit_deploy.bulk.pipeline import decoded_batches
 from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bulk.source import Entry, open_source
+from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtime.cores import cores
 
 RUNNER = "onnxruntime"
 LEAST_SHARE = 0.9
 _SHARDS_A_PROCESS = 2
+_LEAST_BATCHES = 8
+"""Batches of a process: two are not counted."""
 
 
 def photo_like(folder: Path, count: int) -> Path:
@@ -67,10 +70,11 @@ def photo_like(folder: Path, count: int) -> Path:
 def rate_of(events: list[tuple[float, int]], processes: int) -> float:
     """Return images a second between two of the (time, images done), each of which ends a batch of a process.
 
-    The processes end their first batches at almost the same moment. Counted from the first of them, the other first
-    batches would seem to take no time; so the rate counts from the last of them.
+    The processes start together, so their first batches end at almost the same moment. Counted from the first of them,
+    the others would seem to take no time. The rate counts from the last of the second batches, when a process that
+    started a little later works too.
     """
-    (first_at, first), (last_at, last) = events[processes - 1], events[-1]
+    (first_at, first), (last_at, last) = events[2 * processes - 1], events[-1]
     return (last - first) / (last_at - first_at)
 
 
@@ -161,6 +165,9 @@ def main() -> None:
     parser.add_argument("--jpeg", type=int, default=1024, metavar="IMAGES")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
+    least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
+    if min(arguments.png, arguments.jpeg) < least:
+        parser.error(f"on {cores()} cores, type at least --png {least} and --jpeg {least}")
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(cores())
     with (

@@ -8,7 +8,7 @@ Two numbers of the model are measured: the capacity of a server (closed loop, 32
 add to a request (an idle server). Then the script measures mean and 99th percentile of the latency at several
 utilisations, and compares them with the model. The model states the latency of a run without an end; at a high
 utilisation, a run of some seconds can be far from it by chance. So the script also computes what a queue of these
-instances gives with the very arrivals of the run (*same arrivals*), which leaves chance out.
+instances gives with the very arrivals of the run (*same arrivals*), which leaves out the chance of the arrivals.
 
     python benchmarks/reported/capacity_plan.py [--seconds 20] [--output RESULT]
 """
@@ -115,7 +115,11 @@ def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def queued(due: Sequence[float], station: Station, servers: int) -> dict[str, float]:
-    """Return the latency of arrivals that servers get in turn, each with its queue, as `measured` does."""
+    """Return the latency in a computed queue.
+
+    The servers get the requests in turn, and each request takes the instance of its server that is free first. The
+    first second is left out, as in `measured`.
+    """
     free = [[0.0] * station.instances for _ in range(servers)]
     times = []
     for number, at in enumerate(due):

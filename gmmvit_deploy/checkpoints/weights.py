@@ -46,6 +46,7 @@ def bytes_from_model(model: Model) -> bytes:
 def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
     """Build the model that the manifest's spec describes, and fill the model with the tensors of the weights file.
 
+    manifest: of the opened bundle that holds ``weights``: opening the bundle has compared the file with its hash.
     Returns the model in evaluation mode, float32, on the CPU.
     Errors:
         CheckpointError: the file cannot be read.

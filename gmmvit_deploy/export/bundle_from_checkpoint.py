@@ -199,7 +199,7 @@ def _written(folder: Path, manifest: Manifest) -> Bundle:
     """Write the manifest, and return the bundle.  Its files have been hashed from the disk once, for the manifest."""
     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
     (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
-    return bundle_of_written_files(folder, Manifest.from_json(json.loads(text)))
+    return bundle_of_written_files(folder)
 
 
 def _prove_numerically(

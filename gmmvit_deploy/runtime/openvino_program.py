@@ -48,7 +48,7 @@ class OpenVinoProgram:
         self._core = openvino.Core()
         if hint == "bf16" and "BF16" not in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise RuntimeError("this CPU has no bf16")
-        self._small = self._core.read_model(graph) if isinstance(graph, str) else graph.clone()
+        self._small = graph.clone() if isinstance(graph, openvino.Model) else self._core.read_model(graph)
         self._hint = hint
         self.threads = threads or cores()
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
