@@ -296,7 +296,9 @@ def open_bundle(path: Path) -> Bundle:
     """
     manifest = _read_manifest(path)
     _check_files(path, manifest, hint=_EXPORT_AGAIN)
-    return _checked(Bundle(path=path, manifest=manifest))
+    bundle = Bundle(path=path, manifest=manifest)
+    _check_contract(bundle)
+    return bundle
 
 
 def bundle_of_written_files(path: Path) -> Bundle:
@@ -304,7 +306,9 @@ def bundle_of_written_files(path: Path) -> Bundle:
 
     Errors: BundleError as `open_bundle`, except for hashes.
     """
-    return _checked(Bundle(path=path, manifest=_read_manifest(path)))
+    bundle = Bundle(path=path, manifest=_read_manifest(path))
+    _check_contract(bundle)
+    return bundle
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -364,8 +368,8 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
             )
 
 
-def _checked(bundle: Bundle) -> Bundle:
-    """Return the bundle if its labels match the manifest, and preprocessing produces the same pixels as at export.
+def _check_contract(bundle: Bundle) -> None:
+    """Check that the labels match the manifest, and that preprocessing produces the same pixels as at export.
 
     Errors: BundleError when a check fails.
     """
@@ -377,7 +381,7 @@ def _checked(bundle: Bundle) -> Bundle:
             hint=_EXPORT_AGAIN,
         )
     if bundle.manifest.image.normalisation is None:
-        return bundle
+        return
     problem = preprocessing_problem(bundle.golden_set(), bundle.manifest.image)
     if problem:
         from importlib.metadata import version
@@ -387,4 +391,3 @@ def _checked(bundle: Bundle) -> Bundle:
             hint=f"install Pillow {bundle.manifest.versions.get('pillow')}, the version at export (this machine has "
             f"Pillow {version('pillow')}), or export the checkpoint again on this machine",
         )
-    return bundle

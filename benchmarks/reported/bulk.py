@@ -87,7 +87,7 @@ def bulk_rate(bundle: Bundle, source: Path, folder: Path, images: int) -> float:
             events.append((time.monotonic(), event.done))
 
     shutil.rmtree(folder, ignore_errors=True)
-    size = max(bundle.manifest.max_batch, images // (_SHARDS_A_PROCESS * cores()))
+    size = images // (_SHARDS_A_PROCESS * cores())
     classify_source(bundle.path, str(source), str(folder), runner=RUNNER, shard_images=size, on_progress=on_progress)
     return rate_of(events, cores())
 
@@ -159,13 +159,13 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
 
 
 def main() -> None:
+    least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--png", type=int, default=4096, metavar="IMAGES")
-    parser.add_argument("--jpeg", type=int, default=1024, metavar="IMAGES")
+    parser.add_argument("--png", type=int, default=max(4096, least), metavar="IMAGES")
+    parser.add_argument("--jpeg", type=int, default=max(1024, least), metavar="IMAGES")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parser.parse_args()
-    least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
     if min(arguments.png, arguments.jpeg) < least:
         parser.error(f"on {cores()} cores, type at least --png {least} and --jpeg {least}")
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -86,12 +86,14 @@ def bundle_from_checkpoint(
     folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
         manifest, noises = _write(folder, loaded, folded, options, image, labels, steps)
+        _write_manifest(folder, manifest)
+        bundle = bundle_of_written_files(folder)
         # The comparison reads the graph and the golden logits from the files on disk, as every later step does.
         steps.begin("compare the runtimes with PyTorch")
-        differences, skipped = _prove_numerically(_written(folder, manifest), loaded, noises)
-        manifest.export_parity.update(differences)
-        manifest.export_skipped.update(skipped)
-        bundle = _written(folder, manifest)
+        differences, skipped = _prove_numerically(bundle, loaded, noises)
+        bundle.manifest.export_parity.update(differences)
+        bundle.manifest.export_skipped.update(skipped)
+        _write_manifest(folder, bundle.manifest)
         also(bundle)
     return replace(bundle, path=out)
 
@@ -195,11 +197,9 @@ def _write(
     return manifest, noises
 
 
-def _written(folder: Path, manifest: Manifest) -> Bundle:
-    """Write the manifest, and return the bundle.  Its files have been hashed from the disk once, for the manifest."""
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
     (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
-    return bundle_of_written_files(folder)
 
 
 def _prove_numerically(

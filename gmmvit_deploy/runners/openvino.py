@@ -11,7 +11,7 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.runner import InspectableGraph, Inspection, Runner
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, kernels_for_model
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels, why_unused
 from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.writing import sha256_of_file
 
@@ -63,24 +63,19 @@ class OpenVinoRunner(Runner):
         self.precision = precision
         self.graph = variant
         self.version = str(openvino.__version__)
-        try:
-            model = openvino.Core().read_model(str(variant.path))
-        except RuntimeError as exc:
-            raise self._unloadable(variant, exc) from exc
         ours = None
         if kernels:
             self.name = "openvino+kernels"
             self.own_kernels = True
-            ours, why = kernels_for_model(model, precision)
+            ours, why = our_kernels(precision)
             if ours is None:
-                raise RunnerUnavailableError(
-                    f"runner {self.label} cannot run here: {why}",
-                    hint="type --runner openvino to run the same graph with OpenVINO's operators, without this "
-                    "project's kernels",
-                )
+                raise self._without_kernels(why)
         self._arithmetic = ours.arithmetic if ours else ""
         self._instruction_set = ours.instruction_set if ours else ""
         try:
+            model = openvino.Core().read_model(str(variant.path))
+            if ours is not None and (unused := why_unused(ours, model)):
+                raise self._without_kernels(unused)
             self.program = OpenVinoProgram(model, hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours)
         # RuntimeError comes from OpenVINO for a graph that OpenVINO cannot load, and from `OpenVinoProgram` for a CPU
         # without bf16.
@@ -89,10 +84,14 @@ class OpenVinoRunner(Runner):
                 raise RunnerUnavailableError(
                     f"runner openvino: {exc}", hint="choose fp32 or int8, which run on every x86 CPU"
                 ) from exc
-            raise self._unloadable(variant, exc) from exc
+            raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load the graph: {exc}") from exc
 
-    def _unloadable(self, variant: Variant, exc: RuntimeError) -> BundleError:
-        return BundleError(f"{variant.path}: OpenVINO {self.version} cannot load the graph: {exc}")
+    def _without_kernels(self, why: str) -> RunnerUnavailableError:
+        return RunnerUnavailableError(
+            f"runner {self.label} cannot run here: {why}",
+            hint="type --runner openvino to run the same graph with OpenVINO's operators, without this project's "
+            "kernels",
+        )
 
     @property
     def settings(self) -> dict[str, str]:

@@ -22,8 +22,8 @@ __all__ = [
     "graph_precision",
     "int8_saturates",
     "kernels_for_graph",
-    "kernels_for_model",
     "our_kernels",
+    "why_unused",
 ]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
@@ -85,21 +85,20 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
         model = openvino.Core().read_model(str(path))
     except RuntimeError as exc:  # the caller gets the same error when OpenVINO compiles the graph
         return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read this graph: {exc}"
-    return _that_take_a_part(kernels, model, why)
+    unused = why_unused(kernels, model)
+    return (None, unused) if unused else (kernels, why)
 
 
-def kernels_for_model(model: Any, precision: Precision) -> tuple[Kernels | None, str]:
-    """As `kernels_for_graph`, for an ``openvino.Model``, which is not changed.  Errors: as `our_kernels`."""
-    kernels, why = our_kernels(precision)
-    return (None, why) if kernels is None else _that_take_a_part(kernels, model.clone(), why)
+def why_unused(kernels: Kernels, model: Any) -> str:
+    """Return why the kernels compute no part of an ``openvino.Model``, or an empty string if they compute a part.
 
-
-def _that_take_a_part(kernels: Kernels, model: Any, why: str) -> tuple[Kernels | None, str]:
-    """Return (``kernels``, ``why``), or (None, the reason) if the kernels replace nothing.  Changes the model."""
+    The model is not changed.
+    """
+    model = model.clone()
     attentions = kernels.describe_attention(model)
-    if not kernels.fuse_attention(model) + kernels.fuse_norms(model):
-        return None, f"our kernel takes no attention of this graph: {attentions}"
-    return kernels, why
+    if kernels.fuse_attention(model) + kernels.fuse_norms(model):
+        return ""
+    return f"our kernel takes no attention of this graph: {attentions}"
 
 
 def graph_precision(precision: Precision) -> Precision:
