@@ -7,7 +7,8 @@ The checkpoint is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 cl
     classify    until the classes of a PNG file, in this machine's best runner
     serve       until the server is ready
 
-Each command runs in a new process, which ``benchmarks/shared/timed_parts.py`` divides into parts. ``repeated`` lists
+Each command runs in a new process, which ``benchmarks/shared/timed_parts.py`` divides into parts. The time before and
+after the command, in which Python starts and frees its objects, is a part of its own. ``repeated`` lists
 the sessions, compilations and digests of the same bytes that the process computed more than once. With ``--before``, a
 second checkout of the project takes turns with this checkout in each round, and the ratio is after / before.
 
@@ -46,6 +47,7 @@ from gmmvit_deploy.serving.local_http import answers
 TIMER = ROOT / "benchmarks" / "shared" / "timed_parts.py"
 COMMANDS = ("export", "parity", "classify", "serve")
 BEFORE, AFTER = "before", "after"
+START_AND_END = "start and end of the process"
 _LIMIT_S = 300.0
 
 
@@ -93,7 +95,10 @@ def run_once(checkout: Path, command: str, folder: Path) -> dict[str, Any]:
     written = json.loads(result.read_text(encoding="utf-8"))
     if written["status"] not in (0, None) and not (command == "serve" and written["status"] == 128 + signal.SIGTERM):
         raise SystemExit(f"{checkout}: gmmvit {command} ended with status {written['status']}:\n{text}")
-    return {"seconds": seconds, **{name: written[name] for name in ("parts", "counts", "repeated")}}
+    parts = written["parts"]
+    if command != "serve":
+        parts[START_AND_END] = seconds - sum(parts.values())
+    return {"seconds": seconds, "parts": parts, "counts": written["counts"], "repeated": written["repeated"]}
 
 
 def _free_port() -> int:

@@ -7,6 +7,7 @@ import typer
 
 from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
 from gmmvit_cli.convert import converted, note_disagreements, print_variants
+from gmmvit_cli.garbage import collect_rarely
 from gmmvit_cli.models import (
     ARCHITECTURE,
     CHANNELS,
@@ -225,6 +226,7 @@ def export(
     require_calibration(precisions, calibration)
     variants: list[Variant] = []
     require_checkpoint(checkpoint)
+    collect_rarely()
     with progress("export") as on_progress:
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 

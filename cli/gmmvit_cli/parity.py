@@ -8,6 +8,7 @@ import typer
 
 from gmmvit_cli.access import CA, KEY_FILE, access_from, default_urls
 from gmmvit_cli.choices import choice_from, complete
+from gmmvit_cli.garbage import collect_rarely
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
 from gmmvit_cli.output import JSON_OPTION, MESSAGES, complain, note, print_json, print_table
@@ -99,6 +100,7 @@ def parity(
     images of --data. The exit status is 1 if a check fails.
     """
     require_output_file(report, force=force)
+    collect_rarely()
     with progress("parity") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.pages import require_page

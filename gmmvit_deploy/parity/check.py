@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,8 @@ def check_parity(
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
         samples = _samples(bundle, reference, stream)
-    reports = [tally.report(reference, kept, samples, on_progress) for tally in tallies]
+    checked: dict[Path, list[str]] = {}
+    reports = [tally.report(reference, kept, samples, checked, on_progress) for tally in tallies]
     return ParityReport(
         bundle=described_bundle(bundle),
         versions=tool_versions(),
@@ -238,9 +240,17 @@ class _Tally:
         return self._recorded.get(key) if of_random is None else of_random
 
     def report(
-        self, reference: Reference, kept: dict[str, _Known], samples: Sequence[Sample], on_progress: OnProgress
+        self,
+        reference: Reference,
+        kept: dict[str, _Known],
+        samples: Sequence[Sample],
+        checked: dict[Path, list[str]],
+        on_progress: OnProgress,
     ) -> RunnerReport:
-        """Judge the collected results, and run the checks that send further batches to the runner."""
+        """Judge the collected results, and run the checks that send further batches to the runner.
+
+        checked: as in `check_preprocessing`.
+        """
         runner, bundle, sets = self._runner, self._bundle, self.sets()
         random = kept["random"]
         limit = next(numbers.limit for numbers in sets if numbers.inputs == "random")
@@ -260,7 +270,7 @@ class _Tally:
             )
         )
         checks.append(self._checked_calibration(samples, on_progress))
-        checks.append(check_preprocessing(bundle, runner, widest, samples=samples))
+        checks.append(check_preprocessing(bundle, runner, widest, samples=samples, checked=checked))
         if runner.server is not None:
             checks.append(
                 check_served(

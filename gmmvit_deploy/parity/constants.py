@@ -5,7 +5,7 @@ Folding computes each mask and bias once from the trained weights, and stores th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -28,16 +28,15 @@ def check_constants(bundle: Bundle, model: Model) -> Check:
     model: the network rebuilt from the bundle's weights.
     """
     folded = fold(model, recorded_passes(model.spec, bundle.manifest.folding))
-    reasons = []
-    for kind, constants, records in (
-        ("mask", folded.masks, bundle.manifest.masks),
-        ("bias", folded.biases, bundle.manifest.biases),
-    ):
-        reasons += _manifest_problems(kind, constants, records)
+    reasons, of_graph = [], []
     try:
-        prove_folded(onnx.load(bundle.onnx_path), folded, foreign=model.foreign)
+        masks, biases = map(_digests, prove_folded(onnx.load(bundle.onnx_path), folded, foreign=model.foreign))
     except ExportError as exc:
-        reasons.append(f"{bundle.onnx_path.name}: {exc}")
+        of_graph = [f"{bundle.onnx_path.name}: {exc}"]
+        masks, biases = _digests_of(folded.masks), _digests_of(folded.biases)
+    for kind, expected, records in (("mask", masks, bundle.manifest.masks), ("bias", biases, bundle.manifest.biases)):
+        reasons += _manifest_problems(kind, expected, _digests(records))
+    reasons += of_graph
     count = len(folded.masks) + len(folded.biases)
     return Check(
         name="constants",
@@ -56,9 +55,16 @@ def _equal(count: int) -> str:
     return f"{count} masks and biases in the graph equal those folded from the weights, bit for bit"
 
 
-def _manifest_problems(kind: str, constants: Sequence[FoldedConstant], records: Sequence[ConstantRecord]) -> list[str]:
-    recorded = {record.layer: record.trained_sha256 for record in records}
-    expected = {constant.layer: sha256_of_bytes(bytes_of_array(constant.trained)) for constant in constants}
+def _digests(records: Sequence[ConstantRecord]) -> dict[str, str]:
+    """Return name of a layer → SHA-256 of the layer's trained constant."""
+    return {record.layer: record.trained_sha256 for record in records}
+
+
+def _digests_of(constants: Sequence[FoldedConstant]) -> dict[str, str]:
+    return {constant.layer: sha256_of_bytes(bytes_of_array(constant.trained)) for constant in constants}
+
+
+def _manifest_problems(kind: str, expected: Mapping[str, str], recorded: Mapping[str, str]) -> list[str]:
     return [
         f"{layer}: the {kind} in the manifest differs from the {kind} folded from the weights: "
         f"expected {_short(expected.get(layer))}, got {_short(recorded.get(layer))}"

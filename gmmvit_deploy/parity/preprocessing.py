@@ -80,10 +80,19 @@ _FITS = (
 """The ways to try when pixels differ, in addition to each way with the crop_pct of the bundle."""
 
 
-def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples: Sequence[Sample] = ()) -> Check:
+def check_preprocessing(
+    bundle: Bundle,
+    runner: Runner,
+    limit: Limit,
+    *,
+    samples: Sequence[Sample] = (),
+    checked: dict[Path, list[str]] | None = None,
+) -> Check:
     """Check preprocessing in this package, in the runner's graph and on the runner's server.
 
     limit: the limit for the distance of the runner's logits.  samples: real images to send to the server.
+    checked: path of a graph → problems with its normalisation. A graph in it is not run again, and the graph of the
+    runner is added: runners of the same graph share the dict.
     Errors: every error that the server's client raises.
     """
     spec = bundle.manifest.image
@@ -97,7 +106,10 @@ def check_preprocessing(bundle: Bundle, runner: Runner, limit: Limit, *, samples
         reasons.append(f"here: {problem}")
     if bundle.manifest.input_kind == "pixels" and runner.graph is not None:
         seen.append("the graph normalises with the manifest's mean and std")
-        reasons += _graph_problems(runner.graph.path, golden, spec)
+        checked, path = {} if checked is None else checked, runner.graph.path
+        if path not in checked:
+            checked[path] = _graph_problems(path, golden, spec)
+        reasons += checked[path]
     if runner.server is not None:
         sent = min(len(samples), _MOST_SENT)
         try:

@@ -8,6 +8,7 @@ run on the golden inputs. The other checks need PyTorch's logits of further inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,18 +56,25 @@ def check_against_stored(
     Errors: every error that a runner raises.
     """
     golden, stored = golden_batch(bundle)
+    checked: dict[Path, list[str]] = {}
     return ParityReport(
         bundle=described_bundle(bundle),
         versions=tool_versions(),
         data=None,
         checks=tuple(skipped_check(name, f"needs the model in PyTorch: {why}") for name in _OF_BUNDLE),
-        runners=tuple(_report(bundle, runner, golden, stored, why, on_progress) for runner in runners),
+        runners=tuple(_report(bundle, runner, golden, stored, why, checked, on_progress) for runner in runners),
         skipped=tuple(skipped),
     )
 
 
 def _report(
-    bundle: Bundle, runner: Runner, golden: Batch, stored: NDArray[Any], why: str, on_progress: OnProgress
+    bundle: Bundle,
+    runner: Runner,
+    golden: Batch,
+    stored: NDArray[Any],
+    why: str,
+    checked: dict[Path, list[str]],
+    on_progress: OnProgress,
 ) -> RunnerReport:
     on_progress(Progress(f"{runner.name}: golden inputs"))
     logits = runner.rows(golden.inputs)
@@ -89,7 +97,7 @@ def _report(
         skipped_check("accuracy", needs_model),
         check_invariance(runner, golden.inputs, stored, numbers.limit, on_progress=progress),
         skipped_check("calibration", _no_calibration(runner, why if record else "")),
-        check_preprocessing(bundle, runner, numbers.limit),
+        check_preprocessing(bundle, runner, numbers.limit, checked=checked),
         _served(bundle, runner, golden, stored, numbers.limit, progress),
         skipped_check("localize", f"needs the model in PyTorch: {why}"),
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from gmmvit_deploy.artifacts import Bundle
@@ -28,7 +28,7 @@ from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.access import NO_ACCESS, Access
 from gmmvit_deploy.runtime.onnxruntime import fused_graph
-from gmmvit_deploy.runtime.openvino import graph_precision
+from gmmvit_deploy.runtime.openvino import graph_precision, read_graph
 from gmmvit_deploy.runtime.server_url import protocol_of
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.variants import Variant, open_variant
@@ -66,10 +66,12 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
     def onnxruntime(*, kernels: bool) -> Runner:
         return OnnxRuntimeRunner(bundle, variant=variant, kernels=kernels)
 
+    read = cache(read_graph)  # both runners of OpenVINO run the same graph
+
     def openvino(*, kernels: bool) -> Runner:
         precision = graph_precision(variant.precision)
         graph = variant if precision == variant.precision else open_variant(bundle, precision)
-        return OpenVinoRunner(bundle, graph, precision=variant.precision, kernels=kernels)
+        return OpenVinoRunner(bundle, graph, precision=variant.precision, kernels=kernels, read=read)
 
     runtimes = {OnnxRuntimeRunner.name: onnxruntime, OpenVinoRunner.name: openvino}
     return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
@@ -11,8 +12,8 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.runner import InspectableGraph, Inspection, Runner
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels, why_unused
-from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels, read_graph
+from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram, UnusedKernelsError
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ class OpenVinoRunner(Runner):
         precision: Precision = "fp32",
         threads: int = 0,
         kernels: bool = False,
+        read: Callable[[Path], Any] = read_graph,
     ) -> None:
         """Load and compile a graph.
 
         variant: the int8 graph for int8, the float32 graph for fp32 and bf16.
         threads: number of threads; 0 uses a thread per core.  kernels: True to use this project's CPU kernels.
+        read: a function with the arguments and errors of `read_graph`; runners of the same file can share what it read.
         Errors: RunnerUnavailableError when OpenVINO or this CPU does not support the precision, or when ``kernels`` is
         True and this project's CPU kernels are not available.
         BundleError when OpenVINO cannot load the graph.
@@ -73,10 +76,11 @@ class OpenVinoRunner(Runner):
         self._arithmetic = ours.arithmetic if ours else ""
         self._instruction_set = ours.instruction_set if ours else ""
         try:
-            model = openvino.Core().read_model(str(variant.path))
-            if ours is not None and (unused := why_unused(ours, model)):
-                raise self._without_kernels(unused)
-            self.program = OpenVinoProgram(model, hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours)
+            self.program = OpenVinoProgram(
+                read(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
+            )
+        except UnusedKernelsError as exc:
+            raise self._without_kernels(str(exc)) from exc
         # RuntimeError comes from OpenVINO for a graph that OpenVINO cannot load, and from `OpenVinoProgram` for a CPU
         # without bf16.
         except RuntimeError as exc:

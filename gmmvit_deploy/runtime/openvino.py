@@ -23,7 +23,7 @@ __all__ = [
     "int8_saturates",
     "kernels_for_graph",
     "our_kernels",
-    "why_unused",
+    "read_graph",
 ]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
@@ -58,6 +58,15 @@ def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "this CPU has no VNNI, so OpenVINO adds pairs of int8 products in 16 bits, which can saturate"
 
 
+def read_graph(path: Path) -> Any:
+    """Read an ONNX file as an ``openvino.Model``.
+
+    Errors: RuntimeError when OpenVINO cannot read the file.  MissingDependencyError when OpenVINO is not installed.
+    """
+    openvino = require("openvino", package="openvino", extra="openvino")
+    return openvino.Core().read_model(str(path))
+
+
 def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
     """Load this project's CPU kernels for OpenVINO.
 
@@ -82,23 +91,13 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
         return None, why
     openvino = require("openvino", package="openvino", extra="openvino")
     try:
-        model = openvino.Core().read_model(str(path))
+        model = read_graph(path)
     except RuntimeError as exc:  # the caller gets the same error when OpenVINO compiles the graph
         return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read this graph: {exc}"
-    unused = why_unused(kernels, model)
-    return (None, unused) if unused else (kernels, why)
-
-
-def why_unused(kernels: Kernels, model: Any) -> str:
-    """Return why the kernels compute no part of an ``openvino.Model``, or an empty string if they compute a part.
-
-    The model is not changed.
-    """
-    model = model.clone()
     attentions = kernels.describe_attention(model)
     if kernels.fuse_attention(model) + kernels.fuse_norms(model):
-        return ""
-    return f"our kernel takes no attention of this graph: {attentions}"
+        return kernels, why
+    return None, f"our kernel takes no attention of this graph: {attentions}"
 
 
 def graph_precision(precision: Precision) -> Precision:

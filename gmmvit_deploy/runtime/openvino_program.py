@@ -19,11 +19,15 @@ import numpy as np
 # A relative import also works in the folder of a served model, where the package has another name.
 from .cores import allowed_processors, cores
 
-__all__ = ["CHUNK", "Hint", "OpenVinoProgram"]
+__all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 
 Hint = Literal["f32", "bf16"]
 CHUNK = 16
 """The maximum number of rows in a chunk."""
+
+
+class UnusedKernelsError(Exception):
+    """Our kernels were requested, but replace no operator of the graph.  The message gives the reasons."""
 
 
 class OpenVinoProgram:
@@ -40,6 +44,7 @@ class OpenVinoProgram:
 
         graph: the path of an ONNX file, or the ``openvino.Model`` that was read from such a file, which is not changed.
         Errors: ImportError without OpenVINO.
+        UnusedKernelsError before the graph is compiled, when ``kernels`` replace no operator of the graph.
         RuntimeError when OpenVINO cannot read or compile the graph, or computes in another type than ``hint``.
         """
         import openvino
@@ -56,6 +61,8 @@ class OpenVinoProgram:
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
         self._whole = self._small.clone()  # for full chunks: only these have enough rows for our norms to be faster
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
+        if kernels and not self.fused_attentions + self.fused_norms:
+            raise UnusedKernelsError(f"our kernel takes no attention of this graph: {self.attentions}")
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()

@@ -40,6 +40,20 @@ def test_help_lists_the_commands_and_stays_light() -> None:
     assert answer.stdout.endswith("status 0 heavy []\n")
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(("words", "rare"), [(["parity", "missing"], True), (["--version"], False)])
+def test_the_end_of_a_process_collects_no_garbage(words: list[str], rare: bool) -> None:
+    code = (
+        "import atexit, gc, sys; usual = gc.get_threshold()\n"
+        "atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() > 0, gc.get_threshold() > usual))\n"
+        f"sys.argv = ['gmmvit', *{words}]\n"
+        "from gmmvit_cli.main import main\n"
+        "main()"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert answer.stdout.splitlines()[-1] == f"False True {rare}"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(command: str, gmmvit: Gmmvit) -> None:
     answer = gmmvit(command, "--help")

@@ -93,7 +93,7 @@ def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
 
 
 def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool) -> Any:
-    from gmmvit_openvino.openvino_program import OpenVinoProgram
+    from gmmvit_openvino.openvino_program import OpenVinoProgram, UnusedKernelsError
 
     if not kernels:
         _log_attention("OpenVINO", kernels)
@@ -102,11 +102,12 @@ def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool
 
     ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
     _require_kernels("" if ours else why)
-    program = OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
-    if not program.fused_attentions + program.fused_norms:
-        _require_kernels(f"our kernels replace no operator of this model.onnx: {program.attentions}")
     _log_attention("OpenVINO", kernels)
-    return program
+    try:
+        return OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
+    except UnusedKernelsError as exc:
+        _require_kernels(str(exc))
+        raise
 
 
 def _require_kernels(why: str) -> None:
