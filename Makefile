@@ -55,7 +55,7 @@ hooks: $(INSTALLED)
 release: $(INSTALLED)
 	PYTHONPATH=.ci $(BIN)/python -m release $(ARGS)
 
-# In this order; fastest_gpu.py needs a GPU, before_after.py a second checkout.
+# In this order; fastest_gpu.py and masked_attention_gpu.py need a GPU, before_after.py a second checkout.
 BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
   settings/spinning reported/served rejected/low_rank reported/where_time_goes rejected/shared_memory rejected/layouts \
   rejected/rotation_as_rows rejected/shifted_patches_as_convolution reported/startup reported/timm_models \
@@ -65,8 +65,9 @@ BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings repo
 
 bench: $(INSTALLED)
 	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done
-	@if nvidia-smi >/dev/null 2>&1; then $(BIN)/python benchmarks/reported/fastest_gpu.py; \
-	else echo "no GPU here: fastest_gpu.py is left out"; fi
+	@if nvidia-smi >/dev/null 2>&1; then \
+	  for script in fastest_gpu masked_attention_gpu; do $(BIN)/python benchmarks/reported/$$script.py; done; \
+	else echo "no GPU here: fastest_gpu.py and masked_attention_gpu.py are left out"; fi
 
 clean:
 	rm -rf .venv .venv-kserve demo-output dist docs/site docs/.cache

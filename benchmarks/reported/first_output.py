@@ -4,7 +4,7 @@ The checkpoint is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 cl
 
     export      until the bundle is written
     parity      until the verdict of the default runners
-    classify    until the classes of a PNG file, in this machine's best runner
+    classify    until the process that classified a PNG file ends, in this machine's best runner
     serve       until the server is ready
 
 Each command runs in a new process, which ``benchmarks/shared/timed_parts.py`` divides into parts. The time before and

@@ -52,7 +52,7 @@ _NETWORK_IMAGES = 40
 
 
 def photograph(seed: int) -> bytes:
-    """Return a JPEG of smooth shapes with noise, about 5 MB, as a camera writes."""
+    """Return a JPEG of smooth shapes with noise, about 2 MB."""
     generator = np.random.default_rng(seed)
     small = Image.fromarray(generator.integers(0, 256, (30, 40, 3), dtype=np.uint8))
     smooth = np.asarray(small.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.int16)

@@ -10,10 +10,11 @@ client sends one image a request over gRPC, and waits for the answer. All steps 
     served          the network, called with this project's client (`TritonConnection`)
     image           the ensemble, which also decodes a PNG file
 
-The script measures a bundle whose input is pixels (uint8), and a bundle whose input is a normalised tensor (float32).
+The script measures a bundle whose input is pixels (uint8), and a bundle whose input is a normalised tensor (float32),
+each in ONNX Runtime and in OpenVINO.
 The client and the server share the machine's cores. The answers are compared with PyTorch's float64 logits.
 
-    python benchmarks/reported/one_image.py [--rounds 20] [--requests 100] [--output RESULT]
+    python benchmarks/reported/one_image.py [--runtime onnxruntime] [--rounds 20] [--requests 100] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.runners.open import open_runners
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
@@ -96,8 +97,9 @@ def tritonclient_run(client: Any, kind: Kind, inputs: Any) -> Run:
     return run
 
 
-def measured(bundle: Bundle, kind: Kind, folder: Path, rounds: int, requests: int) -> dict[str, Any]:
-    repository = repository_from_bundle(bundle, folder / f"{kind}-models", RepositoryOptions(cpu_kernels="auto"))
+def measured(bundle: Bundle, kind: Kind, runtime: Runtime, folder: Path, rounds: int, requests: int) -> dict[str, Any]:
+    choices = RepositoryOptions(runtime=runtime, cpu_kernels="auto")
+    repository = repository_from_bundle(bundle, folder / f"{kind}-{runtime}", choices)
     add_empty_model(repository.path)
     shape = (_INPUTS, *bundle.manifest.image.pixels_shape)
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -108,7 +110,7 @@ def measured(bundle: Bundle, kind: Kind, folder: Path, rounds: int, requests: in
         options = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
         server = stack.enter_context(TritonServer(repository.path, options=options))
         plus = "+kernels" if repository.cpu_kernels.used else ""
-        names = [f"onnxruntime{plus}", "triton-grpc"]
+        names = [f"{runtime}{plus}", "triton-grpc"]
         local, served = stack.enter_context(open_runners(names, bundle, urls=[server.grpc_url]))
         if served.server is None:
             raise SystemExit("the runner triton-grpc has no server")
@@ -190,6 +192,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=100, help="requests of each step in a round")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
+    parser.add_argument("--runtime", choices=get_args(Runtime), action="append", help="only this runtime; repeatable")
     arguments = parser.parse_args()
     conditions = {"rounds": arguments.rounds, "requests": arguments.requests, "target_over_in_process_ms": TARGET_MS}
     with run_card.written(arguments.output, "one_image.py", **conditions) as results:
@@ -198,11 +201,13 @@ def main() -> None:
             folder = Path(temporary)
             for kind in get_args(Kind):
                 bundle = digits_bundle(folder, kind)
-                row = measured(bundle, kind, folder, arguments.rounds, arguments.requests)
-                results["inputs"][kind] = row
-                for name, step in row["steps"].items():
-                    over = step["over_in_process_ms"]["median"]
-                    print(f"{kind}: {name}: {step['ms']:.3f} ms, {over:+.3f} ms over in process")
+                for runtime in arguments.runtime or get_args(Runtime):
+                    row = measured(bundle, kind, runtime, folder, arguments.rounds, arguments.requests)
+                    label = f"{kind}, {row['runtime']}"
+                    results["inputs"][label] = row
+                    for name, step in row["steps"].items():
+                        over = step["over_in_process_ms"]["median"]
+                        print(f"{label}: {name}: {step['ms']:.3f} ms, {over:+.3f} ms over in process")
 
 
 if __name__ == "__main__":

@@ -133,17 +133,25 @@ def as_released(model: Model) -> Model:
     return copied
 
 
-def eager(model: nn.Module, device: Device = "cpu") -> Callable[[np.ndarray], np.ndarray]:
+def eager(
+    model: nn.Module, device: Device = "cpu", precision: Precision = "fp32"
+) -> Callable[[np.ndarray], np.ndarray]:
     """Return a program that runs the model in eager PyTorch.
 
     On a GPU, the program copies the images to the GPU and the logits from the GPU, and does not use TF32.
+    precision: bf16 and fp16 compute in this type wherever PyTorch's autocast chooses it.
     """
     place = "cuda" if device == "gpu" else "cpu"
     model = model.to(place)
+    narrow = torch.float16 if precision == "fp16" else torch.bfloat16
 
     def run(images: np.ndarray) -> np.ndarray:
-        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return model(torch.from_numpy(images).to(place)).cpu().numpy()
+        with (
+            torch.inference_mode(),
+            torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+            torch.autocast(place, dtype=narrow, enabled=precision != "fp32"),
+        ):
+            return model(torch.from_numpy(images).to(place)).float().cpu().numpy()
 
     return run
 
@@ -171,7 +179,8 @@ def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str,
     """Return graphs of the models of `pair`.  Other callers get the same graphs, so do not change them.
 
     names: straight (the trained module, exported without folding), trained and plain (our exports in float32),
-    trained_fp16 and plain_fp16 (our exports in fp16), int8 (the quantised graph of the trained module).
+    trained_fp16 and plain_fp16 (our exports in fp16), trained_bf16, int8 and fp8 (the quantised graphs of the trained
+    module).
     """
     return {name: _graph(family, name, max_batch) for name in names}
 
@@ -189,6 +198,8 @@ def _graph(family: str, name: str, max_batch: int) -> onnx.ModelProto:
         "plain": lambda: onnx_from_model(fold(models["plain"]).model, **options),
         "trained_fp16": lambda: graph_from_model(models["trained"], "fp16", **options).proto,
         "plain_fp16": lambda: graph_from_model(models["plain"], "fp16", **options).proto,
+        "trained_bf16": lambda: graph_from_model(models["trained"], "bf16", **options).proto,
         "int8": lambda: graph_from_model(models["trained"], "int8", **options, calibration=images).proto,
+        "fp8": lambda: graph_from_model(models["trained"], "fp8", **options, calibration=images).proto,
     }
     return make[name]()

@@ -63,11 +63,12 @@ def card_lines(card: dict[str, Any]) -> list[str]:
     tools = {"python": card["python"], **card["versions"]} if "python" in card else card["versions"]
     versions = ", ".join(f"{name} {version}" for name, version in tools.items() if version != "not installed")
     settings = ", ".join(f"{name} {value}" for name, value in card["settings"].items())
+    features = f" ({', '.join(card['features'])})" if card.get("features") else ""
     lines = []
     if "verdict" in card:  # missing in older results
         lines += [f"**{card['verdict']}**", "", *(f"- {reason}" for reason in card["reasons"]), ""]
     lines.append(
-        f"{settings}. {card['cores']} cores of {card['cpu']}, load {card['load_before']:.1f} before and "
+        f"{settings}. {card['cores']} cores of {card['cpu']}{features}, load {card['load_before']:.1f} before and "
         f"{card['load_after']:.1f} after, {card['seconds']:.0f} s; {versions}."
     )
     return lines

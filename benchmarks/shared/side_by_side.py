@@ -25,6 +25,7 @@ from gmmvit_deploy.bench.interleaved import Program, Timed, time_rounds
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.bench.statistics import ENOUGH, ratio
 from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
@@ -141,8 +142,9 @@ class Family:
         measure = ErrorMeasure()
         measure.add(trained, truth)
         recorded = None
-        if self.precision[name] == "int8":
-            recorded = float(np.abs(emulated_logits(self.graphs["int8"], images[:8], name="int8") - truth[:8]).max())
+        if (precision := self.precision[name]) in QUANTIZED:
+            emulated = emulated_logits(self.graphs[precision], images[:8], name=precision)
+            recorded = float(np.abs(emulated - truth[:8]).max())
         return truth, limit_from_noise(measure.noise(), self.precision[name], recorded=recorded)
 
 

@@ -11,7 +11,8 @@ from gmmvit_deploy.manifests.plan import machines_for
 __all__ = ["capacity_table", "core_model_table", "first_output_table", "machines_table"]
 
 _LOADS = (100, 1_000, 10_000)
-_PARTS = 4
+_PARTS = 5
+_LEAST_S = 0.05
 
 
 def capacity_table(result: Mapping[str, Any]) -> str:
@@ -51,8 +52,9 @@ def core_model_table(result: Mapping[str, Any]) -> str:
     """Return a table with the error of the model on two cores, and its unchecked predictions for more cores."""
     lines = [
         "| runtime | two cores: image, predicted / measured | batch of 64 | two instances "
-        "| 4, 8, 16, 64 cores, unchecked: images/s in batches | best number of instances |",
-        "|---|---|---|---|---|---|",
+        "| 4, 8, 16, 64 cores, unchecked: images/s in batches | best number of instances "
+        "| one image at once: best number of instances / one instance |",
+        "|---|---|---|---|---|---|---|",
     ]
     for runtime, row in result["runtimes"].items():
         errors = [
@@ -61,17 +63,22 @@ def core_model_table(result: Mapping[str, Any]) -> str:
         more = row["more_cores"].values()
         rates = ", ".join(f"{each['batch_rate']:.0f}" for each in more)
         instances = ", ".join(str(each["best_instances"]) for each in more)
-        lines.append(f"| {runtime} | {' | '.join(errors)} | {rates} | {instances} |")
+        gains = ", ".join(f"{each['best_over_one_instance']:.1f}" for each in more)
+        lines.append(f"| {runtime} | {' | '.join(errors)} | {rates} | {instances} | {gains} |")
     return "\n".join(lines)
 
 
 def first_output_table(result: Mapping[str, Any]) -> str:
-    """Return a table with a row for each command: seconds, the ratio after / before, and the largest parts."""
+    """Return a table with a row for each command: seconds, the ratio after / before, and the largest parts.
+
+    ``serve`` has no parts: its parts run on until the server is stopped.
+    """
     lines = ["| command | seconds | after / before | largest parts | computed twice |", "|---|---|---|---|---|"]
     for command, row in result["commands"].items():
         after = row["after"]
         parts = sorted(after["parts"].items(), key=lambda item: -item[1])[:_PARTS]
-        words = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts)
+        large = [f"{name} {seconds:.1f} s" for name, seconds in parts if seconds >= _LEAST_S]
+        words = "" if command == "serve" else ", ".join(large)
         before = interval(row["ratio"]) if "ratio" in row else ""
         twice = ", ".join(sorted({name.rpartition(" ")[0] for name in after["repeated"]})) or "nothing"
         lines.append(f"| `{command}` | {after['seconds']:.1f} | {before} | {words} | {twice} |")

@@ -19,6 +19,7 @@ from benchmarks.shared.tables_serving import (
     hostile_table,
     image_bombs_table,
     large_images_table,
+    one_image_parts_table,
     one_image_table,
 )
 from benchmarks.shared.timm_architectures import ARCHITECTURES
@@ -30,7 +31,7 @@ SHOWN = {
     "fastest_cpu": ("fastest_cpu", "best_straight"),
     "mask_cost": ("mask_free",),
     "served": ("served",),
-    "one_image": ("one_image",),
+    "one_image": ("one_image", "one_image_parts"),
     "large_images_served": ("large_images_served",),
     "overload": ("overload",),
     "gateway_cost": ("gateway_cost",),
@@ -68,6 +69,7 @@ def documented_tables() -> dict[str, str]:
         "mask_free": mask_free_table(fastest, costs),
         "served": served_table(result("reported/served")),
         "one_image": _if_measured("one_image", one_image_table),
+        "one_image_parts": _if_measured("one_image", one_image_parts_table),
         "large_images_served": _if_measured("large_images_served", large_images_table),
         "overload": overload_table(result("reported/overload")),
         "gateway_cost": gateway_cost_table(result("reported/gateway_cost")),

@@ -14,6 +14,7 @@ __all__ = [
     "hostile_table",
     "image_bombs_table",
     "large_images_table",
+    "one_image_parts_table",
     "one_image_table",
 ]
 
@@ -150,29 +151,42 @@ def image_bombs_table(result: Mapping[str, Any]) -> str:
 
 
 def one_image_table(results: Mapping[str, Any]) -> str:
-    """Return a table with a row for each step, and for each input the time and the time over the runner in process."""
-    inputs = results["inputs"]
-    lines = [f"| step | {' | '.join(f'{kind}, ms | over in process, ms' for kind in inputs)} |"]
-    lines.append("|---" * (1 + 2 * len(inputs)) + "|")
-    for step in next(iter(inputs.values()))["steps"]:
-        cells = []
-        for row in inputs.values():
-            measured = row["steps"][step]
-            over = measured["over_in_process_ms"]
+    """Return a table with a row for each input and runner: ms in process, and ms over in process of every other step."""
+    rows = results["inputs"]
+    first, *others = next(iter(rows.values()))["steps"]
+    lines = [f"| input, runner | {first}, ms | {' | '.join(f'{step}: more, ms' for step in others)} |"]
+    lines.append("|---" * (2 + len(others)) + "|")
+    for name, row in rows.items():
+        cells = [f"{row['steps'][first]['ms']:.2f}"]
+        for step in others:
+            over = row["steps"][step]["over_in_process_ms"]
             low, high = over["quartiles"]
-            cells += [f"{measured['ms']:.2f}", f"{over['median']:+.2f} ({low:+.2f} to {high:+.2f})"]
-        lines.append(f"| {step} | {' | '.join(cells)} |")
+            cells.append(f"{over['median']:+.2f} ({low:+.2f} to {high:+.2f})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def one_image_parts_table(results: Mapping[str, Any]) -> str:
+    """Return a table with a row for each model that a step calls: the parts of a request's time in Triton, in µs."""
+    parts = ("queue", "input", "infer", "output")
+    lines = [f"| input, runner | step: model | {' | '.join(f'{part}, µs' for part in parts)} |", "|---" * 6 + "|"]
+    for name, row in results["inputs"].items():
+        for step, measured in row["server_parts_ms"].items():
+            for model in dict.fromkeys(key.rpartition(" ")[0] for key in measured):
+                cells = [f"{measured[f'{model} {part}'] * 1e3:.0f}" for part in parts]
+                lines.append(f"| {name} | {step}: `{model}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def large_images_table(results: Mapping[str, Any]) -> str:
     """Return a table with a row for each number of threads of the preprocessing."""
     lines = [
-        "| threads | decoder, images/s | network, images/s | ensemble, images/s | ensemble / sum |",
-        "|---|---|---|---|---|",
+        "| threads | decoder, images/s | network, images/s | ensemble, images/s | ensemble / sum | ensemble / slower |",
+        "|---|---|---|---|---|---|",
     ]
     for threads, row in results["threads"].items():
         rates = [f"{row['images_per_second'][name]:,.1f}" for name in ("decoder", "network", "ensemble")]
         name = "a thread per core" if threads == "0" else threads
-        lines.append(f"| {name} | {' | '.join(rates)} | {interval(row['share_of_sum'])} |")
+        shares = [interval(row[share]) for share in ("share_of_sum", "share_of_slower")]
+        lines.append(f"| {name} | {' | '.join([*rates, *shares])} |")
     return "\n".join(lines)

@@ -4,8 +4,9 @@
 
 The functions of the libraries are replaced by functions that take the time: the exporter of PyTorch, sessions of ONNX
 Runtime, compilations of OpenVINO, digests, checks of graphs, compilers and servers. The time of a part does not contain
-the parts that it calls, so that the parts add up to the whole. ``repeated`` counts the sessions, compilations and
-digests whose input had the same bytes. The script imports nothing of this project, so that it measures any checkout.
+the parts that it calls, so that the parts add up to the whole. ``repeated`` counts the sessions and digests of the
+same bytes, and the compilations of the same operators with the same shapes and settings. The script imports nothing of
+this project, so that it measures any checkout.
 """
 
 from __future__ import annotations
@@ -182,12 +183,20 @@ def _session(parts: Parts, kind: type) -> type:
 def _core(parts: Parts, kind: type) -> type:
     class Core(kind):  # type: ignore[misc]
         def compile_model(self, *args: Any, **kwargs: Any) -> Any:
-            return parts.timed("compilations of OpenVINO", super().compile_model)(*args, **kwargs)
+            return parts.timed("compilations of OpenVINO", super().compile_model, _compiled)(*args, **kwargs)
 
         def read_model(self, *args: Any, **kwargs: Any) -> Any:
             return parts.timed("graphs read by OpenVINO", super().read_model, lambda *a, **k: _read(a))(*args, **kwargs)
 
     return Core
+
+
+def _compiled(model: Any, *settings: Any, **more: Any) -> str:
+    """Return a digest of a model's operators with their shapes, and of the settings; of a file, its bytes."""
+    if not hasattr(model, "get_ordered_ops"):
+        return digest_of(_content(model), settings, more)
+    operators = [f"{op.get_type_name()} {op.get_friendly_name()} {op.outputs()}" for op in model.get_ordered_ops()]
+    return digest_of(*operators, settings, more)
 
 
 def _read(args: tuple[Any, ...]) -> str:

@@ -83,6 +83,10 @@ class Kernels:
         """Return how many attentions of a model `fuse_attention` would replace, with the reasons, as `summary_of`."""
         return summary_of(attentions_in(OpenVinoView(model)))
 
+    def unused(self, attentions: str) -> str:
+        """Return why the kernels replace no operator of a model.  attentions: the answer of `describe_attention`."""
+        return f"our kernel takes no attention of this graph: {attentions}"
+
     def fuse_norms(self, model: Any) -> int:
         """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised.
 

@@ -97,7 +97,7 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
     attentions = kernels.describe_attention(model)
     if kernels.fuse_attention(model) + kernels.fuse_norms(model):
         return kernels, why
-    return None, f"our kernel takes no attention of this graph: {attentions}"
+    return None, kernels.unused(attentions)
 
 
 def graph_precision(precision: Precision) -> Precision:

@@ -62,7 +62,7 @@ class OpenVinoProgram:
         self._whole = self._small.clone()  # for full chunks: only these have enough rows for our norms to be faster
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
-            raise UnusedKernelsError(f"our kernel takes no attention of this graph: {self.attentions}")
+            raise UnusedKernelsError(kernels.unused(self.attentions))
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()

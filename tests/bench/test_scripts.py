@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.reported import before_after
+from benchmarks.reported import before_after, masked_attention_gpu
+from benchmarks.reported.fastest_gpu import engines_of
 from benchmarks.reported.first_output import START_AND_END
 from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.checkouts import opened_checkout
@@ -62,8 +64,9 @@ def test_make_bench_runs_every_script_that_needs_no_second_checkout() -> None:
     listed = re.findall(r"\w+/\w+", re.search(r"^BENCHMARKS := (.*?[^\\])$", makefile, re.MULTILINE | re.DOTALL)[1])
     every = {f"{kind}/{path.stem}" for kind in KINDS for path in scripts(kind)}
     assert len(listed) == len(set(listed))
-    assert set(listed) == every - {"reported/fastest_gpu", "reported/before_after"}
-    assert "benchmarks/reported/fastest_gpu.py" in makefile
+    gpu = {"reported/fastest_gpu", "reported/masked_attention_gpu"}
+    assert set(listed) == every - {*gpu, "reported/before_after"}
+    assert f"for script in {' '.join(sorted(Path(name).name for name in gpu))}; do" in makefile
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -250,8 +253,41 @@ def test_fastest_gpu_runs_and_checks_its_answers(tmp_path: Path) -> None:
     command = [sys.executable, str(script), "--rounds", "2", "--family", "vit", "--batch", "1", "--output", str(out)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     rows = json.loads((out / "vit.json").read_text())["1"]
-    assert {"eager", "compile", "tensorrt", "tensorrt:fp16", "tensorrt:fp16 plain", "tensorrt:int8"} <= rows.keys()
+    engines = {"tensorrt", "tensorrt:fp16", "tensorrt:fp16 plain", "tensorrt:bf16", "tensorrt:int8"}
+    assert {"eager", "eager:bf16", "eager:fp16", "compile", "compile:bf16", "compile:fp16", *engines} <= rows.keys()
     assert all(0 < row["off"] <= row["limit"] for row in rows.values())
+
+
+def test_engines_of_a_gpu_have_fp8_where_the_gpu_has_it() -> None:
+    family = SimpleNamespace(models={"trained": None, "plain": None})
+    with_fp8, without = (engines_of(family, capability) for capability in ((8, 9), (8, 6)))  # type: ignore[arg-type]
+    assert with_fp8 == [*without, ("tensorrt:fp8", "fp8", "fp8")]
+    assert {precision for _, _, precision in without} == {"fp32", "fp16", "bf16", "int8"}
+    assert ("tensorrt:fp16 plain", "plain_fp16", "fp16") in without
+
+
+@pytest.mark.gpu
+def test_masked_attention_on_a_gpu_runs_and_checks_its_outputs(run: Run, tmp_path: Path) -> None:
+    run("reported/masked_attention_gpu", "--rounds", "2", "--output", str(tmp_path / "result.json"))
+    rows = json.loads((tmp_path / "result.json").read_text())["attentions"]
+    assert len(rows) == len(masked_attention_gpu.SHAPES) * len(masked_attention_gpu.TYPES)
+    assert all(row["flex"]["over_plain"]["median"] > 0 for row in rows.values())
+
+
+@pytest.mark.process
+def test_masked_attention_of_a_gpu_is_checked_on_the_cpu(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("reported/masked_attention_gpu", "--check", "--device", "cpu")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(masked_attention_gpu.SMALL) * 4
+    assert sum(": flex: off by" in line for line in lines) == len(masked_attention_gpu.SMALL)
+
+
+def test_wrong_masked_attention_stops_the_script() -> None:
+    inputs = tuple(torch.randn(1, 2, 16, 8) for _ in range(3))
+    mask = masked_attention_gpu.mask_of(masked_attention_gpu.Shape(1, 2, 16, 8))
+    wrong = {"flex": lambda: masked_attention_gpu.by_operators(*inputs, torch.ones_like(mask))}
+    with pytest.raises(SystemExit, match="flex: the outputs differ by"):
+        masked_attention_gpu.differences(wrong, inputs, mask)  # type: ignore[arg-type]
 
 
 @pytest.mark.process

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
@@ -115,6 +116,35 @@ def test_an_image_sizes_the_preprocessing(bundle: Bundle, tmp_path: Path, monkey
     notes = json.loads((tmp_path / "tuned" / TUNING_FILE).read_text())
     assert notes["preprocess_threads"] == best.threads
     assert [trial["threads"] for trial in notes["preprocessing"]] == [2, 1]
+
+
+@pytest.mark.parametrize(("predicted", "tried"), [(4, [1, 4, 8, 2]), (8, [1, 8, 4]), (1, [1, 2])])
+def test_the_search_starts_at_the_prediction_and_follows_the_rising_rate(
+    predicted: int, tried: list[int], bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {1: 100.0, 2: 90.0, 4: 120.0 if predicted == 4 else 80.0, 8: 110.0}
+    counts: list[int] = []
+
+    def trial(*arguments: Any, **_: Any) -> Any:
+        settings = arguments[3]
+        counts.append(settings.instances)
+        assert settings.threads * settings.instances == (0 if settings.instances == 1 else 8)
+        return SimpleNamespace(settings=settings, rate=rates[settings.instances])
+
+    monkeypatch.setattr(tuning, "_trial", trial)
+    monkeypatch.setattr(tuning, "cores", lambda: 8)
+    monkeypatch.setattr(tuning, "machine_state", dict)
+
+    def raise_stop() -> None:  # after the last trial
+        raise StopIteration
+
+    division = SimpleNamespace(instances=predicted)
+    model = SimpleNamespace(best_division=lambda cores, *, bound_ms: division)
+    monkeypatch.setattr(tuning, "_core_model", lambda *_: model)
+    monkeypatch.setattr(tuning, "describe_machine", raise_stop)
+    with pytest.raises(StopIteration):
+        tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=50.0))
+    assert counts == tried
 
 
 def test_fewer_threads_are_chosen_near_the_highest_throughput() -> None:

@@ -102,12 +102,13 @@ def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool
 
     ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
     _require_kernels("" if ours else why)
-    _log_attention("OpenVINO", kernels)
     try:
-        return OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
+        program = OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
     except UnusedKernelsError as exc:
         _require_kernels(str(exc))
         raise
+    _log_attention("OpenVINO", kernels)
+    return program
 
 
 def _require_kernels(why: str) -> None:
