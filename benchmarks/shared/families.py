@@ -27,7 +27,7 @@ from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.layers.attention import MaskedAttention, heads_of
 from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.precision import Precision, Role
 from gmmvit_deploy.runners.runner import Device
 from gmmvit_deploy.specs import MaskSpec, input_shape
 

@@ -151,7 +151,7 @@ def image_bombs_table(result: Mapping[str, Any]) -> str:
 
 
 def one_image_table(results: Mapping[str, Any]) -> str:
-    """Return a table with a row for each input and runner: ms in process, and ms over in process of every other step."""
+    """Return a table with a row for each input and runner: ms in process, and how much longer other steps take."""
     rows = results["inputs"]
     first, *others = next(iter(rows.values()))["steps"]
     lines = [f"| input, runner | {first}, ms | {' | '.join(f'{step}: more, ms' for step in others)} |"]
