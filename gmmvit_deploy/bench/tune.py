@@ -1,10 +1,12 @@
 """Search the Triton settings that sustain the highest arrival rate with a p99 latency within a bound.
 
-The settings are the runtime, the precision, the number of instances, the threads of an instance, and the queue delay:
-the maximum time that a request waits in the batcher. The search first tries each runtime with default settings. Then it
-divides the cores among instances of the best runtime: it starts with the number that a `CoreModel` predicts, and
-doubles or halves the number as long as the rate rises. Then it tries several queue delays. If the user gives an image,
-the last trials search the number of threads that decode images (`tune_preprocessing`).
+The settings are the runtime, the precision, the number of instances, the threads of an instance, the chunk (the images
+that a core computes at once), and the queue delay: the maximum time that a request waits in the batcher. The search
+first tries each runtime with default settings. Then it divides the cores among instances of the best runtime: it starts
+with the number that a `CoreModel` predicts, and doubles or halves the number as long as the rate rises. Then it
+measures in this process which chunk is the fastest on a core (`tune_chunk`), and tries this chunk if it differs from
+the usual one. Then it tries several queue delays. If the user gives an image, the last trials search the number of
+threads that decode images (`tune_preprocessing`).
 
 Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
 whose p99 latency stays within the bound.
@@ -13,8 +15,9 @@ whose p99 latency stays within the bound.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +31,7 @@ from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.roofline import network_work
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
+from gmmvit_deploy.bench.tune_chunk import CHUNKS, best_chunk, chunk_rates
 from gmmvit_deploy.bench.tune_preprocessing import PreprocessTrial, fastest, tune_preprocessing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
@@ -141,6 +145,7 @@ class Tuning:
     before, after: the state of the machine before and after the run.
     trials: all trials of the network, in the order in which they ran.
     preprocessing: the trials of the preprocessing; empty without an image.
+    chunks: size of a chunk → images a second on a core, in the best runtime.
     model: the parts from which the first division of the cores was predicted; None on a single core, or without a C
     compiler.
     """
@@ -153,6 +158,7 @@ class Tuning:
     trials: tuple[Trial, ...]
     model: CoreModel | None = None
     preprocessing: tuple[PreprocessTrial, ...] = ()
+    chunks: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def settings(self) -> RepositoryOptions | None:
@@ -188,6 +194,7 @@ class Tuning:
                 for trial in self.trials
             ],
             "core_model": self.model.to_json() if self.model else None,
+            "chunk_images_per_second": {str(size): rate for size, rate in self.chunks.items()},
             "preprocessing": [asdict(trial) for trial in self.preprocessing],
             "preprocess_threads": self.settings.preprocess_threads if self.settings else None,
             "bundle": self.bundle,
@@ -249,6 +256,9 @@ def tune(
             if tried([divided], later=delays).settings != divided:
                 break  # in this direction, the rate falls
     best = tried([], later=delays)
+    chunks = chunk_rates(partial(_program, bundle, best), _power_of_two(inputs, bundle.manifest.max_batch))
+    if chunk := best_chunk(chunks, _usual_chunk(best.settings)):
+        best = tried([replace(best.settings, chunk=chunk)], later=delays)
     best = tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
     sized = image is not None and best.rate > 0
     preprocessing = tune_preprocessing(bundle, best.settings, image or b"", on_progress=on_progress) if sized else ()
@@ -260,6 +270,7 @@ def tune(
         after=machine_state(),
         trials=tuple(trials),
         model=model,
+        chunks=chunks,
         preprocessing=preprocessing,
     )
     if tuning.settings is None:
@@ -305,20 +316,32 @@ def climb_order(counts: Sequence[int], start: int) -> list[list[int]]:
 
 def _core_model(bundle: Bundle, trial: Trial, inputs: NDArray[Any]) -> CoreModel | None:
     """Measure the parts of the network with the settings of a trial, on a single thread in this process."""
-    settings = trial.settings
+    with _runner(bundle, trial) as runner:
+        images = inputs[: min(_usual_chunk(trial.settings), runner.max_batch)]
+        return measured_parts(runner.run, network_work(bundle, 1), images, precision=trial.settings.precision)
+
+
+def _runner(bundle: Bundle, trial: Trial, chunk: int = 0) -> Runner:
+    """Open the network of a trial on a single thread in this process."""
+    settings, kernels = trial.settings, trial.cpu_kernels.used
     if settings.runtime == "openvino":
         variant = open_variant(bundle, graph_precision(settings.precision))
-        runner: Runner = OpenVinoRunner(
-            bundle, variant, precision=settings.precision, threads=1, kernels=trial.cpu_kernels.used
-        )
-        chunk = CHUNK
-    else:
-        variant = open_variant(bundle, settings.precision)
-        runner = OnnxRuntimeRunner(bundle, variant=variant, threads=1, kernels=trial.cpu_kernels.used)
-        chunk = ROWS_A_CORE
-    with runner:
-        images = inputs[: min(chunk, runner.max_batch)]
-        return measured_parts(runner.run, network_work(bundle, 1), images, precision=settings.precision)
+        return OpenVinoRunner(bundle, variant, precision=settings.precision, threads=1, chunk=chunk, kernels=kernels)
+    variant = open_variant(bundle, settings.precision)
+    return OnnxRuntimeRunner(bundle, variant=variant, threads=1, chunk=chunk, kernels=kernels)
+
+
+def _program(bundle: Bundle, trial: Trial, chunk: int) -> Callable[[NDArray[Any]], object]:
+    return _runner(bundle, trial, chunk).run
+
+
+def _usual_chunk(settings: RepositoryOptions) -> int:
+    return CHUNK if settings.runtime == "openvino" else ROWS_A_CORE
+
+
+def _power_of_two(inputs: NDArray[Any], most: int) -> NDArray[Any]:
+    """Return the first inputs: the largest power of two that a batch and the largest chunk may have."""
+    return inputs[: 1 << (min(len(inputs), most, max(CHUNKS)).bit_length() - 1)]
 
 
 def _trial(
@@ -348,14 +371,14 @@ def _trial(
 
 
 def _described(trial: Trial) -> dict[str, Any]:
-    names = ("backend", "runtime", "precision", "instances", "threads", "max_queue_delay_us")
+    names = ("backend", "runtime", "precision", "instances", "threads", "chunk", "max_queue_delay_us")
     return {**{name: getattr(trial.settings, name) for name in names}, "cpu_kernels": asdict(trial.cpu_kernels)}
 
 
 def _words(settings: RepositoryOptions) -> str:
     return (
         f"{settings.runtime} {settings.precision}, {settings.instances} × {settings.threads or 'all'} threads, "
-        f"queue delay {settings.max_queue_delay_us} µs"
+        f"{f'chunks of {settings.chunk}, ' if settings.chunk else ''}queue delay {settings.max_queue_delay_us} µs"
     )
 
 

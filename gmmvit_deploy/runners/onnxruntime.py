@@ -16,7 +16,7 @@ from gmmvit_deploy.runtime.onnxruntime import (
     program_from_onnx,
     session_from_bytes,
 )
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE, instruction_set_of
+from gmmvit_deploy.runtime.onnxruntime_program import instruction_set_of
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 
@@ -62,11 +62,18 @@ class OnnxRuntimeRunner(SessionRunner):
     name = "onnxruntime"
 
     def __init__(
-        self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0, kernels: bool = False
+        self,
+        bundle: Bundle,
+        *,
+        variant: Variant | None = None,
+        threads: int = 0,
+        chunk: int = 0,
+        kernels: bool = False,
     ) -> None:
         """Load a graph.
 
         variant: the graph; None loads the float32 graph.  threads: number of threads; 0 uses a thread per core.
+        chunk: the maximum number of images that a core computes at once; 0 uses the default of `OnnxRuntimeProgram`.
         kernels: True to use this project's CPU kernels.
         Errors: RunnerUnavailableError when ONNX Runtime does not support the precision on a CPU, or when ``kernels`` is
         True and this project's CPU kernels are not available.
@@ -91,13 +98,13 @@ class OnnxRuntimeRunner(SessionRunner):
                     hint="type --runner onnxruntime to run the same graph with ONNX Runtime's operators, without this "
                     "project's kernels",
                 )
-        self._program = program_from_onnx(self.graph.path, threads=threads, fused=self._fused)
+        self._program = program_from_onnx(self.graph.path, threads=threads, chunk=chunk, fused=self._fused)
 
     @property
     def settings(self) -> dict[str, str]:
         return {
             "threads": str(self._program.threads),
-            "rows at once on a core": str(ROWS_A_CORE),
+            "rows at once on a core": str(self._program.chunk),
             "attention": "our own, f32" if self._fused else "ONNX Runtime's",
             **self._kernel_settings(),
         }

@@ -13,7 +13,7 @@ from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.runners.inspection import LOGITS
 from gmmvit_deploy.runners.runner import InspectableGraph, Inspection, Runner
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, our_kernels, read_graph
-from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram, UnusedKernelsError
+from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram, UnusedKernelsError
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class OpenVinoRunner(Runner):
         *,
         precision: Precision = "fp32",
         threads: int = 0,
+        chunk: int = 0,
         kernels: bool = False,
         read: Callable[[Path], Any] = read_graph,
     ) -> None:
@@ -51,6 +52,7 @@ class OpenVinoRunner(Runner):
 
         variant: the int8 graph for int8, the float32 graph for fp32 and bf16.
         threads: number of threads; 0 uses a thread per core.  kernels: True to use this project's CPU kernels.
+        chunk: the maximum number of images in a chunk, a power of two; 0 uses the default of `OpenVinoProgram`.
         read: a function with the arguments and errors of `read_graph`; runners of the same file can share what it read.
         Errors: RunnerUnavailableError when OpenVINO or this CPU does not support the precision, or when ``kernels`` is
         True and this project's CPU kernels are not available.
@@ -102,10 +104,10 @@ class OpenVinoRunner(Runner):
         ours = {"attentions in our kernel": self.program.attentions} if self.program.attentions else {}
         if self._instruction_set:
             ours["instruction set of our kernel"] = self._instruction_set
-        norms = {"norms": f"our own, in chunks of {CHUNK}"} if self.program.fused_norms else {}
+        norms = {"norms": f"our own, in chunks of {self.program.chunk}"} if self.program.fused_norms else {}
         return {
             "threads": str(self.program.threads),
-            "rows at once": str(CHUNK),
+            "rows at once": str(self.program.chunk),
             "hint": OPENVINO_HINTS[self.precision],
             "attention": f"our own, {self._arithmetic}" if self.program.fused_attentions else "OpenVINO's",
             **ours,
@@ -123,7 +125,7 @@ class OpenVinoRunner(Runner):
             return {"graph": file, "graph SHA-256": self.graph.sha256}
         return {
             "graph": f"{file} with our kernels",
-            "graph SHA-256": sha256_of_model(self.program.model(1), self.program.model(CHUNK)),
+            "graph SHA-256": sha256_of_model(self.program.model(1), self.program.model(self.program.chunk)),
             "made from": file,
             "made from SHA-256": self.graph.sha256,
             "kernels SHA-256": sha256_of_file(library),
@@ -144,7 +146,7 @@ class OpenVinoRunner(Runner):
     def _values(self, inputs: NDArray[Any], tensors: Sequence[str]) -> dict[str, NDArray[Any]]:
         import openvino
 
-        model = self.program.model(CHUNK).clone()
+        model = self.program.model(self.program.chunk).clone()
         there = {name for node in model.get_ordered_ops() for value in node.outputs() for name in value.names}
         logits = next(iter(model.outputs[0].names))
         kept = sorted(set(tensors) & there - {logits})

@@ -68,20 +68,23 @@ def fused_graph(path: Path) -> tuple[FusedGraph | None, str]:
     return FusedGraph(proto.SerializeToString(), library, attentions), ""
 
 
-def program_from_onnx(path: Path, *, threads: int = 0, fused: FusedGraph | None = None) -> OnnxRuntimeProgram:
+def program_from_onnx(
+    path: Path, *, threads: int = 0, chunk: int = 0, fused: FusedGraph | None = None
+) -> OnnxRuntimeProgram:
     """Open a graph as a program that divides large batches into chunks, and runs the chunks in parallel.
 
-    threads: the number of threads; 0 uses a thread per core.
+    threads: the number of threads; 0 uses a thread per core.  chunk: as in `OnnxRuntimeProgram`.
     fused: the same graph with this project's CPU attention kernel. With None, ONNX Runtime computes attention with its
     built-in operators.
     Errors: as `session_from_onnx`.
     """
     if fused is None:
-        return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
+        return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads, chunk=chunk)
     graph, library, _ = fused
     return OnnxRuntimeProgram(
         lambda number: _session(graph, str(path), number, library=library),
         threads=threads,
+        chunk=chunk,
     )
 
 

@@ -1,9 +1,9 @@
 """Run a network in ONNX Runtime on the CPU.
 
-A batch with at least a row for every core is divided into chunks of at most `ROWS_A_CORE` rows. The data of a chunk
-stays in a core's cache. Each core runs whole chunks, so that no operator waits for another core;
-`benchmarks/settings/cpu_settings.py` measures the effect. A smaller batch is not divided: all cores share the work of
-each operator.
+A batch with at least a row for every core is divided into chunks of at most `ROWS_A_CORE` rows, or of a size that was
+measured. The data of a chunk stays in a core's cache. Each core runs whole chunks, so that no operator waits for
+another core; `benchmarks/settings/cpu_settings.py` measures the effect. A smaller batch is not divided: all cores share
+the work of each operator.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
 copied with it.
@@ -26,7 +26,7 @@ from .cores import cores, is_limited
 __all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "instruction_set_of", "session_options", "why_not"]
 
 ROWS_A_CORE = 4
-"""The maximum number of rows in a chunk."""
+"""The maximum number of rows in a chunk, unless the program was told another one."""
 _SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
 """After its last operator, a thread spins for this time, looking for more work, before it sleeps. 200 µs cover the
 pauses between the operators of an image. ONNX Runtime's default is about 40 ms, during which other programs cannot use
@@ -86,14 +86,16 @@ def session_options(threads: int | None, library: Path | None) -> Any:
 class OnnxRuntimeProgram:
     """A network that ``run(batch)`` computes.  Several threads may call ``run`` at the same time."""
 
-    def __init__(self, open_session: Callable[[int], Any], *, threads: int = 0) -> None:
+    def __init__(self, open_session: Callable[[int], Any], *, threads: int = 0, chunk: int = 0) -> None:
         """Open the first session.
 
         open_session: a function that takes the number of threads of an operator and returns an ``InferenceSession``.
         threads: the number of threads; 0 uses a thread per core.
+        chunk: the maximum number of rows in a chunk; 0 uses `ROWS_A_CORE`.
         Errors: as ``open_session``.
         """
         self.threads = threads or cores()
+        self.chunk = chunk or ROWS_A_CORE
         self._open = open_session
         self._shared = open_session(self.threads)  # opened now, so that a graph that cannot be loaded fails here
         self._input = self._shared.get_inputs()[0].name
@@ -118,7 +120,7 @@ class OnnxRuntimeProgram:
         if len(batch) < self.threads:
             return self._answers(self._shared, batch, names)
         # Each core gets the same number of chunks, so that no core idles at the end.
-        each = -(-len(batch) // (ROWS_A_CORE * self.threads))
+        each = -(-len(batch) // (self.chunk * self.threads))
         chunks = np.array_split(batch, min(len(batch), each * self.threads))
         if self.threads == 1:
             parts = [self._answers(self._shared, chunk, names) for chunk in chunks]

@@ -23,7 +23,7 @@ __all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 
 Hint = Literal["f32", "bf16"]
 CHUNK = 16
-"""The maximum number of rows in a chunk."""
+"""The maximum number of rows in a chunk, unless the program was told another one."""
 
 
 class UnusedKernelsError(Exception):
@@ -39,8 +39,10 @@ class OpenVinoProgram:
     kernels: our kernels, from `kernels_from`; None uses OpenVINO's built-in operators only.
     """
 
-    def __init__(self, graph: Any, *, hint: Hint, threads: int = 0, kernels: Any = None) -> None:
+    def __init__(self, graph: Any, *, hint: Hint, threads: int = 0, chunk: int = 0, kernels: Any = None) -> None:
         """Compile a graph.
+
+        chunk: the maximum number of rows in a chunk, a power of two; 0 uses `CHUNK`.
 
         graph: the path of an ONNX file, or the ``openvino.Model`` that was read from such a file, which is not changed.
         Errors: ImportError without OpenVINO.
@@ -56,6 +58,7 @@ class OpenVinoProgram:
         self._small = graph.clone() if isinstance(graph, openvino.Model) else self._core.read_model(graph)
         self._hint = hint
         self.threads = threads or cores()
+        self.chunk = chunk or CHUNK
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
@@ -78,15 +81,15 @@ class OpenVinoProgram:
 
     def model(self, rows: int) -> Any:
         """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model."""
-        return self._whole if rows == CHUNK else self._small
+        return self._whole if rows == self.chunk else self._small
 
     def prepare(self, most: int) -> None:
         """Compile the graph for all batches of up to ``most`` rows now, so that no request waits for a compilation."""
         with self._lock:
-            for size in (1 << power for power in range(min(CHUNK, most).bit_length())):
+            for size in (1 << power for power in range(min(self.chunk, most).bit_length())):
                 self._prepared(size, 1)
-            for streams in {min(self.threads, whole) for whole in range(1, most // CHUNK + 1)}:
-                self._prepared(CHUNK, streams)
+            for streams in {min(self.threads, whole) for whole in range(1, most // self.chunk + 1)}:
+                self._prepared(self.chunk, streams)
 
     def run(self, batch: Any) -> Any:
         """Return the first output, float32 (B, C), for a batch of the graph's input (B, …)."""
@@ -103,7 +106,7 @@ class OpenVinoProgram:
             waiting: list[tuple[Any, int, Any]] = []
             used: Counter[int] = Counter()
             for index, (start, size) in enumerate(starts):
-                requests = self._prepared(size, streams if size == CHUNK else 1)
+                requests = self._prepared(size, streams if size == self.chunk else 1)
                 if used[size] >= len(requests):
                     self._collect(waiting.pop(0), answers, outputs)  # the oldest request: the next chunk uses it again
                 request = requests[used[size] % len(requests)]
@@ -118,12 +121,12 @@ class OpenVinoProgram:
     def _cut(self, rows: int) -> tuple[list[tuple[int, int]], int]:
         """Return ([(start, size) of each chunk], number of full chunks that run at once).
 
-        Sizes are powers of two up to `CHUNK`.
+        Sizes are powers of two up to the chunk.
         """
-        whole = rows // CHUNK
+        whole = rows // self.chunk
         streams = max(1, min(self.threads, whole))
-        starts = [(index * CHUNK, CHUNK) for index in range(whole)]
-        start = whole * CHUNK
+        starts = [(index * self.chunk, self.chunk) for index in range(whole)]
+        start = whole * self.chunk
         while start < rows:
             size = 1 << ((rows - start).bit_length() - 1)
             starts.append((start, size))

@@ -50,6 +50,7 @@ WARMUP_FILE = "image"
 IMAGE_INPUT = "IMAGE"
 WORKER_REQUESTS = 2
 """The number of requests of maximum size whose large images wait in the preprocessing model; more are refused."""
+_CHUNKS = tuple(1 << power for power in range(8))
 _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
 
 
@@ -68,6 +69,8 @@ class RepositoryOptions:
     max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
     instances: the number of copies of the network that run in parallel.
     threads: the number of threads of the runtime in an instance; 0 means a thread for each core.
+    chunk: the maximum number of images that a core computes at once, a power of two; 0 means 4 in ONNX Runtime and 16
+    in OpenVINO. For the python backend.
     preprocess_threads: the number of threads that decode small images, and of processes that decode large images; 0
     means as many as the server has cores.
     request_pixels: the maximum number of pixels in the images of a request, before or after resizing, whichever is
@@ -85,6 +88,7 @@ class RepositoryOptions:
     max_queue_delay_us: int = 0
     instances: int = 1
     threads: int = 0
+    chunk: int = 0
     preprocess_threads: int = 0
     request_pixels: int = DEFAULT_REQUEST_PIXELS
 
@@ -111,6 +115,11 @@ class RepositoryOptions:
         for field in ("max_queue_delay_us", "threads", "preprocess_threads"):
             if getattr(self, field) < 0:
                 raise InputError(f"{field}: expected at least 0, got {getattr(self, field)}")
+        if self.chunk and (self.chunk not in _CHUNKS or self.backend != "python"):
+            raise InputError(
+                f"chunk: expected 0, or one of {', '.join(map(str, _CHUNKS))} with --backend python, got {self.chunk} "
+                f"with --backend {self.backend}"
+            )
         for field in ("instances", "request_pixels"):
             if getattr(self, field) < 1:
                 raise InputError(f"{field}: expected at least 1, got {getattr(self, field)}")
@@ -232,6 +241,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
             "runtime": options.runtime,
             "cpu_kernels": "on" if kernels else "off",
             "threads": str(options.threads),
+            "chunk": str(options.chunk),
         }
         if options.runtime == "openvino":
             settings["openvino_hint"] = OPENVINO_HINTS[options.precision]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import served_load, tune_preprocessing
 from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
+from gmmvit_deploy.bench.tune_chunk import best_chunk, chunk_rates
 from gmmvit_deploy.bench.tune_preprocessing import PreprocessTrial, fastest
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
@@ -51,13 +54,16 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     tuned = tune(bundle, out, options)
     assert tuned.best is not None
     assert tuned.best.rate == max(trial.rate for trial in tuned.trials) > 0
-    tried = [(trial.settings.runtime, trial.settings.instances) for trial in tuned.trials]
-    assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
+    settings = [trial.settings for trial in tuned.trials]
+    tried = [(each.runtime, each.instances, each.chunk) for each in settings]
+    assert tried[:2] == [("onnxruntime", 1, 0), ("openvino", 1, 0)]
     assert all(trial.cpu_kernels.used == ours for trial in tuned.trials)  # as the names of the settings state
     assert len(tried) == len(set(tried)) >= 2
     assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
     assert notes["rate"] == tuned.best.rate
+    assert {"1", "2", "4"} <= notes["chunk_images_per_second"].keys()
+    assert notes["best"]["chunk"] == tuned.best.settings.chunk
     assert notes["peak_bytes"] == tuned.best.peak_bytes > 2**26  # Triton, ONNX Runtime and Python take more than 64 MiB
     assert read_tuning(out) == Tuned(rate=tuned.best.rate, bound_ms=200)  # what bounds the queue of a gateway
     assert notes["best"]["runtime"] == tuned.best.settings.runtime
@@ -118,16 +124,21 @@ def test_an_image_sizes_the_preprocessing(bundle: Bundle, tmp_path: Path, monkey
     assert [trial["threads"] for trial in notes["preprocessing"]] == [2, 1]
 
 
-@pytest.mark.parametrize(("predicted", "tried"), [(4, [1, 4, 8, 2]), (8, [1, 8, 4]), (1, [1, 2])])
-def test_the_search_starts_at_the_prediction_and_follows_the_rising_rate(
-    predicted: int, tried: list[int], bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("predicted", "chunk", "tried"),
+    [(4, 4, [1, 4, 8, 2]), (8, 4, [1, 8, 4]), (1, 4, [1, 2]), (4, 16, [1, 4, 8, 2, 4])],  # 4 is the usual chunk
+)
+def test_the_search_starts_at_the_prediction_and_tries_the_fastest_chunk(
+    predicted: int, chunk: int, tried: list[int], bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = {1: 100.0, 2: 90.0, 4: 120.0 if predicted == 4 else 80.0, 8: 110.0}
     counts: list[int] = []
+    chunks: list[int] = []
 
     def trial(*arguments: Any, **_: Any) -> Any:
         settings = arguments[3]
         counts.append(settings.instances)
+        chunks.append(settings.chunk)
         assert settings.threads * settings.instances == (0 if settings.instances == 1 else 8)
         return SimpleNamespace(settings=settings, rate=rates[settings.instances])
 
@@ -141,10 +152,32 @@ def test_the_search_starts_at_the_prediction_and_follows_the_rising_rate(
     division = SimpleNamespace(instances=predicted)
     model = SimpleNamespace(best_division=lambda cores, *, bound_ms: division)
     monkeypatch.setattr(tuning, "_core_model", lambda *_: model)
+    monkeypatch.setattr(tuning, "chunk_rates", lambda *_: {chunk: 10.0})
     monkeypatch.setattr(tuning, "describe_machine", raise_stop)
     with pytest.raises(StopIteration):
         tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=50.0))
     assert counts == tried
+    assert [each for each in chunks if each] == ([chunk] if chunk != 4 else [])
+
+
+@pytest.mark.parametrize(("rates", "best"), [({2: 90.0, 4: 99.0, 8: 100.0}, 0), ({2: 90.0, 4: 97.0, 8: 100.0}, 8)])
+def test_the_usual_chunk_is_kept_unless_another_is_faster(rates: dict[int, float], best: int) -> None:
+    assert best_chunk(rates, usual=4) == best
+
+
+def test_a_network_with_a_small_batch_has_another_chunk() -> None:
+    assert best_chunk({1: 50.0, 2: 40.0}, usual=4) == 1
+
+
+def test_the_rates_of_chunks_are_measured_in_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_with(size: int) -> Callable[[Any], object]:
+        calls = {1: 0.004, 2: 0.002, 4: 0.001, 8: 0.003}
+        return lambda images: time.sleep(calls[size])
+
+    rates = chunk_rates(open_with, np.zeros((8, 1)))
+    assert rates.keys() == {1, 2, 4, 8}
+    assert max(rates, key=lambda size: rates[size]) == 4
+    assert rates[4] < 8 / 0.001
 
 
 def test_fewer_threads_are_chosen_near_the_highest_throughput() -> None:

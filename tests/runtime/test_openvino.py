@@ -17,6 +17,7 @@ from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runners.open import open_runner, open_runners
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, int8_saturates
 from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.variants import Variant, open_variant
@@ -73,6 +74,18 @@ def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
         np.testing.assert_allclose(logits, other.rows(inputs), atol=1e-5)
         alone = np.concatenate([runner.run(inputs[row : row + 1]) for row in range(rows)])
     np.testing.assert_allclose(logits, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8, 32])
+def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle) -> None:
+    inputs = fresh_inputs(bundle, 2 * chunk + 3)
+    usual = OpenVinoProgram(str(bundle.onnx_path), hint="f32").run(inputs)
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=1, chunk=chunk)
+    other = program_from_onnx(bundle.onnx_path, threads=2, chunk=chunk)
+    assert program.chunk == other.chunk == chunk
+    np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
+    np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
+    assert max(size for size, _ in program._requests) == chunk
 
 
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

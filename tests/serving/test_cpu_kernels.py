@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.runners.open import open_runner
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.server
 def test_settings_and_log_state_whether_the_kernels_run(
     runtime: Literal["onnxruntime", "openvino"], mode: Literal["auto", "off"], bundle: Bundle, tmp_path: Path
 ) -> None:
-    options = RepositoryOptions(runtime=runtime, cpu_kernels=mode, threads=1)
+    options = RepositoryOptions(runtime=runtime, cpu_kernels=mode, threads=1, chunk=2 if mode == "auto" else 0)
     repository = repository_from_bundle(bundle, tmp_path / "models", options)
     used = repository.cpu_kernels.used
     assert mode == "auto" or not used
@@ -35,7 +37,9 @@ def test_settings_and_log_state_whether_the_kernels_run(
     ):
         stated = "on" if used else "off"
         assert runner.settings["cpu_kernels"] == runner.provenance()["cpu_kernels"] == stated
-        assert runner.run(fresh_inputs(bundle, 3)).shape == (3, 10)
+        inputs = fresh_inputs(bundle, 5)  # in chunks of 2, the last chunk has a single image
+        with open_runner(runtime, bundle) as local:
+            np.testing.assert_allclose(runner.run(inputs), local.run(inputs), atol=1e-5)
     assert any(f"cpu_kernels {stated}: attention is computed by" in line for line in log)
 
 

@@ -282,7 +282,17 @@ def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"backend": "pytorch"}, {"name": "a b"}, {"name": "../x"}, {"name": ""}, {"instances": 0}, {"threads": -1}],
+    [
+        {"backend": "pytorch"},
+        {"name": "a b"},
+        {"name": "../x"},
+        {"name": ""},
+        {"instances": 0},
+        {"threads": -1},
+        {"chunk": 3},
+        {"chunk": 256},
+        {"chunk": 4, "backend": "onnxruntime"},
+    ],
     ids=str,
 )
 def test_options_that_cannot_be(options: dict[str, object]) -> None:

@@ -24,12 +24,14 @@ class TritonPythonModel:
         self.input = config["input"][0]["name"]
         self.outputs = [output["name"] for output in config["output"]]
         threads = int(parameters["threads"])  # 0 uses a thread per core
+        chunk = int(parameters["chunk"])  # 0 uses the default of the runtime
         graph = str(Path(__file__).with_name("model.onnx"))
         kernels = parameters["cpu_kernels"] == "on"  # `gmmvit repository` writes this parameter
         if parameters["runtime"] == "openvino":
-            network = _openvino(graph, threads, parameters["openvino_hint"], parameters["attention"], kernels)
+            types = parameters["openvino_hint"], parameters["attention"]
+            network = _openvino(graph, threads, chunk, *types, kernels)
         else:
-            network = _onnxruntime(graph, threads, kernels)
+            network = _onnxruntime(graph, threads, chunk, kernels)
         network.prepare(self.max_batch)
         self.program = network.answers
 
@@ -70,7 +72,7 @@ class TritonPythonModel:
             start = end
 
 
-def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
+def _onnxruntime(graph: str, threads: int, chunk: int, kernels: bool) -> Any:
     import onnxruntime
     from gmmvit_onnxruntime.onnxruntime_program import OnnxRuntimeProgram, session_options, why_not
 
@@ -89,22 +91,24 @@ def _onnxruntime(graph: str, threads: int, kernels: bool) -> Any:
         options = session_options(number, library)
         return onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
 
-    return OnnxRuntimeProgram(session, threads=threads)
+    return OnnxRuntimeProgram(session, threads=threads, chunk=chunk)
 
 
-def _openvino(graph: str, threads: int, hint: str, attention: str, kernels: bool) -> Any:
-    from gmmvit_openvino.openvino_program import OpenVinoProgram
+def _openvino(graph: str, threads: int, chunk: int, hint: str, attention: str, kernels: bool) -> Any:
+    from gmmvit_openvino.openvino_program import OpenVinoProgram, UnusedKernelsError
 
     if not kernels:
         _log_attention("OpenVINO", kernels)
-        return OpenVinoProgram(graph, hint=hint, threads=threads)
+        return OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk)
     from gmmvit_openvino.openvino_kernels import kernels_from
 
     ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
     _require_kernels("" if ours else why)
-    program = OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
-    if not program.fused_attentions + program.fused_norms:
-        _require_kernels(f"our kernels replace no operator of this model.onnx: {program.attentions}")
+    try:
+        program = OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk, kernels=ours)
+    except UnusedKernelsError as exc:
+        _require_kernels(str(exc))
+        raise
     _log_attention("OpenVINO", kernels)
     return program
 

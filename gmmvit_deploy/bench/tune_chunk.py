@@ -1,0 +1,54 @@
+"""Measure how many images a core should compute at once: the chunk.
+
+A larger chunk needs fewer calls, and a smaller one keeps its activations nearer to the core: which is faster depends on
+the network and on the caches of the machine. One thread computes the same images in chunks of each size, in turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bench.interleaved import turns
+
+__all__ = ["CHUNKS", "best_chunk", "chunk_rates"]
+
+CHUNKS = (1, 2, 4, 8, 16, 32)
+"""The sizes to try; a runtime of ours divides a batch into chunks of powers of two."""
+_ROUNDS = 5
+_LEAST_ROUNDS = 2
+_SECONDS = 20.0
+_NEAR = 0.98
+"""The usual chunk is kept if it reaches this share of the highest rate: smaller differences are noise."""
+
+Run = Callable[[NDArray[Any]], object]
+
+
+def chunk_rates(open_with: Callable[[int], Run], images: NDArray[Any]) -> dict[int, float]:
+    """Return size of a chunk → images a second on one thread, for the sizes of `CHUNKS` up to the number of images.
+
+    open_with: takes the size of a chunk, and returns a function that computes a batch on one thread in such chunks.
+    images: inputs of the network, a power of two of them. Every turn computes all of them.
+    """
+    programs = {size: open_with(size) for size in CHUNKS if size <= len(images)}
+    seconds: dict[int, list[float]] = {size: [] for size in programs}
+    began = time.perf_counter()
+    for number in range(1 + _ROUNDS):
+        if number > _LEAST_ROUNDS and time.perf_counter() - began > _SECONDS:
+            break
+        for name, _ in turns([str(size) for size in programs], 1, np.random.default_rng(number)):
+            start = time.perf_counter()
+            programs[int(name)](images)
+            if number:  # the first round compiles, and fills the caches
+                seconds[int(name)].append(time.perf_counter() - start)
+    return {size: len(images) / float(np.median(times)) for size, times in seconds.items()}
+
+
+def best_chunk(rates: Mapping[int, float], usual: int) -> int:
+    """Return the size with the highest rate, or 0 if the usual size is as fast within `_NEAR`."""
+    best = max(rates, key=lambda size: rates[size])
+    return 0 if rates.get(usual, 0.0) >= _NEAR * rates[best] else best
