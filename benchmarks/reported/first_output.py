@@ -2,10 +2,12 @@
 
 The checkpoint is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, random weights). The commands are
 
-    export      until the bundle is written
-    parity      until the verdict of the default runners
-    classify    until the process that classified a PNG file ends, in this machine's best runner
-    serve       until the server is ready
+    export      writes the bundle
+    parity      compares the default runners
+    classify    classifies a PNG file in this machine's best runner
+    serve       starts a server
+
+The time of a command ends with its process, and that of serve when the server is ready.
 
 Each command runs in a new process, which ``benchmarks/shared/timed_parts.py`` divides into parts. The time before and
 after the command, in which Python starts and frees its objects, is a part of its own. ``repeated`` lists

@@ -39,8 +39,8 @@ from gmmvit_deploy.bench.words import ratio_words
 PLAIN = "plain"
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 20
-_NOISES = 32.0
-"""The largest difference from the formula, in unit roundoffs of the data type times the largest |v|."""
+_NOISES = 4.0
+"""The largest difference from the formula, in machine epsilons of the data type times the largest |v|."""
 
 
 class Shape(NamedTuple):

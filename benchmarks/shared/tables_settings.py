@@ -8,7 +8,7 @@ from benchmarks.shared.results import interval, result
 
 __all__ = ["SHOWN", "documented_tables"]
 
-SHOWN = {"cpu_settings": ("cpu_settings",), "spinning": ("spinning",)}
+SHOWN = {"cpu_settings": ("cpu_settings",), "spinning": ("spinning",), "kernel_tails": ("kernel_tails",)}
 """Script → markers of the script's tables on the page of results."""
 
 
@@ -17,7 +17,18 @@ def documented_tables() -> dict[str, str]:
     return {
         "cpu_settings": chunks_table(result("settings/cpu_settings")),
         "spinning": spinning_table(result("settings/spinning")),
+        "kernel_tails": tails_table(result("settings/kernel_tails")),
     }
+
+
+def tails_table(results: dict[str, Any]) -> str:
+    """Return a table with a row for each size: time as it is / time padded, in each instruction set."""
+    sets = results["sets"]
+    lines = [f"| size | padded to | {' | '.join(sets)} |", "|---" * (2 + len(sets)) + "|"]
+    for size, first in next(iter(sets.values())).items():
+        cells = [interval(rows[size]["as_it_is_over_padded"]) for rows in sets.values()]
+        lines.append(f"| {size} | {first['padded_to']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def chunks_table(results: dict[str, Any]) -> str:

@@ -90,8 +90,8 @@ def repository(
         0,
         metavar="N",
         rich_help_panel=_BATCHING,
-        help="Largest number of images that a core computes at once, a power of two; 0 means 4 in ONNX Runtime and 16 "
-        "in OpenVINO.",
+        help="Largest number of images that a core computes at once, a power of two up to 128, with --backend python; "
+        "0 means 4 in ONNX Runtime and 16 in OpenVINO.",
     ),
     preprocess_threads: int = typer.Option(
         0,

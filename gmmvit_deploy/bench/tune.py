@@ -256,6 +256,7 @@ def tune(
             if tried([divided], later=delays).settings != divided:
                 break  # in this direction, the rate falls
     best = tried([], later=delays)
+    on_progress(Progress("chunks of a core", len(trials), len(trials) + 1 + delays))
     chunks = chunk_rates(partial(_program, bundle, best), _power_of_two(inputs, bundle.manifest.max_batch))
     if chunk := best_chunk(chunks, _usual_chunk(best.settings)):
         best = tried([replace(best.settings, chunk=chunk)], later=delays)

@@ -49,6 +49,9 @@ def chunk_rates(open_with: Callable[[int], Run], images: NDArray[Any]) -> dict[i
 
 
 def best_chunk(rates: Mapping[int, float], usual: int) -> int:
-    """Return the size with the highest rate, or 0 if the usual size is as fast within `_NEAR`."""
+    """Return the size with the highest rate, or 0 if the usual size is as fast within `_NEAR`.
+
+    If all batches are smaller than the usual size, the largest size of ``rates`` stands for it.
+    """
     best = max(rates, key=lambda size: rates[size])
-    return 0 if rates.get(usual, 0.0) >= _NEAR * rates[best] else best
+    return 0 if rates[min(usual, max(rates))] >= _NEAR * rates[best] else best

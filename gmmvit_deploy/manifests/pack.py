@@ -87,6 +87,7 @@ def _tuned_options(file: Path, bundle: str, options: RepositoryOptions) -> Repos
         measured = data["bundle"]["sha256"]
         instances, threads = int(best["instances"]), int(best["threads"])
         settings = {key: best[key] for key in ("backend", "runtime", "precision", "max_queue_delay_us")}
+        settings["chunk"] = int(best.get("chunk", 0))  # files of an earlier version have none
         used = bool(best["cpu_kernels"]["used"])
         cores = int(data["machine"]["cores_allowed"])
     except (OSError, ValueError, KeyError, TypeError) as exc:

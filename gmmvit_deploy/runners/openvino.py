@@ -79,7 +79,7 @@ class OpenVinoRunner(Runner):
         self._instruction_set = ours.instruction_set if ours else ""
         try:
             self.program = OpenVinoProgram(
-                read(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
+                read(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, chunk=chunk, kernels=ours
             )
         except UnusedKernelsError as exc:
             raise self._without_kernels(str(exc)) from exc

@@ -1,8 +1,8 @@
 """Run a network in OpenVINO on the CPU.
 
-A batch is divided into chunks of at most ``CHUNK`` rows. The data of a chunk stays in a core's cache, and each core
-runs its own chunks; `benchmarks/settings/cpu_settings.py` measures the effect. The graph is compiled for each chunk
-size, because OpenVINO fuses more operators in a graph with static shapes.
+A batch is divided into chunks of at most `CHUNK` rows, or of another size that was measured. The data of a chunk stays
+in a core's cache, and each core runs its own chunks; `benchmarks/settings/cpu_settings.py` measures the effect. The
+graph is compiled for each chunk size, because OpenVINO fuses more operators in a graph with static shapes.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
 copied with it.
@@ -42,9 +42,8 @@ class OpenVinoProgram:
     def __init__(self, graph: Any, *, hint: Hint, threads: int = 0, chunk: int = 0, kernels: Any = None) -> None:
         """Compile a graph.
 
-        chunk: the maximum number of rows in a chunk, a power of two; 0 uses `CHUNK`.
-
         graph: the path of an ONNX file, or the ``openvino.Model`` that was read from such a file, which is not changed.
+        chunk: the maximum number of rows in a chunk, a power of two; 0 uses `CHUNK`.
         Errors: ImportError without OpenVINO.
         UnusedKernelsError before the graph is compiled, when ``kernels`` replace no operator of the graph.
         RuntimeError when OpenVINO cannot read or compile the graph, or computes in another type than ``hint``.
@@ -62,7 +61,7 @@ class OpenVinoProgram:
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
-        self._whole = self._small.clone()  # for full chunks: only these have enough rows for our norms to be faster
+        self._whole = self._small.clone()  # for full chunks: those of the usual size have enough rows for our norms
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))

@@ -25,7 +25,7 @@ __all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", 
 DEFAULT_MODEL = "gmmvit"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-_STATED = ("runtime", "cpu_kernels", "threads", "intra_op_thread_count")
+_STATED = ("runtime", "cpu_kernels", "threads", "chunk", "intra_op_thread_count")
 """The parameters of a model's configuration that determine the model's speed."""
 
 

@@ -16,6 +16,7 @@ import torch
 from benchmarks.reported import before_after, masked_attention_gpu
 from benchmarks.reported.fastest_gpu import engines_of
 from benchmarks.reported.first_output import START_AND_END
+from benchmarks.settings import kernel_tails
 from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.checkouts import opened_checkout
 from benchmarks.shared.families import as_released, eager
@@ -282,12 +283,31 @@ def test_masked_attention_of_a_gpu_is_checked_on_the_cpu(run: Run, capsys: pytes
     assert sum(": flex: off by" in line for line in lines) == len(masked_attention_gpu.SMALL)
 
 
-def test_wrong_masked_attention_stops_the_script() -> None:
-    inputs = tuple(torch.randn(1, 2, 16, 8) for _ in range(3))
-    mask = masked_attention_gpu.mask_of(masked_attention_gpu.Shape(1, 2, 16, 8))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_wrong_masked_attention_stops_the_script(dtype: torch.dtype) -> None:
+    shape = masked_attention_gpu.Shape(4, 2, 64, 16)
+    generator = torch.Generator().manual_seed(0)
+    inputs = tuple(torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
+    mask = masked_attention_gpu.mask_of(shape).to(dtype)
+    right = {"flex": lambda: masked_attention_gpu.by_operators(*inputs, mask)}
+    assert masked_attention_gpu.differences(right, inputs, mask)["flex"] >= 0  # type: ignore[arg-type]
     wrong = {"flex": lambda: masked_attention_gpu.by_operators(*inputs, torch.ones_like(mask))}
     with pytest.raises(SystemExit, match="flex: the outputs differ by"):
         masked_attention_gpu.differences(wrong, inputs, mask)  # type: ignore[arg-type]
+
+
+@NEEDS_KERNELS
+@pytest.mark.process
+def test_sizes_that_fill_no_vector_are_compared_with_padding_in_every_instruction_set(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    run("settings/kernel_tails", "--rounds", "2", "--output", str(out))
+    sets = json.loads(out.read_text())["sets"]
+    assert {"avx2", "neon"} & sets.keys()
+    assert ("avx512" in sets) == ("avx512f" in cpu_features())
+    for rows in sets.values():
+        assert rows.keys() == kernel_tails.SIZES.keys()
+        assert all(0 < row["off"] < 1e-4 and row["as_it_is_over_padded"]["low"] > 0 for row in rows.values())
+    assert sets[next(iter(sets))]["197 tokens"]["padded_to"] == "208 tokens, head dim 64"
 
 
 @pytest.mark.process

@@ -152,7 +152,7 @@ def test_the_search_starts_at_the_prediction_and_tries_the_fastest_chunk(
     division = SimpleNamespace(instances=predicted)
     model = SimpleNamespace(best_division=lambda cores, *, bound_ms: division)
     monkeypatch.setattr(tuning, "_core_model", lambda *_: model)
-    monkeypatch.setattr(tuning, "chunk_rates", lambda *_: {chunk: 10.0})
+    monkeypatch.setattr(tuning, "chunk_rates", lambda *_: {4: 5.0, chunk: 10.0})
     monkeypatch.setattr(tuning, "describe_machine", raise_stop)
     with pytest.raises(StopIteration):
         tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=50.0))
@@ -167,6 +167,7 @@ def test_the_usual_chunk_is_kept_unless_another_is_faster(rates: dict[int, float
 
 def test_a_network_with_a_small_batch_has_another_chunk() -> None:
     assert best_chunk({1: 50.0, 2: 40.0}, usual=4) == 1
+    assert best_chunk({1: 40.0, 2: 50.0}, usual=4) == 0
 
 
 def test_the_rates_of_chunks_are_measured_in_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

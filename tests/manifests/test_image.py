@@ -87,6 +87,7 @@ def test_a_bundle_becomes_a_repository_with_the_tuned_settings(bundle: Bundle, t
     assert 'key: "threads"' in text
     assert "count: 2" in text
     assert 'string_value: "4"' in text  # a thread for each core of the measurement, shared by two instances
+    assert 'key: "chunk"\n  value {\n    string_value: "8"' in text
     assert "max_queue_delay_microseconds: 500" in text
 
 

@@ -15,6 +15,7 @@ from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
+from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import open_runner, open_runners
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
@@ -86,6 +87,11 @@ def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle)
     np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
     np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
     assert max(size for size, _ in program._requests) == chunk
+    for runner in (
+        OpenVinoRunner(bundle, open_variant(bundle, "fp32"), chunk=chunk),
+        OnnxRuntimeRunner(bundle, chunk=chunk),
+    ):
+        assert str(chunk) in (runner.settings.get("rows at once"), runner.settings.get("rows at once on a core"))
 
 
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def test_settings_and_log_state_whether_the_kernels_run(
     ):
         stated = "on" if used else "off"
         assert runner.settings["cpu_kernels"] == runner.provenance()["cpu_kernels"] == stated
+        assert runner.settings["chunk"] == str(options.chunk)
         inputs = fresh_inputs(bundle, 5)  # in chunks of 2, the last chunk has a single image
         with open_runner(runtime, bundle) as local:
             np.testing.assert_allclose(runner.run(inputs), local.run(inputs), atol=1e-5)
