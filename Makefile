@@ -58,10 +58,10 @@ release: $(INSTALLED)
 # In this order; fastest_gpu.py and masked_attention_gpu.py need a GPU, before_after.py a second checkout.
 BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
   settings/spinning settings/kernel_tails reported/served rejected/low_rank reported/where_time_goes \
-  rejected/shared_memory rejected/layouts rejected/rotation_as_rows rejected/shifted_patches_as_convolution reported/startup reported/timm_models \
-  reported/one_image reported/large_images_served reported/overload reported/gateway_cost reported/hostile \
-  reported/image_bombs reported/rollout reported/soak reported/bulk reported/bulk_kills \
-  reported/capacity_plan reported/core_model reported/first_output
+  rejected/shared_memory rejected/layouts rejected/rotation_as_rows rejected/shifted_patches_as_convolution \
+  reported/startup reported/timm_models reported/one_image reported/large_images_served reported/overload \
+  reported/gateway_cost reported/hostile reported/image_bombs reported/rollout reported/soak reported/bulk \
+  reported/bulk_kills reported/capacity_plan reported/core_model reported/first_output
 
 bench: $(INSTALLED)
 	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done

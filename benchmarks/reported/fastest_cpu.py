@@ -65,7 +65,7 @@ def add_straight(family: Family) -> None:
     family.add_straight("straight export", partial(straight_onnxruntime, family), "fp32")
     for precision in _STRAIGHT:
         suffix = "" if precision == "fp32" else f":{precision}"
-        load = partial(compiled, model, family.image_shape, bf16=precision == "bf16")
+        load = partial(compiled, model, family.image_shape, precision=precision)
         family.add_straight(f"torch.compile{suffix}", load, precision)
         load = partial(straight_in_openvino, family, precision)
         family.add_straight(f"straight openvino{suffix}", load, precision)

@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
 
-from benchmarks.shared.families import as_released, eager
+from benchmarks.shared.families import as_released, compiled, eager
 from benchmarks.shared.side_by_side import BATCHES, Family, main
 from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
@@ -66,15 +65,8 @@ def add_pytorch(family: Family) -> None:
         suffix = "" if precision == "fp32" else f":{precision}"
         if precision != "fp32":
             family.add_straight(f"eager{suffix}", partial(eager, released, "gpu", precision), precision)
-        load = partial(compiled_on_gpu, released, precision, family.image_shape)
+        load = partial(compiled, released, family.image_shape, "gpu", precision)
         family.add_straight(f"compile{suffix}", load, precision)
-
-
-def compiled_on_gpu(model: torch.nn.Module, precision: Precision, image_shape: tuple[int, ...]) -> Program:
-    """Compile the model, and compute an image, so that an error of the compiler is raised here."""
-    run = eager(torch.compile(model, dynamic=True), "gpu", precision)
-    run(np.zeros((1, *image_shape), np.float32))
-    return run
 
 
 def engines_of(family: Family, capability: tuple[int, int]) -> list[tuple[str, str, Precision]]:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.shared.kernel_arguments import MaskedAttention
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -53,20 +54,6 @@ _REPEATS = 8
 _LARGEST_ERROR = 1e-4
 
 
-class _Attention(ctypes.Structure):
-    """`MaskedAttention` of gmmvit_deploy/kernels/masked_attention.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "mask", "bias", "before", "after")),
-        *((name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")),
-        *((name, ctypes.c_int32) for name in ("batch", "heads", "queries", "n", "d", "mask_heads", "bias_heads")),
-        *((name, ctypes.c_int32) for name in ("windows", "arithmetic", "grid")),
-        ("scale", ctypes.c_float),
-        ("steps", ctypes.c_float),
-        ("quantised", ctypes.c_void_p),
-    )
-
-
 class Attention:
     """A call of the kernel: Q, K and V stacked in the last dimension, (batch, tokens, 3 · heads · head dim)."""
 
@@ -76,7 +63,7 @@ class Attention:
         columns = width // 3
         self.output = np.zeros((batch, tokens, columns), np.float32)
         start = stacked.ctypes.data
-        self._what = _Attention(
+        self._what = MaskedAttention(
             q=start,
             k=start + 4 * columns,
             v=start + 8 * columns,

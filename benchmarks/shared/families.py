@@ -157,20 +157,14 @@ def eager(
 
 
 def compiled(
-    model: nn.Module, image_shape: tuple[int, ...], *, bf16: bool = False
+    model: nn.Module, image_shape: tuple[int, ...], device: Device = "cpu", precision: Precision = "fp32"
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a program that runs the model with torch.compile on the CPU, compiled separately for each batch size.
+    """Return a program that runs the model with torch.compile; on the CPU, compiled separately for each batch size.
 
     image_shape: (channels, height, width); a single image is computed at once, so that an error of the compiler is
-    raised here.  bf16: True computes in bfloat16 wherever PyTorch's autocast chooses bfloat16.
+    raised here.  device, precision: as in `eager`.
     """
-    faster = torch.compile(model, dynamic=False)
-
-    def run(images: np.ndarray) -> np.ndarray:
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-            logits: np.ndarray = faster(torch.from_numpy(images)).float().numpy()
-        return logits
-
+    run = eager(torch.compile(model, dynamic=device == "gpu"), device, precision)
     run(np.zeros((1, *image_shape), np.float32))
     return run
 

@@ -15,9 +15,9 @@ whose p99 latency stays within the bound.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.roofline import network_work
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
-from gmmvit_deploy.bench.tune_chunk import CHUNKS, best_chunk, chunk_rates
+from gmmvit_deploy.bench.tune_chunk import best_chunk, chunk_rates
 from gmmvit_deploy.bench.tune_preprocessing import PreprocessTrial, fastest, tune_preprocessing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
@@ -40,13 +40,12 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.preprocess import UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reporting import described_bundle, plain
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runners.names import KERNELS_SUFFIX
+from gmmvit_deploy.runners.open import open_runner
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
-from gmmvit_deploy.runtime.openvino import graph_precision
 from gmmvit_deploy.runtime.openvino_program import CHUNK
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
@@ -54,7 +53,6 @@ from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import require_free
 
 __all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "climb_order", "settings_table", "tune"]
@@ -257,7 +255,10 @@ def tune(
                 break  # in this direction, the rate falls
     best = tried([], later=delays)
     on_progress(Progress("chunks of a core", len(trials), len(trials) + 1 + delays))
-    chunks = chunk_rates(partial(_program, bundle, best), _power_of_two(inputs, bundle.manifest.max_batch))
+    with ExitStack() as opened:
+        chunks = chunk_rates(
+            lambda size: opened.enter_context(_runner(bundle, best, size)).run, inputs[: bundle.manifest.max_batch]
+        )
     if chunk := best_chunk(chunks, _usual_chunk(best.settings)):
         best = tried([replace(best.settings, chunk=chunk)], later=delays)
     best = tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
@@ -324,25 +325,13 @@ def _core_model(bundle: Bundle, trial: Trial, inputs: NDArray[Any]) -> CoreModel
 
 def _runner(bundle: Bundle, trial: Trial, chunk: int = 0) -> Runner:
     """Open the network of a trial on a single thread in this process."""
-    settings, kernels = trial.settings, trial.cpu_kernels.used
-    if settings.runtime == "openvino":
-        variant = open_variant(bundle, graph_precision(settings.precision))
-        return OpenVinoRunner(bundle, variant, precision=settings.precision, threads=1, chunk=chunk, kernels=kernels)
-    variant = open_variant(bundle, settings.precision)
-    return OnnxRuntimeRunner(bundle, variant=variant, threads=1, chunk=chunk, kernels=kernels)
-
-
-def _program(bundle: Bundle, trial: Trial, chunk: int) -> Callable[[NDArray[Any]], object]:
-    return _runner(bundle, trial, chunk).run
+    settings = trial.settings
+    name = f"{settings.runtime}{KERNELS_SUFFIX if trial.cpu_kernels.used else ''}"
+    return open_runner(name, bundle, precision=settings.precision, threads=1, chunk=chunk)
 
 
 def _usual_chunk(settings: RepositoryOptions) -> int:
     return CHUNK if settings.runtime == "openvino" else ROWS_A_CORE
-
-
-def _power_of_two(inputs: NDArray[Any], most: int) -> NDArray[Any]:
-    """Return the first inputs: the largest power of two that a batch and the largest chunk may have."""
-    return inputs[: 1 << (min(len(inputs), most, max(CHUNKS)).bit_length() - 1)]
 
 
 def _trial(

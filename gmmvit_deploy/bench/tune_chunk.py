@@ -32,20 +32,22 @@ def chunk_rates(open_with: Callable[[int], Run], images: NDArray[Any]) -> dict[i
     """Return size of a chunk → images a second on one thread, for the sizes of `CHUNKS` up to the number of images.
 
     open_with: takes the size of a chunk, and returns a function that computes a batch on one thread in such chunks.
-    images: inputs of the network, a power of two of them. Every turn computes all of them.
+    images: inputs of the network. Every turn computes the same images: as many as the largest chunk that they fill.
     """
-    programs = {size: open_with(size) for size in CHUNKS if size <= len(images)}
-    seconds: dict[int, list[float]] = {size: [] for size in programs}
+    images = images[: max(size for size in CHUNKS if size <= len(images))]
+    programs = {str(size): open_with(size) for size in CHUNKS if size <= len(images)}
+    seconds: dict[str, list[float]] = {size: [] for size in programs}
+    least = (1 + _LEAST_ROUNDS) * len(programs)
     began = time.perf_counter()
-    for number in range(1 + _ROUNDS):
-        if number > _LEAST_ROUNDS and time.perf_counter() - began > _SECONDS:
+    # The first round compiles, and fills the caches.
+    for turn, (size, timed) in enumerate(turns(list(programs), _ROUNDS, np.random.default_rng(0), warm_ups=1)):
+        start = time.perf_counter()
+        if turn >= least and start - began > _SECONDS:
             break
-        for name, _ in turns([str(size) for size in programs], 1, np.random.default_rng(number)):
-            start = time.perf_counter()
-            programs[int(name)](images)
-            if number:  # the first round compiles, and fills the caches
-                seconds[int(name)].append(time.perf_counter() - start)
-    return {size: len(images) / float(np.median(times)) for size, times in seconds.items()}
+        programs[size](images)
+        if timed:
+            seconds[size].append(time.perf_counter() - start)
+    return {int(size): len(images) / float(np.median(times)) for size, times in seconds.items()}
 
 
 def best_chunk(rates: Mapping[int, float], usual: int) -> int:

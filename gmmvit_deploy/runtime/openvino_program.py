@@ -23,7 +23,7 @@ __all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 
 Hint = Literal["f32", "bf16"]
 CHUNK = 16
-"""The maximum number of rows in a chunk, unless the program was told another one."""
+"""The maximum number of rows in a chunk, unless the caller gives another size."""
 
 
 class UnusedKernelsError(Exception):
@@ -61,7 +61,7 @@ class OpenVinoProgram:
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
-        self._whole = self._small.clone()  # for full chunks: those of the usual size have enough rows for our norms
+        self._whole = self._small.clone()  # for full chunks, which usually have enough rows for our norms to be faster
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))

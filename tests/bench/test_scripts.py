@@ -331,7 +331,8 @@ def test_first_output_divides_a_command_into_parts(run: Run, tmp_path: Path) -> 
     assert {"imports", "rest", "sessions of ONNX Runtime", "inference", "digests", START_AND_END} <= parts.keys()
     assert {"exporter", "imports by the exporter", "compilations of OpenVINO"} <= rows["export"]["parts"].keys()
     for name, row in rows.items():
-        assert sum(row["parts"].values()) == pytest.approx(row["seconds"]), name
+        in_process = sum(seconds for part, seconds in row["parts"].items() if part != START_AND_END)
+        assert 0.3 * row["seconds"] < in_process <= row["seconds"], name
         assert min(row["parts"].values()) >= 0, name
         assert row["repeated"] == {}, f"gmmvit {name} computes the same twice"
 

@@ -210,7 +210,7 @@ def test_a_compiled_program_computes_the_logits_of_the_module() -> None:
     images = np.random.default_rng(0).standard_normal((3, 3, 2, 2), dtype=np.float32)
     run = compiled(module, (3, 2, 2))
     np.testing.assert_allclose(run(images), eager(module)(images), atol=1e-6)
-    half = compiled(module, (3, 2, 2), bf16=True)(images)
+    half = compiled(module, (3, 2, 2), precision="bf16")(images)
     assert half.dtype == np.float32
     assert 0 < np.abs(half - eager(module)(images)).max() < 0.05
 

@@ -17,6 +17,7 @@ import pytest
 from ml_dtypes import bfloat16
 from openvino import opset13 as ops
 
+from benchmarks.shared.kernel_arguments import MaskedAttention
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.kernels import libraries as compiling
@@ -43,20 +44,6 @@ needs_bf16 = pytest.mark.skipif(
 )
 F32, BF16 = 1, 2
 LOG2_E = np.float32(np.log2(np.e))
-
-
-class Arguments(ctypes.Structure):
-    """`MaskedAttention` of masked_attention.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "mask", "bias", "before", "after")),
-        *((name, ctypes.c_int64) for name in ("q_row", "k_row", "v_row")),
-        *((name, ctypes.c_int32) for name in ("batch", "heads", "queries", "n", "d", "mask_heads", "bias_heads")),
-        *((name, ctypes.c_int32) for name in ("windows", "arithmetic", "grid")),
-        ("scale", ctypes.c_float),
-        ("steps", ctypes.c_float),
-        ("quantised", ctypes.c_void_p),
-    ]
 
 
 @dataclass
@@ -108,7 +95,7 @@ class Case:
             given = self.bias.reshape(self.bias.shape[-2:]) if self.shared else self.bias
             bias = prepared_bias(given, self.heads, (self.queries, self.n), (self.windows,))
         start = self.stacked.ctypes.data
-        what = Arguments(
+        what = MaskedAttention(
             q=queries.ctypes.data,
             k=start + 4 * columns,
             v=start + 8 * columns,

@@ -26,7 +26,7 @@ from .cores import cores, is_limited
 __all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "instruction_set_of", "session_options", "why_not"]
 
 ROWS_A_CORE = 4
-"""The maximum number of rows in a chunk, unless the program was told another one."""
+"""The maximum number of rows in a chunk, unless the caller gives another size."""
 _SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200"}
 """After its last operator, a thread spins for this time, looking for more work, before it sleeps. 200 µs cover the
 pauses between the operators of an image. ONNX Runtime's default is about 40 ms, during which other programs cannot use
