@@ -36,6 +36,7 @@ from gmmvit_deploy.families.swin.spec import SwinSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -238,7 +239,7 @@ def tensor_bundle(shared: Path) -> Bundle:
     return once(shared / "normalised_outside", lambda out: bundle_from_checkpoint(path, out, options))
 
 
-def swin_graph(folder: Path, kind: MaskKind) -> Path:
+def small_swin(kind: MaskKind) -> Model:
     """A Swin with shifted windows, and heads wide enough for our kernel (heads of the golden Swin are narrower)."""
     torch.manual_seed(0)
     spec = SwinSpec(
@@ -252,8 +253,13 @@ def swin_graph(folder: Path, kind: MaskKind) -> Path:
         mlp_dims=(64, 128),
         mask=MaskSpec(kind=kind, kernels=3) if kind == "gmm" else MaskSpec(),
     )
+    return model_from_spec(spec).eval()
+
+
+def swin_graph(folder: Path, kind: MaskKind) -> Path:
+    """Write the float32 graph of `small_swin`."""
     path = folder / "swin.onnx"
-    onnx.save(onnx_from_model(fold(model_from_spec(spec).eval()).model, preprocessing=None, max_batch=8), path)
+    onnx.save(onnx_from_model(fold(small_swin(kind)).model, preprocessing=None, max_batch=8), path)
     return path
 
 

@@ -7,18 +7,20 @@ Two checkouts of the project run in three processes:
     after      the checkout after the change, by default the checkout of this script
 
 The process *before* writes a checkpoint of each model of the paper, as the paper authors' code names it (32×32, 10
-classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph in
-float32, in ONNX Runtime and OpenVINO with our kernels.
+classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph with
+our kernels: in ONNX Runtime and OpenVINO in float32, and on request in OpenVINO in bf16 and int8. For int8, both
+checkouts quantise the graph, calibrated with the same random images.
 
 A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
 because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with
 bootstrap intervals. A program is as fast as before if after / before differs from 1 by at most 2 %, or by at most as
 much as control / before.
 
-The script stops if the logits of two processes differ by more than 1e-4 of the largest logit. The exit status is 1 if a
+The script stops if the logits of two processes differ by more than 1e-4 of the largest logit in float32, 2e-2 in bf16
+and 1e-1 in int8, in which a rounding may fall to the other side. The exit status is 1 if a
 program is slower.
 
-    python benchmarks/reported/before_after.py --before CHECKOUT [--family vit] [--rounds 20] [--output RESULT]
+    python benchmarks/reported/before_after.py --before CHECKOUT [--family vit] [--precision bf16] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,14 @@ BATCHES = (1, 64)
 RUNTIMES = ("onnxruntime", "openvino")
 BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
-_MOST_OFF = 1e-4
+_MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
+_CALIBRATION_IMAGES = 32
 
 
-def exported(family: str, checkouts: Mapping[str, Checkout], folder: Path) -> dict[str, Path]:
-    """Export the same checkpoint with each checkout.
+def exported(
+    family: str, checkouts: Mapping[str, Checkout], folder: Path, precisions: Iterable[str] = ("fp32",)
+) -> dict[str, Path]:
+    """Export the same checkpoint with each checkout, and quantise it if ``precisions`` contains int8.
 
     Returns name of the process → bundle. Processes of the same checkout share a bundle.
     """
@@ -61,6 +66,11 @@ def exported(family: str, checkouts: Mapping[str, Checkout], folder: Path) -> di
     for bundle in dict.fromkeys(bundles.values()):
         name = BEFORE if bundle == bundles[BEFORE] else AFTER
         checkouts[name].ask("export", checkpoint=str(checkpoint), bundle=str(bundle), max_batch=max(BATCHES))
+        if "int8" in precisions:
+            images = folder / "calibration.npy"
+            shape = (_CALIBRATION_IMAGES, 3, 32, 32)
+            np.save(images, np.random.default_rng(1).standard_normal(shape, dtype=np.float32))
+            checkouts[name].ask("convert", bundle=str(bundle), precision="int8", images=str(images))
     return {**bundles, CONTROL: bundles[BEFORE]}
 
 
@@ -68,6 +78,7 @@ def timed(
     checkouts: Mapping[str, Checkout],
     bundles: Mapping[str, Path],
     runtime: str,
+    precision: str,
     *,
     batches: tuple[int, ...],
     rounds: int,
@@ -78,7 +89,7 @@ def timed(
     times: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in checkouts} for batch in batches}
     for load in range(loads):
         for name in generator.permutation(list(checkouts)):
-            checkouts[str(name)].ask("load", bundle=str(bundles[str(name)]), runtime=runtime)
+            checkouts[str(name)].ask("load", bundle=str(bundles[str(name)]), runtime=runtime, precision=precision)
         for batch in batches:
             logits: dict[str, np.ndarray] = {}
             for name, counts in turns(list(checkouts), rounds, generator, warm_ups=_WARM_UP_ROUNDS):
@@ -88,19 +99,23 @@ def timed(
                 logits[name] = np.asarray(answer["logits"])
                 if counts:
                     times[batch][name].append(answer["ms"])
-            checked(logits, f"{runtime}, batch {batch}")
+            checked(logits, f"{runtime}:{precision}, batch {batch}", _MOST_OFF[precision])
     return times
 
 
-def checked(logits: Mapping[str, np.ndarray], where: str) -> None:
-    """Compare the logits of all processes with the logits of *before*.  Errors: SystemExit when the logits differ."""
+def checked(logits: Mapping[str, np.ndarray], where: str, most: float = _MOST_OFF["fp32"]) -> None:
+    """Compare the logits of all processes with the logits of *before*.
+
+    most: the largest allowed difference, divided by the largest logit.
+    Errors: SystemExit when the logits differ by more.
+    """
     reference = logits[BEFORE]
     for name, answers in logits.items():
         if answers.shape != reference.shape:
             raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
         off = float(np.abs(answers - reference).max() / np.abs(reference).max())
-        if not off <= _MOST_OFF:
-            raise SystemExit(f"{where}: logits of {name} differ by {off:.1e}, expected at most {_MOST_OFF:g}")
+        if not off <= most:
+            raise SystemExit(f"{where}: logits of {name} differ by {off:.1e}, expected at most {most:g}")
 
 
 def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[str, Any]]:
@@ -126,6 +141,9 @@ def main() -> int:
     )
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; may be repeated")
+    parser.add_argument(
+        "--precision", choices=_MOST_OFF, action="append", help="instead of fp32; bf16 and int8 only in OpenVINO"
+    )
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
     parser.add_argument("--loads", type=int, default=3, help="how often each program is loaded")
@@ -133,6 +151,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.loads < 1:
         parser.error("expected --rounds and --loads of at least 1")
+    precisions = arguments.precision or ["fp32"]
+    programs = [
+        (runtime, precision)
+        for runtime in arguments.runtime or RUNTIMES
+        for precision in precisions
+        if runtime == "openvino" or precision == "fp32"
+    ]
     slower = []
     with ExitStack() as stack:
         paths = {BEFORE: arguments.before, CONTROL: arguments.before, AFTER: arguments.after}
@@ -146,20 +171,22 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         results["families"] = {}
         for family in arguments.family or FAMILIES:
-            bundles = exported(family, checkouts, folder)
+            bundles = exported(family, checkouts, folder, precisions)
             results["families"][family] = {}
-            for runtime in arguments.runtime or RUNTIMES:
+            for runtime, precision in programs:
+                runner = f"{runtime}+kernels" + (f":{precision}" if precision != "fp32" else "")
                 times = timed(
                     checkouts,
                     bundles,
                     runtime,
+                    precision,
                     batches=tuple(arguments.batch or BATCHES),
                     rounds=arguments.rounds,
                     loads=arguments.loads,
                 )
-                rows = results["families"][family][f"{runtime}+kernels"] = changes(times)
+                rows = results["families"][family][runner] = changes(times)
                 for batch, row in rows.items():
-                    name = f"{family}, {runtime}+kernels, batch {batch}"
+                    name = f"{family}, {runner}, batch {batch}"
                     print(
                         f"{name}: {row['verdict']}: before {row['before_ms']:.2f} ms, after / before "
                         f"{ratio_words(row['after_over_before'])}, control / before "

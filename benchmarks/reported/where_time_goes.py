@@ -54,7 +54,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
-from gmmvit_deploy.runtime.openvino_program import CHUNK
+from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.specs import input_shape
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
@@ -110,16 +110,14 @@ def in_onnxruntime(path: Path, images: np.ndarray, runs: int, *, kernels: bool) 
 
 def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision, *, kernels: bool) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
-    core = openvino.Core()
-    model = core.read_model(path)
+    hint = OPENVINO_HINTS[precision]
+    ours = required_kernels(path, precision) if kernels else None
+    # The model of the runner: its operations are chosen before the batch is fixed.
+    model = OpenVinoProgram(str(path), hint=hint, threads=1, kernels=ours).model(len(images)).clone()
     model.reshape(list(images.shape))
-    if kernels:
-        ours = required_kernels(path, precision)
-        ours.fuse_attention(model)
-        if len(images) == CHUNK:  # as `OpenVinoProgram` does
-            ours.fuse_norms(model)
+    core = openvino.Core()
     settings = {
-        "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision],
+        "INFERENCE_PRECISION_HINT": hint,
         "NUM_STREAMS": "1",
         "INFERENCE_NUM_THREADS": "1",
         "PERF_COUNT": True,

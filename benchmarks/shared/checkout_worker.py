@@ -28,6 +28,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "ExportOptions": ("gmmvit_deploy.export.bundle_from_checkpoint",),
     "bundle_from_checkpoint": ("gmmvit_deploy.export.bundle_from_checkpoint",),
     "open_bundle": ("gmmvit_deploy.artifacts",),
+    "open_images": ("gmmvit_deploy.runtime.image_batches",),
+    "variant_from_bundle": ("gmmvit_deploy.export.variants",),
     "open_runner": (
         "gmmvit_deploy.runners",
         "gmmvit_deploy.runners.open",
@@ -50,12 +52,13 @@ def imported(name: str) -> Any:
     raise ImportError(f"expected {name} in a module of {places}; add another module to {Path(__file__).name}")
 
 
-def opened(bundle: Any, runtime: str) -> Any:
-    """Open a float32 runner with our kernels: ``<runtime>+kernels``, in older checkouts ``<runtime>``."""
+def opened(bundle: Any, runtime: str, precision: str) -> Any:
+    """Open a runner with our kernels: ``<runtime>+kernels``, in older checkouts and float32 ``<runtime>``."""
     try:
-        return imported("open_runner")(f"{runtime}+kernels", bundle)
+        stated = {} if precision == "fp32" else {"precision": precision}  # the oldest checkouts have float32 only
+        return imported("open_runner")(f"{runtime}+kernels", bundle, **stated)
     except Exception as exc:
-        if "is not known" not in str(exc):
+        if "is not known" not in str(exc) or precision != "fp32":
             raise
     runner = imported("open_runner")(runtime, bundle)
     attention = runner.settings.get("attention", "")
@@ -91,13 +94,20 @@ class Worker:
         imported("bundle_from_checkpoint")(Path(checkpoint), Path(bundle), options)
         return {}
 
-    def load(self, bundle: str, runtime: str) -> dict[str, Any]:
+    def convert(self, bundle: str, precision: str, images: str) -> dict[str, Any]:
+        """Write a quantised graph into the bundle.  images: a .npy file with batches of the graph's input."""
+        opened_bundle = imported("open_bundle")(Path(bundle))
+        calibration = imported("open_images")(opened_bundle, images, limit=2**20)
+        imported("variant_from_bundle")(opened_bundle, precision, calibration=calibration)
+        return {}
+
+    def load(self, bundle: str, runtime: str, precision: str) -> dict[str, Any]:
         """Load the program again, so that the weights have another place in memory."""
         if self._runner is not None:
             self._runner.close()
         opened_bundle = imported("open_bundle")(Path(bundle))
         self._image_shape = tuple(opened_bundle.input_shape)
-        self._runner = opened(opened_bundle, runtime)
+        self._runner = opened(opened_bundle, runtime, precision)
         return {"settings": {name: str(value) for name, value in self._runner.settings.items()}}
 
     def run(self, batch: int, seed: int, repeats: int, untimed_s: float) -> dict[str, Any]:

@@ -46,13 +46,16 @@ typedef struct {
 /* Of one image. */
 typedef struct {
     const MaskedAttention *of;
-    const float *q, *k, *v;
+    const char *q, *k, *v;
     const float *bias; /* its window's; or NULL */
     ptrdiff_t first;   /* of its numbers in the output */
 } Image;
 
 /* In bfloat16? A processor without it never is asked to. */
 static int rounds(const MaskedAttention *of) { return HAS_BF16 && of->arithmetic == BFLOAT16; }
+
+/* Bytes of a number of Q, K and V. */
+static ptrdiff_t bytes_read(const MaskedAttention *of) { return of->rounded ? OF_BFLOAT16 : OF_FLOAT32; }
 
 /* Numbers from one key to the next, in the tile that `first` is in, of what lies by tiles. */
 static ptrdiff_t pitch_of(const MaskedAttention *of, int first) {
@@ -176,7 +179,7 @@ PHASE void add_bias(const float *bias, ptrdiff_t pitch, float *scores, int n, in
 typedef struct {
     const Image *im;
     const Scratch *to;
-    const float *k;
+    const char *k;
     const Mask *mask;
     float *scores;
 } Head;
@@ -196,37 +199,42 @@ static void scores_of(const Head *head, int vectors, int begin, int end) {
 #endif
 #define SCORES_OF_F32(count)                                                                                         \
     if (vectors == (count))                                                                                          \
-        scores_f32_##count(of->n, of->k_row, of->d, head->to->queries, head->k, head->mask, begin, end, head->scores);
+        scores_f32_##count(of->n, of->k_row, of->d, head->to->queries, (const float *)(const void *)head->k,         \
+                           head->mask, begin, end, head->scores);
     SCORE_BLOCKS
 #undef SCORES_OF
 #undef SCORES_OF_F32
 }
 
 static void head_scores(const Image *im, const Scratch *to, int head, int first, int queries, float *scores) {
-    const float *q = im->q + (ptrdiff_t)first * im->of->q_row + head * im->of->d;
+    const char *q = im->q + ((ptrdiff_t)first * im->of->q_row + head * im->of->d) * bytes_read(im->of);
     const Mask mask = mask_of(im->of, to, head, first);
-    const Head all = {im, to, im->k + head * im->of->d, &mask, scores};
+    const Head all = {im, to, im->k + head * im->of->d * bytes_read(im->of), &mask, scores};
     const int vectors = vectors_of(queries), left = vectors % MOST_VECTORS, end = vectors * LANES;
 #if HAS_BF16
-    if (rounds(im->of)) pack_queries_b16(q, im->of->q_row, (uint32_t *)(void *)to->queries, queries, im->of->d);
+    uint32_t *packed = (uint32_t *)(void *)to->queries;
+    if (im->of->rounded) pack_queries_from_b16(q, im->of->q_row, packed, queries, im->of->d);
+    else if (rounds(im->of)) pack_queries_from_f32(q, im->of->q_row, packed, queries, im->of->d);
     else
 #endif
-        pack_queries_f32(q, im->of->q_row, to->queries, queries, im->of->d);
+        pack_queries_f32((const float *)(const void *)q, im->of->q_row, to->queries, queries, im->of->d);
     if (vectors >= MOST_VECTORS) scores_of(&all, MOST_VECTORS, 0, end - left * LANES);
     if (left) scores_of(&all, left, end - left * LANES, end);
 }
 
 static void pack_head(const Image *im, const Scratch *to, int head) {
-    const float *v = im->v + head * im->of->d;
+    const ptrdiff_t at = head * im->of->d * bytes_read(im->of);
+    const char *v = im->v + at;
 #if HAS_BF16
-    if (rounds(im->of)) {
-        const float *k = im->k + head * im->of->d;
-        pack_keys_and_values_b16(k, im->of->k_row, v, im->of->v_row, to->keys, (uint32_t *)(void *)to->values,
-                                 im->of->n, im->of->d);
-        return;
-    }
+    uint32_t *values = (uint32_t *)(void *)to->values;
+    const MaskedAttention *of = im->of;
+    if (of->rounded)
+        pack_keys_and_values_from_b16(im->k + at, of->k_row, v, of->v_row, to->keys, values, of->n, of->d);
+    else if (rounds(of))
+        pack_keys_and_values_from_f32(im->k + at, of->k_row, v, of->v_row, to->keys, values, of->n, of->d);
+    else
 #endif
-    pack_values_f32(v, im->of->v_row, to->values, im->of->n, im->of->d);
+        pack_values_f32((const float *)(const void *)v, im->of->v_row, to->values, im->of->n, im->of->d);
 }
 
 /* Of one tile of queries: weights of one head, float32; those of bfloat16 are in to->pairs. */
@@ -238,6 +246,15 @@ typedef struct {
     ptrdiff_t at;         /* of the first query in the output */
     int queries;
 } Output;
+
+/* Number `at` of the output. */
+static Place place_of(const MaskedAttention *of, ptrdiff_t at, ptrdiff_t row) {
+    Place place = {NULL, NULL, NULL, of->steps, row};
+    if (of->quantised) place.quantised = of->quantised + at;
+    else if (of->rounded) place.rounded = (uint16_t *)of->out + at;
+    else place.out = (float *)of->out + at;
+    return place;
+}
 
 /* Columns of the head from c on, `vectors` of them; or, where that is 0, fewer than are worth a vector. */
 static void output_columns(const Output *of, int c, int columns, int vectors) {
@@ -251,8 +268,7 @@ static void output_columns(const Output *of, int c, int columns, int vectors) {
     const float *values = of->to->values + (ptrdiff_t)(c - within) * n + within;
     for (int t = 0, step = LANES; t < of->queries; t += step) {
         const ptrdiff_t at = of->at + t * row + c;
-        const Place place = {im->of->out ? im->of->out + at : NULL, im->of->quantised ? im->of->quantised + at : NULL,
-                             im->of->steps, row};
+        const Place place = place_of(im->of, at, row);
         const float *by = of->inverse ? of->inverse + t : NULL;
         const int left = of->queries - t;
 #if HAS_BF16
@@ -361,8 +377,9 @@ int MASKED_ATTENTION(const MaskedAttention *of, int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; piece++) {
         int64_t image = piece / pieces, rows = image * of->n, q_rows = image * of->queries;
         ptrdiff_t window = of->bias ? image % of->windows : 0;
-        Image im = {.of = of, .q = of->q + q_rows * of->q_row, .k = of->k + rows * of->k_row,
-                    .v = of->v + rows * of->v_row,
+        Image im = {.of = of, .q = (const char *)of->q + q_rows * of->q_row * bytes_read(of),
+                    .k = (const char *)of->k + rows * of->k_row * bytes_read(of),
+                    .v = (const char *)of->v + rows * of->v_row * bytes_read(of),
                     .bias = of->bias ? of->bias + window * of->bias_heads * whole(of->queries) * of->n : NULL,
                     .first = (ptrdiff_t)q_rows * of->heads * of->d};
         if (of->after) {

@@ -3,12 +3,13 @@
 
 #pragma once
 
-enum { TILE = 64, MOST_MIXED = 16 };
+enum { TILE = 64, MOST_MIXED = 16, OF_FLOAT32 = sizeof(float), OF_FLOAT16 = 2, OF_BFLOAT16 = 2 };
 #define WHOLE 16 /* a macro, because #if compares it with LANES */
 
-/* Where columns of one query are put, and of those below it a row further each. */
+/* Where columns of one query are put, and of those below it a row further each; one of the three is not NULL. */
 typedef struct {
-    float *out;        /* or NULL, and */
+    float *out;
+    uint16_t *rounded; /* bfloat16 */
     int8_t *quantised; /* numbers divided by the step, rounded to even, saturated */
     float steps;
     ptrdiff_t row;
@@ -60,18 +61,25 @@ PHASE void pack_values_f32(const float *v, ptrdiff_t row, float *packed, int n, 
 }
 
 #if HAS_BF16
+/* bytes: of a number that is read, float32 or bfloat16; known when compiled. */
+INLINE_BF16 Words neighbours(const char *low, Part low_there, const char *high, Part high_there, int bytes) {
+    if (bytes == OF_BFLOAT16)
+        return neighbours_at((const uint16_t *)(const void *)low, low_there, (const uint16_t *)(const void *)high, high_there);
+    const Floats first = loaded_part((const float *)(const void *)low, low_there);
+    return neighbours_of(first, loaded_part((const float *)(const void *)high, high_there));
+}
+
 #if LANES == WHOLE
 /* (queries, d) -> (whole d / 2, TILE) of pairs; 16 columns are 8 pairs, so two groups of 16 queries turn at once. */
-PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {
+INLINE_BF16 void pack_queries(const char *q, ptrdiff_t row, uint32_t *packed, int queries, int d, int bytes) {
     for (int t = 0; t < queries; t += 2 * LANES)
         for (int c = 0; c < d; c += LANES) {
             const Part columns = part_of(d - c);
             Words r[LANES];
             UNROLL(16) for (int x = 0; x < LANES; x++) {
                 const int here = t + x, there = here + LANES;
-                const Floats low = loaded_part(q + here * row + c, here < queries ? columns : part_of(0));
-                const Floats high = loaded_part(q + there * row + c, there < queries ? columns : part_of(0));
-                r[x] = neighbours_of(low, high);
+                r[x] = neighbours(q + (here * row + c) * bytes, here < queries ? columns : part_of(0),
+                                  q + (there * row + c) * bytes, there < queries ? columns : part_of(0), bytes);
             }
             transpose(r);
             UNROLL(8) for (int x = 0; x < LANES / 2; x++) {
@@ -81,14 +89,14 @@ PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed
         }
 }
 #else
-PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {
+INLINE_BF16 void pack_queries(const char *q, ptrdiff_t row, uint32_t *packed, int queries, int d, int bytes) {
     for (int t = 0; t < queries; t += LANES)
         for (int c = 0; c < whole(d); c += 2 * LANES) {
             Words r[LANES];
             UNROLL(16) for (int x = 0; x < LANES; x++) {
                 const int there = t + x < queries ? d - c : 0;
-                const float *at = q + (t + x) * row + c;
-                r[x] = neighbours_of(loaded_part(at, part_of(there)), loaded_part(at + LANES, part_of(there - LANES)));
+                const char *at = q + ((t + x) * row + c) * bytes;
+                r[x] = neighbours(at, part_of(there), at + LANES * bytes, part_of(there - LANES), bytes);
             }
             transpose(r);
             UNROLL(16) for (int x = 0; x < LANES; x++) store_words(packed + (c / 2 + x) * TILE + t, r[x]);
@@ -98,15 +106,16 @@ PHASE_BF16 void pack_queries_b16(const float *q, ptrdiff_t row, uint32_t *packed
 
 /* (n, d) -> (n, whole d / 2) of pairs along d, one more where n is odd; (n, d) -> (whole d / 16, ceil(n / 2), 16) of
    pairs along n. */
-PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const float *v, ptrdiff_t v_row,
-                                         uint32_t *keys, uint32_t *values, int n, int d) {
+INLINE_BF16 void pack_keys_and_values(const char *k, ptrdiff_t k_row, const char *v, ptrdiff_t v_row, uint32_t *keys,
+                                      uint32_t *values, int n, int d, int bytes) {
     const ptrdiff_t pairs = whole(d) / 2;
 #if LANES == WHOLE
     for (int j = 0; j < n; j += 2) {
-        const float *one = k + j * k_row, *next = one + (j + 1 < n ? k_row : 0); /* the last may be written twice */
+        const char *one = k + j * k_row * bytes; /* the last may be written twice */
+        const char *next = one + (j + 1 < n ? k_row : 0) * bytes;
         for (int c = 0; c < d; c += LANES) {
             const Part columns = part_of(d - c);
-            const Words both = neighbours_of(loaded_part(one + c, columns), loaded_part(next + c, columns));
+            const Words both = neighbours(one + c * bytes, columns, next + c * bytes, columns, bytes);
             store_low(keys + j * pairs + c / 2, both);
             store_high(keys + (j + 1) * pairs + c / 2, both);
         }
@@ -114,20 +123,32 @@ PHASE_BF16 void pack_keys_and_values_b16(const float *k, ptrdiff_t k_row, const 
 #else
     for (int j = 0; j < n; j++)
         for (int c = 0; c < whole(d); c += 2 * LANES) {
-            const float *at = k + j * k_row + c;
+            const char *at = k + (j * k_row + c) * bytes;
             store_words(keys + j * pairs + c / 2,
-                        neighbours_of(loaded_part(at, part_of(d - c)), loaded_part(at + LANES, part_of(d - c - LANES))));
+                        neighbours(at, part_of(d - c), at + LANES * bytes, part_of(d - c - LANES), bytes));
         }
 #endif
     for (int c = 0; c < d; c += WHOLE)
         for (int j = 0; j < n; j += 2, values += WHOLE)
             UNROLL(4) for (int x = 0; x < WHOLE; x += LANES) {
-                const float *at = v + j * v_row + c + x;
+                const char *at = v + (j * v_row + c + x) * bytes;
                 const Part there = part_of(d - c - x);
-                const Floats second = loaded_part(at + v_row, j + 1 < n ? there : part_of(0));
-                store_words(values + x, pairs_of(loaded_part(at, there), second));
+                store_words(values + x, paired(neighbours(at, there, at + v_row * bytes,
+                                                          j + 1 < n ? there : part_of(0), bytes)));
             }
 }
+
+#define PACKED_FROM(type, bytes)                                                                                     \
+    PHASE_BF16 void pack_queries_##type(const char *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {        \
+        pack_queries(q, row, packed, queries, d, bytes);                                                             \
+    }                                                                                                                \
+    PHASE_BF16 void pack_keys_and_values_##type(const char *k, ptrdiff_t k_row, const char *v, ptrdiff_t v_row,      \
+                                                uint32_t *keys, uint32_t *values, int n, int d) {                    \
+        pack_keys_and_values(k, k_row, v, v_row, keys, values, n, d, bytes);                                         \
+    }
+PACKED_FROM(from_f32, OF_FLOAT32)
+PACKED_FROM(from_b16, OF_BFLOAT16)
+#undef PACKED_FROM
 #endif
 
 /* ---- M o Q K^T, transposed ------------------------------------------------------------------------------------ */
@@ -142,7 +163,7 @@ typedef struct {
     float scale;
 } Mask;
 
-enum { KEYS_AHEAD = 24, OF_FLOAT32 = sizeof(float), OF_FLOAT16 = sizeof(uint16_t) };
+enum { KEYS_AHEAD = 24 };
 
 /* bytes: of a number. */
 INLINE Floats numbers_at(const char *at, int bytes) {
@@ -285,7 +306,7 @@ PHASE_BF16 void softmax_b16(const float *scores, uint32_t *pairs, float *inverse
             if (j + 1 < n) next = exp2_of(loaded(scores + (j + 1) * TILE + t) - top, 3);
             sum = sum + weight;
             sum2 = sum2 + next;
-            store_words(pairs + (j / 2) * TILE + t, pairs_of(weight, next));
+            store_words(pairs + (j / 2) * TILE + t, paired(neighbours_of(weight, next)));
         }
         store(inverse + t, repeated(1) / (sum + sum2));
     }
@@ -295,7 +316,7 @@ PHASE_BF16 void pack_weights_b16(const float *weights, uint32_t *pairs, int n, i
     for (int j = 0; j < n; j += 2)
         for (int t = 0; t < vectors * LANES; t += LANES) {
             const Floats next = j + 1 < n ? loaded(weights + (j + 1) * TILE + t) : zero();
-            store_words(pairs + (j / 2) * TILE + t, pairs_of(loaded(weights + j * TILE + t), next));
+            store_words(pairs + (j / 2) * TILE + t, paired(neighbours_of(loaded(weights + j * TILE + t), next)));
         }
 }
 #endif
@@ -397,7 +418,15 @@ INLINE_BF16 void weigh_b16(int most, int vectors, const uint32_t *weights, const
                 sums[r * vectors + x] = dot(sums[r * vectors + x], value[x], weight);
         }
     }
-    divided_and_stored(most, vectors, sums, inverse, to, columns, queries);
+    if (!to->rounded) {
+        divided_and_stored(most, vectors, sums, inverse, to, columns, queries);
+        return;
+    }
+    UNROLL(16) for (int r = 0; r < most; r++)
+        if (r < queries)
+            UNROLL(4) for (int x = 0; x < vectors; x++)
+                store_rounded(to->rounded + r * to->row + x * LANES,
+                              sums[r * vectors + x] * repeated(inverse ? inverse[r] : 1), part_of(columns - x * LANES));
 }
 #define OUTPUT_OF_B16(vectors, most)                                                                                 \
     PHASE_BF16 void weighed_b16_##vectors(const uint32_t *weights, const uint32_t *values, const float *inverse,     \
@@ -423,6 +452,14 @@ OUTPUT_BLOCKS
    that are there cost time. Some keys at once, so that no sum waits for the one before. */
 enum { FEW_COLUMNS = LANES / 2, MOST_AT_ONCE = FEW_COLUMNS < 4 ? FEW_COLUMNS : 4 };
 
+/* As store_rounded, of a single number. */
+static uint16_t rounded_number(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 /* sums: of `count` columns, a vector of queries each. */
 INLINE void few_stored(const Floats *sums, int count, const float *inverse, const Place *to, int first, int columns,
                        int queries) {
@@ -435,6 +472,7 @@ INLINE void few_stored(const Floats *sums, int count, const float *inverse, cons
         store_steps(steps, mean * repeated(to->steps), part_of(LANES));
         for (int r = 0; r < queries && r < LANES; r++)
             if (to->out) to->out[r * to->row + first + c] = means[r];
+            else if (to->rounded) to->rounded[r * to->row + first + c] = rounded_number(means[r]);
             else to->quantised[r * to->row + first + c] = steps[r];
     }
 }

@@ -28,6 +28,7 @@ static int takes(const MaskedAttention *of) {
     if (of->grid && (of->grid < 0 || (of->n != of->grid * of->grid && of->n != of->grid * of->grid + 1))) return 0;
     if ((of->before && !of->after) || (of->after && (of->heads > MOST_MIXED || of->bias))) return 0;
     if (of->bias && of->windows <= 0) return 0;
+    if (of->rounded && of->arithmetic != MASKED_ATTENTION_BFLOAT16) return 0;
     return of->arithmetic >= MASKED_ATTENTION_FLOAT32 && of->arithmetic <= masked_attention_support();
 }
 

@@ -23,9 +23,9 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
    (2g - 1, 2g - 1), then the class token's number, then at least 15 that are not used. */
 
 typedef struct {
-    const float *q, *k, *v;        /* (batch, queries, heads * d), and (batch, n, heads * d) of k and v, within rows of
-                                      q_row, k_row and v_row floats */
-    float *out;                    /* (batch, queries, heads * d), without gaps; or NULL */
+    const void *q, *k, *v;         /* (batch, queries, heads * d), and (batch, n, heads * d) of k and v, within rows of
+                                      q_row, k_row and v_row numbers; float32, or bfloat16 if `rounded` */
+    void *out;                     /* (batch, queries, heads * d), without gaps, of the type of q; or NULL */
     const void *mask;              /* M^T log2(e) of each of `mask_heads` heads, as above; float32, or float16 where the
                                       arithmetic is bfloat16; or NULL */
     const float *bias;             /* B^T log2(e) of each of `bias_heads` heads of each of `windows` windows, float32,
@@ -38,6 +38,7 @@ typedef struct {
     int32_t mask_heads, bias_heads; /* heads; or 1 where all heads share the mask, or the bias */
     int32_t windows;
     int32_t arithmetic;
+    int32_t rounded;               /* q, k, v and out are bfloat16, if 1; only where the arithmetic is, too */
     int32_t grid;                  /* of the mask's layout */
     float scale;                   /* times log2(e); where mask is NULL */
     float steps;                   /* 1 / the step of the grid of int8 that `quantised` is on */

@@ -10,8 +10,9 @@
     before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; ``before`` needs ``after``
 
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
-Q, K and V. Q may be cut from another tensor than K and V. A Transpose and a Reshape merge the heads of O. The matcher
-refuses every other attention, with the reason.
+Q, K and V. Q may be cut from another tensor than K and V. A Transpose and a Reshape merge the heads of O. In the int8
+graphs of Swin, which engines also use, a further Reshape joins windows and heads into a single dimension, and the mask
+and the bias have an entry for each window and head. The matcher refuses every other attention, with the reason.
 
 The matcher reads a graph through the interface `GraphView` of `graph_view.py`. ``gmmvit repository`` copies this file
 into the folder of a served model, so this file imports only modules that are copied with it.
@@ -19,6 +20,7 @@ into the folder of a served model, so this file imports only modules that are co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -52,6 +54,7 @@ class Part:
 
     source: the tensor, (B, …, n, columns).  column: the first index of the range in the last dimension.
     rows: the dimensions (…, n), without the batch; n is the number of tokens.
+    joined: whether a Reshape then joins the dimension of windows and that of heads.
     """
 
     source: Any
@@ -59,6 +62,7 @@ class Part:
     rows: tuple[int, ...]
     heads: int
     head_dim: int
+    joined: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,13 +160,15 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
         _refuse(_NOT_OVER_KEYS)
     query, key, factor, bias, before = _scores(softmax, view)
     value, last, after = _output(softmax, view)
-    q = _part(query, "queries", _HEADS_APART, view)
-    k = _part(key, "keys", _KEYS_ACROSS, view)
-    v = _part(value, "values", _HEADS_APART, view)
+    q = _part(query, "queries", view)
+    k = _part(key, "keys", view, across=True)
+    v = _part(value, "values", view)
     _require_equal_sizes(q, k, v, view)
     rows, heads, head_dim, queries, n = q.rows, q.heads, q.head_dim, q.rows[-1], k.rows[-1]
-    if view.axis(softmax) not in (-1, len(rows) + 2):
+    if view.axis(softmax) not in (-1, 3 if q.joined else len(rows) + 2):
         _refuse(_NOT_OVER_KEYS)
+    if q.joined:
+        factor, bias = _of_windows(factor, bias, rows[:-1], heads)
     mixing = _mixing(before, after, heads)
     if view.refused_type(last) or view.shape(last) != (*rows, heads * head_dim):
         _refuse(f"its output has shape {_words(view.shape(last))}, expected {_words((*rows, heads * head_dim))}")
@@ -179,6 +185,22 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     return MatchedAttention(name, (q, k, v), factor.reshape(-1, queries, n), 1.0, bias, mixing, last)
 
 
+def _of_windows(factor: Any, bias: Any, windows: tuple[int, ...], heads: int) -> tuple[Any, Any]:
+    """Return (the mask, (heads, q, n), the bias, (windows, heads, q, n)) of an attention whose windows are joined.
+
+    The inputs have the shape (windows · heads, q, n), or fewer dimensions if all windows and heads share them.
+    """
+    joined = math.prod(windows) * heads
+    if factor.shape[-3:-2] == (joined,):
+        each = factor.reshape(-1, heads, *factor.shape[-2:])
+        if (each != each[0]).any():
+            _refuse("its windows have different masks, expected the same masks for all windows")
+        factor = each[0]
+    if bias is not None and bias.shape[-3:-2] == (joined,):
+        bias = bias.reshape(-1, heads, *bias.shape[-2:])
+    return factor, bias
+
+
 def _require_equal_sizes(q: Part, k: Part, v: Part, view: GraphView) -> None:
     """Refuse parts of different sizes.  Q may have a single token, or as many tokens as K and V."""
     if q.rows[:-1] == k.rows[:-1] and q.rows[-1] not in (1, k.rows[-1]):
@@ -189,7 +211,7 @@ def _require_equal_sizes(q: Part, k: Part, v: Part, view: GraphView) -> None:
     if len({view.fixed_batch(part.source) for part in (q, k, v)}) > 1:
         _refuse("its queries, keys and values differ in the batch dimension")
     shapes = [(*part.rows, part.heads, part.head_dim) for part in (q, k, v)]
-    without_tokens = {(*part.rows[:-1], part.heads, part.head_dim) for part in (q, k, v)}
+    without_tokens = {(*part.rows[:-1], part.heads, part.head_dim, part.joined) for part in (q, k, v)}
     if len(without_tokens) != 1 or k.rows != v.rows:
         _refuse(f"its queries, keys and values differ in shape: {', '.join(map(_words, shapes))}")
 
@@ -251,6 +273,8 @@ def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any]:
         _refuse(_unknown_step(at, "after", view))
     value = view.plain(view.inputs(at)[1])
     transpose = view.reader(at)
+    if transpose is not None and view.kind(transpose) == "reshape":  # windows and heads apart again
+        transpose = view.reader(transpose)
     last = None if transpose is None else view.reader(transpose)
     back_in_order = transpose is not None and view.kind(transpose) == "transpose"
     if not back_in_order or view.order(transpose) not in _HEADS_APART or last is None or view.kind(last) != "reshape":
@@ -275,11 +299,15 @@ def _unmixed(value: Any, view: GraphView) -> tuple[Any, Any] | None:
     return np.ascontiguousarray(weights.T, np.float32), view.inputs(flat)[0]
 
 
-def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView) -> Part:
+def _part(value: Any, what: str, view: GraphView, *, across: bool = False) -> Part:
     """Match Transpose(Reshape(x)), where x may be an output of a Split that cuts the last dimension equally.
 
-    what: "queries", "keys" or "values", for messages.
+    what: "queries", "keys" or "values", for messages.  across: whether the value is Kᵀ, with the tokens last.
     """
+    orders = _KEYS_ACROSS if across else _HEADS_APART
+    before_join = _before_join(value, view, across=across)
+    if before_join is not None:
+        value, orders = before_join, _HEADS_APART
     reshape = view.inputs(value)[0] if view.kind(value) == "transpose" else None
     if reshape is None or view.kind(reshape) != "reshape" or view.order(value) not in orders:
         if change := _change_after_split(value, view):
@@ -300,7 +328,29 @@ def _part(value: Any, what: str, orders: tuple[list[int], ...], view: GraphView)
     expected = (*rows, outputs * heads * head_dim)
     if view.shape(source) != expected:
         _refuse(f"its {what} are cut from a tensor of shape {_words(view.shape(source))}, expected {_words(expected)}")
-    return Part(source, index * heads * head_dim, tuple(rows), heads, head_dim)
+    return Part(source, index * heads * head_dim, tuple(rows), heads, head_dim, before_join is not None)
+
+
+def _before_join(value: Any, view: GraphView, *, across: bool) -> Any:
+    """Return the value (B, W, H, n, d) that a Reshape turns into (B, W · H, n, d), or None for any other value.
+
+    across: whether a Transpose follows, (B, W · H, d, n).
+    """
+    if across:
+        if view.kind(value) != "transpose" or view.order(value) != [0, 1, 3, 2]:
+            return None
+        value = view.plain(view.inputs(value)[0])
+    if view.kind(value) != "reshape":
+        return None
+    apart = view.plain(view.inputs(value)[0])
+    if view.kind(apart) != "transpose" or view.order(apart) != _HEADS_APART[1]:
+        return None
+    reshape = view.inputs(apart)[0]
+    split = view.target(reshape) if view.kind(reshape) == "reshape" else None
+    if split is None or len(split) != 4:
+        return None
+    windows, n, heads, head_dim = split
+    return apart if view.target(value) == (windows * heads, n, head_dim) else None
 
 
 def _change_after_split(value: Any, view: GraphView) -> str:

@@ -165,14 +165,15 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     Work work = {{0}, 0, 0, 0};
     MaskedAttention *what = &work.what;
     const float *mask = NULL;
-    const float **parts[] = {&what->q, &what->k, &what->v}, **constants[] = {&mask, &what->bias, &what->before, &what->after};
+    const float *part = NULL, **constants[] = {&mask, &what->bias, &what->before, &what->after};
+    const void **parts[] = {&what->q, &what->k, &what->v};
     int64_t *rows[] = {&what->q_row, &what->k_row, &what->v_row};
     Shape shape = {0, {0}}; /* of the output: what Q lies in, but for the columns */
     int64_t batch = 1;
     OrtStatus *wrong = NULL;
     for (size_t i = 0; i < 3 && !wrong; i++) {
         Shape of_part = {0, {0}};
-        wrong = input(node, context, i, parts[i], &of_part);
+        wrong = input(node, context, i, &part, &of_part);
         if (wrong) break;
         const int64_t columns = of_part.sizes[of_part.rank - 1], tokens = i ? node->n : node->queries;
         int64_t images = 1;
@@ -183,7 +184,7 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
             wrong = failure(api,
                             "MaskedAttention: the tensor with Q, K and V has another shape than the node was made for");
         *rows[i] = columns;
-        *parts[i] += node->columns[i];
+        *parts[i] = part + node->columns[i];
     }
     for (size_t i = 0; i < 4 && !wrong; i++) wrong = input(node, context, 3 + i, constants[i], NULL);
     if (wrong) return wrong;
@@ -192,7 +193,7 @@ static OrtStatus *compute(void *kernel, OrtContext *context) {
     OrtValue *out = NULL;
     wrong = CALL(api, CONTEXT_OUTPUT, OrtStatus *(*)(OrtContext *, size_t, const int64_t *, size_t, OrtValue **))(
         context, 0, shape.sizes, shape.rank, &out);
-    if (!wrong) wrong = CALL(api, TENSOR_DATA, OrtStatus *(*)(OrtValue *, float **))(out, &what->out);
+    if (!wrong) wrong = CALL(api, TENSOR_DATA, OrtStatus *(*)(OrtValue *, void **))(out, &what->out);
     if (wrong || !batch) return wrong;
     what->batch = (int32_t)batch;
     what->heads = (int32_t)node->heads;

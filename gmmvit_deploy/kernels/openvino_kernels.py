@@ -6,6 +6,9 @@
     Add, LayerNorm, QuantizeLinear, in a quantised graph
         →  ResidualNorm, which `residual_norm.c` computes
 
+Swin divides the tokens into windows between LayerNorm and QuantizeLinear.  ResidualNorm then stands before this
+division, which moves int8 values instead of float32 values.
+
 `matcher.py` decides which attentions are replaced, and gives the reason for every other attention. OpenVINO computes
 all other nodes with its built-in operators.
 
@@ -24,7 +27,17 @@ import numpy as np
 
 # Relative imports also work in the folder of a served model, where the package has another name.
 from .matcher import MatchedAttention, attentions_in, summary_of
-from .openvino_view import OpenVinoView, constant, constant_and_other, down, nodes_of, static, takers, up
+from .openvino_view import (
+    OpenVinoView,
+    constant,
+    constant_and_other,
+    down,
+    nodes_of,
+    static,
+    takers,
+    takers_behind_layout,
+    up,
+)
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 
 __all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
@@ -34,12 +47,27 @@ _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32"
 
 
 @dataclass(frozen=True, eq=False)
+class Quantised:
+    """An int8 value, and where it comes from.
+
+    node: the node that holds the int8 value.
+    source: the float32 value that is quantised: an output of the replaced node, or of the last of several nodes that
+    only move the values of this output, such as a Transpose.
+    """
+
+    node: Any
+    source: Any
+
+
+@dataclass(frozen=True, eq=False)
 class Form:
     """A part of a graph, and the operation of ours that replaces this part.
 
     attributes, inputs, constants: the arguments of the operation.
     last: the node whose output the operation computes.
-    quantised: the nodes that hold this output in int8; empty if a node reads the output in another type.
+    quantised: the int8 values that the operation computes instead of this output; empty if a node reads the output in
+    another type.
+    rounded: whether the operation reads its ``inputs`` in bfloat16, and writes its output in bfloat16.
     sum: the value of the sum of the inputs, if the operation returns this sum as a second output; otherwise None.
     """
 
@@ -47,8 +75,9 @@ class Form:
     inputs: list[Any]
     constants: list[Any]
     last: Any
-    quantised: tuple[Any, ...] = ()
+    quantised: tuple[Quantised, ...] = ()
     sum: Any = None
+    rounded: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +92,16 @@ class Kernels:
     instruction_set: str
     _factory: Any
 
-    def fuse_attention(self, model: Any) -> int:
+    def fuse_attention(self, model: Any, *, hint: Arithmetic = "f32") -> int:
         """Replace the attentions of an OpenVINO model and the quantisation of their outputs.
 
+        hint: the type in which OpenVINO will compute all other operators. With bf16, an attention that is computed in
+        bf16 also reads and writes bf16, so that OpenVINO converts nothing before and after it.
         Returns the number of replaced attentions.
         """
         matches = attentions_in(OpenVinoView(model))
-        forms = [_form_of(match, self.arithmetic) for match in matches if isinstance(match, MatchedAttention)]
-        grids = [_quantised(form.last) for form in forms]
+        forms = [_form_of(match, self.arithmetic, hint) for match in matches if isinstance(match, MatchedAttention)]
+        grids = [_quantised(form.last, through_layout=False) for form in forms]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
             grids = [(None, ()) for _ in forms]
         for form, (step, quantised) in zip(forms, grids, strict=True):
@@ -110,10 +141,16 @@ class Kernels:
         from openvino import opset13
 
         constants = [opset13.constant(values) for values in form.constants]
-        fused = self._factory.create(operation, [*form.inputs, *constants], form.attributes)
+        inputs = [opset13.convert(value, "bf16").output(0) for value in form.inputs] if form.rounded else form.inputs
+        fused = self._factory.create(operation, [*inputs, *constants], form.attributes)
         fused.set_friendly_name(form.last.get_friendly_name())
-        for replaced in form.quantised or (form.last,):
-            replaced.output(0).replace(fused.output(0))
+        output = fused.output(0)
+        if form.rounded and not form.quantised:
+            output = opset13.convert(fused, "f32").output(0)
+        replaced = form.last.output(0)
+        for value in form.quantised:
+            value.node.output(0).replace(output if value.source == replaced else value.source)
+        replaced.replace(output)
         if form.sum is not None:
             form.sum.replace(fused.output(1))
 
@@ -147,7 +184,7 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
 # ---- make an operation from an attention -------------------------------------------------------------------------
 
 
-def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
+def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmetic) -> Form:
     """Return the form of an attention.  Attention is computed in float32 if the mask does not fit ``arithmetic``."""
     inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
     masks, biases, grid, scale = [], [], 0, 1.0
@@ -173,7 +210,8 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic) -> Form:
         "scale": scale,
         "arithmetic": _ARITHMETIC[arithmetic],
     }
-    return Form(attributes, inputs, [*masks, *biases, *mixings], attention.last.get_node())
+    rounded = hint == arithmetic == "bf16"
+    return Form(attributes, inputs, [*masks, *biases, *mixings], attention.last.get_node(), rounded=rounded)
 
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
@@ -199,6 +237,7 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
 def _matched_norm(mvn: Any) -> Form | None:
     """Match Quantize(norm(x)) or Quantize(norm(x + branch)), with a norm that nothing else reads.
 
+    Nodes that only move values may stand between the norm and Quantize.
     mvn: OpenVINO's node of the normalisation.  Returns the form, or None for every other normalisation.
     """
     attributes = mvn.get_attributes()
@@ -208,7 +247,7 @@ def _matched_norm(mvn: Any) -> Form | None:
     bias = constant_and_other(shifted, "Add") if shifted is not None else None
     if weight is None or bias is None or attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
         return None
-    step, quantised = _quantised(shifted)
+    step, quantised = _quantised(shifted, through_layout=True)
     x = up(mvn.input_value(0), "Convert")
     width = static(x)[-1:]
     if step is None or len(static(x)) != 3 or width[0] % LANES:
@@ -221,24 +260,27 @@ def _matched_norm(mvn: Any) -> Form | None:
     return Form(attributes, [*(summands or (x,))], constants, shifted, quantised, x if summands else None)
 
 
-def _quantised(value: Any) -> tuple[float | None, tuple[Any, ...]]:
-    """Return (step of the grid, int8 nodes) if all readers of this value quantise it to int8 on the same grid.
+def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[Quantised, ...]]:
+    """Return (step of the grid, int8 values) if all readers of a node's output quantise it to int8 on the same grid.
 
+    through_layout: whether other nodes may move the values before they are quantised.
     Returns (None, ()) otherwise.
     """
     steps: set[float] = set()
-    nodes: list[Any] = []
-    for node in takers(value):
-        bounds = [constant(node.input_value(index)) for index in range(1, len(node.inputs()))]
-        if node.get_type_name() != "FakeQuantize" or any(bound is None or bound.size != 1 for bound in bounds):
+    values: list[Quantised] = []
+    for reader in takers_behind_layout(node) if through_layout else takers(node):
+        bounds = [constant(reader.input_value(index)) for index in range(1, len(reader.inputs()))]
+        if reader.get_type_name() != "FakeQuantize" or any(bound is None or bound.size != 1 for bound in bounds):
             return None, ()
         low, high, least, most = (float(bound.reshape(())) for bound in bounds)
-        if (least, most, node.get_attributes()["levels"]) != (-128, 127, 256) or not np.isclose(low * 127, high * -128):
+        levels = reader.get_attributes()["levels"]
+        if (least, most, levels) != (-128, 127, 256) or not np.isclose(low * 127, high * -128):
             return None, ()
         steps.add(high / 127)
-        nodes += [target.get_node() for target in node.output(0).get_target_inputs()]
-    whole = all(node.get_output_element_type(0).get_type_name() == "i8" for node in nodes)
-    return (steps.pop(), tuple(nodes)) if len(steps) == 1 and whole else (None, ())
+        source = up(reader.input_value(0), "Convert")
+        values += [Quantised(target.get_node(), source) for target in reader.output(0).get_target_inputs()]
+    whole = all(value.node.get_output_element_type(0).get_type_name() == "i8" for value in values)
+    return (steps.pop(), tuple(values)) if len(steps) == 1 and whole else (None, ())
 
 
 def _quantises_beside(model: Any, taken: int) -> bool:

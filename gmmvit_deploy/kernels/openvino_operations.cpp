@@ -1,12 +1,12 @@
 /* Our operations of OpenVINO's graphs, computed on the threads of their stream.
 
    MaskedAttention, by masked_attention.c
-   Inputs: what Q, K and V lie in, float32 (B, n, columns) or (B, windows, n, columns), 1 to 3 tensors; if `queries`
+   Inputs: what Q, K and V lie in, float32 or bfloat16, (B, n, columns) or (B, windows, n, columns), 1 to 3 tensors; if `queries`
    is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then the mask as the kernel wants it, of
    each head or (1, ...) of all, if `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the
    bias likewise, (windows or 1, heads or 1, ...), if `biased`; then the `mixings` (heads, heads): 2, before and after
    softmax; 1, after softmax; or 0.
-   Output: float32, the shape of what Q lies in but for heads * d columns, or int8.
+   Output: of the type and shape of what Q lies in but for heads * d columns, or int8.
    Attributes: heads, queries, n, d; grid: of the mask's layout; parts: of Q, K and V each the input and its first column;
    scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
 
@@ -69,6 +69,7 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         ::MaskedAttention what{};
+        what.rounded = inputs.at(0).get_element_type() == ov::element::bf16;
         const size_t batch = place(inputs, 0, m_queries, what.q, what.q_row);
         const size_t of_keys = place(inputs, 1, m_n, what.k, what.k_row);
         const size_t of_values = place(inputs, 2, m_n, what.v, what.v_row);
@@ -86,7 +87,7 @@ public:
         }
         what.before = m_mixings == 2 ? inputs.at(next++).data<const float>() : nullptr;
         what.after = m_mixings ? inputs.at(next).data<const float>() : nullptr;
-        what.out = m_steps ? nullptr : outputs.at(0).data<float>();
+        what.out = m_steps ? nullptr : outputs.at(0).data();
         what.quantised = m_steps ? outputs.at(0).data<int8_t>() : nullptr;
         what.steps = m_steps;
         what.batch = static_cast<int32_t>(batch);
@@ -112,13 +113,13 @@ public:
 
 private:
     /* Returns how many images or windows of `tokens` tokens this part has. */
-    size_t place(const ov::TensorVector& inputs, size_t part, int64_t tokens, const float*& start, int64_t& row) const {
+    size_t place(const ov::TensorVector& inputs, size_t part, int64_t tokens, const void*& start, int64_t& row) const {
         const auto& tensor = inputs.at(static_cast<size_t>(m_parts.at(2 * part)));
         const auto& shape = tensor.get_shape();
         OPENVINO_ASSERT(shape.size() >= 3 && shape[shape.size() - 2] == static_cast<size_t>(tokens),
                         "MaskedAttention over ", tokens, " tokens got ", shape);
         row = static_cast<int64_t>(shape.back());
-        start = tensor.data<const float>() + m_parts.at(2 * part + 1);
+        start = static_cast<const char*>(tensor.data()) + m_parts.at(2 * part + 1) * tensor.get_element_type().size();
         return tensor.get_size() / (shape.back() * static_cast<size_t>(tokens));
     }
 

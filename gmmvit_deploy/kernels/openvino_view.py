@@ -11,7 +11,17 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["OpenVinoView", "constant", "constant_and_other", "down", "nodes_of", "static", "takers", "up"]
+__all__ = [
+    "OpenVinoView",
+    "constant",
+    "constant_and_other",
+    "down",
+    "nodes_of",
+    "static",
+    "takers",
+    "takers_behind_layout",
+    "up",
+]
 
 _KINDS = {
     "Add": "addition",
@@ -21,6 +31,7 @@ _KINDS = {
     "Softmax": "softmax",
     "Transpose": "transpose",
 }
+_MOVE_VALUES = {"Concat", "Reshape", "Slice", "Split", "StridedSlice", "Transpose", "VariadicSplit"}
 
 
 class OpenVinoView:
@@ -151,3 +162,25 @@ def takers(node: Any) -> list[Any]:
         taker = target.get_node()
         readers += takers(taker) if taker.get_type_name() == "Convert" else [taker]
     return readers
+
+
+def takers_behind_layout(node: Any) -> list[Any]:
+    """Return the nodes that read the output of ``node``, also behind nodes that only move values, such as a Transpose.
+
+    Returns the result of `takers` if a Concat would join the values with those of another node.
+    """
+    inside: list[Any] = [node]
+    readers: list[Any] = []
+    for each in inside:  # grows
+        for target in (target for output in each.outputs() for target in output.get_target_inputs()):
+            reader = target.get_node()
+            if reader.get_type_name() == "Convert":  # of the last values: it is not moved
+                readers += takers(reader)
+            elif reader.get_type_name() not in _MOVE_VALUES:
+                readers.append(reader)
+            elif reader.get_name() not in {one.get_name() for one in inside}:
+                inside.append(reader)
+    names = {each.get_name() for each in inside}
+    joined = [value for each in inside if each.get_type_name() == "Concat" for value in each.input_values()]
+    alone = all(value.get_node().get_name() in names for value in joined)
+    return readers if alone and len(inside) > 1 else takers(node)

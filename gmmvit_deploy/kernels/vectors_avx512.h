@@ -99,12 +99,23 @@ INLINE Floats from_halves(const void *from) { return _mm512_cvtph_ps(_mm256_load
 /* sum + the two products of each lane's pairs. */
 INLINE_BF16 Floats dot(Floats sum, Words a, Words b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
-/* Each lane's pair: of low, then of high. */
-INLINE_BF16 Words pairs_of(Floats low, Floats high) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-}
-
 /* All of low, then all of high: pairs of neighbouring lanes. */
 INLINE_BF16 Words neighbours_of(Floats low, Floats high) { return (Words)_mm512_cvtne2ps_pbh(high, low); }
+
+/* The same of bfloat16 in memory, of which only some first lanes are there. */
+INLINE_BF16 Words neighbours_at(const uint16_t *low, Part low_there, const uint16_t *high, Part high_there) {
+    const __m256i first = _mm256_maskz_loadu_epi16(low_there, low), then = _mm256_maskz_loadu_epi16(high_there, high);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(first), then, 1);
+}
+
+/* Low and high -> each lane's pair: of low, then of high. */
+INLINE_BF16 Words paired(Words neighbours) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, neighbours);
+}
+
+/* As bfloat16. */
+INLINE_BF16 void store_rounded(uint16_t *to, Floats x, Part part) {
+    _mm256_mask_storeu_epi16(to, part, (__m256i)_mm512_cvtneps_pbh(x));
+}

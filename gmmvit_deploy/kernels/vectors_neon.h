@@ -96,7 +96,20 @@ INLINE_BF16 Words neighbours_of(Floats low, Floats high) {
     return vreinterpretq_u32_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low), high));
 }
 
-INLINE_BF16 Words pairs_of(Floats low, Floats high) {
-    const uint16x8_t all = vreinterpretq_u16_u32(neighbours_of(low, high));
+INLINE_BF16 Words neighbours_at(const uint16_t *low, Part low_there, const uint16_t *high, Part high_there) {
+    uint16_t halves[2 * LANES] = {0};
+    memcpy(halves, low, (size_t)low_there * sizeof *halves);
+    memcpy(halves + LANES, high, (size_t)high_there * sizeof *halves);
+    return vreinterpretq_u32_u16(vld1q_u16(halves));
+}
+
+INLINE_BF16 Words paired(Words neighbours) {
+    const uint16x8_t all = vreinterpretq_u16_u32(neighbours);
     return vreinterpretq_u32_u16(vzip1q_u16(all, vextq_u16(all, all, LANES)));
+}
+
+INLINE_BF16 void store_rounded(uint16_t *to, Floats x, Part part) {
+    uint16_t halves[LANES];
+    vst1_u16(halves, vreinterpret_u16_bf16(vcvt_bf16_f32(x)));
+    memcpy(to, halves, (size_t)part * sizeof *halves);
 }

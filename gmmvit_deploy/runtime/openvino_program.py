@@ -60,7 +60,7 @@ class OpenVinoProgram:
         self.chunk = chunk or CHUNK
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
-        self.fused_attentions = kernels.fuse_attention(self._small) if kernels else 0
+        self.fused_attentions = kernels.fuse_attention(self._small, hint=hint) if kernels else 0
         self._whole = self._small.clone()  # for full chunks, which usually have enough rows for our norms to be faster
         self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:

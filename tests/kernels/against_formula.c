@@ -119,16 +119,38 @@ static void mix(double *weights, const float *mixing, int heads, size_t each) {
     }
 }
 
-/* Returns the largest error in what is allowed. */
-static double attention_error(const Case *of, int arithmetic) {
+/* As bfloat16, rounded to even. */
+static uint16_t *rounded_numbers(const float *numbers, size_t count) {
+    uint16_t *halves = malloc((count + 1) * sizeof *halves);
+    if (!halves) exit(3);
+    for (size_t i = 0; i < count; i++) {
+        const float x = (float)rounded(numbers[i], MASKED_ATTENTION_BFLOAT16);
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        halves[i] = (uint16_t)(bits >> 16);
+    }
+    return halves;
+}
+
+static float of_bfloat16(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Returns the largest error in what is allowed.  in_bfloat16: whether Q, K, V and the output are bfloat16. */
+static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
     const size_t columns = (size_t)of->heads * (size_t)of->d, q = (size_t)of->queries, n = (size_t)of->n;
     const size_t heads = (size_t)of->heads, batch = (size_t)of->batch, each = q * n, out_size = batch * q * columns;
     float *queries = random_numbers(batch * q * columns), *keys = random_numbers(batch * n * 2 * columns);
     float *mask = random_numbers(heads * each), *bias = random_numbers((size_t)(of->windows + 1) * heads * each);
     float *mixings = random_numbers(2 * heads * heads), *out = malloc(out_size * sizeof *out);
     int8_t *steps = malloc(out_size);
+    uint16_t *q_halves = rounded_numbers(queries, batch * q * columns), *halves_out = calloc(out_size, sizeof *halves_out);
+    uint16_t *k_halves = rounded_numbers(keys, batch * n * 2 * columns);
     double *weights = malloc(heads * each * sizeof *weights);
-    if (!out || !weights || !steps) exit(3);
+    if (!out || !weights || !steps || !halves_out) exit(3);
     const size_t apart = (size_t)(2 * of->grid - 1), tiled = heads * (of->grid ? whole((int)(apart * apart) + 16)
                                                                               : whole(of->queries) * n);
     float *tiles = of->grid ? random_numbers(tiled + 64) : by_tiles(mask, of->heads, of->queries, of->n);
@@ -140,7 +162,9 @@ static double attention_error(const Case *of, int arithmetic) {
     float *biases = by_tiles(bias, of->heads * (of->windows + 1), of->queries, of->n);
     const float scale = 1 / sqrtf((float)of->d);
     const MaskedAttention what = {
-        .q = queries, .k = keys, .v = keys + columns, .out = of->step ? NULL : out, .quantised = of->step ? steps : NULL,
+        .q = in_bfloat16 ? (void *)q_halves : queries, .k = in_bfloat16 ? (void *)k_halves : keys,
+        .v = in_bfloat16 ? (void *)(k_halves + columns) : keys + columns, .rounded = in_bfloat16,
+        .out = of->step ? NULL : in_bfloat16 ? (void *)halves_out : out, .quantised = of->step ? steps : NULL,
         .mask = !of->masked ? NULL : arithmetic == MASKED_ATTENTION_BFLOAT16 ? (void *)halves : (void *)tiles,
         .bias = of->windows ? biases : NULL, .before = of->mixings == 2 ? mixings : NULL,
         .after = of->mixings ? mixings + heads * heads : NULL, .q_row = (int64_t)columns, .k_row = 2 * (int64_t)columns,
@@ -184,16 +208,18 @@ static double attention_error(const Case *of, int arithmetic) {
                         most = fabs(weight) > most ? fabs(weight) : most;
                     }
                     const size_t at = (b * q + i) * columns + h * (size_t)of->d + c;
-                    const double got = of->step ? steps[at] * of->step : out[at], end = of->step * 127.0;
+                    const double number = in_bfloat16 ? of_bfloat16(halves_out[at]) : out[at];
+                    const double got = of->step ? steps[at] * of->step : number, end = of->step * 127.0;
                     if (of->step) sum = sum > end ? end : sum < -end - of->step ? -end - of->step : sum;
                     if (!(fabs(got - sum) <= error)) error = fabs(got - sum); /* also of no number */
                 }
     }
     for (size_t i = 0; i < batch * n * 2 * columns; i++) greatest = fabs(keys[i]) > greatest ? fabs(keys[i]) : greatest;
     const double exact = arithmetic == MASKED_ATTENTION_BFLOAT16 ? 0.00390625 : 4e-6; /* of a weight: 2^-8 */
-    const double allowed = exact * (most > 1 ? most : 1) * greatest + of->step * 0.5001;
-    printf("%-32s error %.2e, allowed %.2e\n", of->name, error, allowed);
-    free(queries), free(keys), free(mask), free(bias), free(mixings), free(out), free(steps), free(weights);
+    const double of_output = in_bfloat16 && !of->step ? 0.001953125 : 0; /* 2^-9 of a weighted mean of values */
+    const double allowed = (exact + of_output) * (most > 1 ? most : 1) * greatest + of->step * 0.5001;
+    printf("%-32s %s error %.2e, allowed %.2e\n", of->name, in_bfloat16 ? "bfloat16" : "float32 ", error, allowed);
+    free(q_halves), free(k_halves), free(halves_out), free(queries), free(keys), free(mask), free(bias), free(mixings), free(out), free(steps), free(weights);
     free(tiles), free(halves), free(biases);
     return error / allowed;
 }
@@ -237,7 +263,10 @@ int main(int count, char **arguments) {
     }
     const int arithmetic = atoi(arguments[2]);
     double worst = 0;
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) worst = fmax(worst, attention_error(&CASES[i], arithmetic));
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        worst = fmax(worst, attention_error(&CASES[i], arithmetic, 0));
+        if (arithmetic == MASKED_ATTENTION_BFLOAT16) worst = fmax(worst, attention_error(&CASES[i], arithmetic, 1));
+    }
     worst = fmax(worst, fmax(norm_error(0), norm_error(1)));
     printf("%s, arithmetic %d: %s\n", arguments[1], arithmetic, worst <= 1 ? "right" : "WRONG");
     return !(worst <= 1);

@@ -372,6 +372,11 @@ def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
     theirs = OpenVinoProgram(str(path), hint="f32").run(images)
     for batch in (1, 5):
         np.testing.assert_allclose(ours.run(images[:batch]), theirs[:batch], atol=2e-5)
+    kernels, arithmetic = our_kernels("bf16")
+    if arithmetic == "bf16":
+        rounded = OpenVinoProgram(str(path), hint="bf16", kernels=kernels)
+        np.testing.assert_allclose(rounded.run(images), theirs, atol=0.03 * float(np.abs(theirs).max()))
+        assert rounded.kernels["Reference ref_bf16"] == 4  # which read and write bf16
 
 
 def _graph(**other: Any) -> openvino.Model:
@@ -380,7 +385,11 @@ def _graph(**other: Any) -> openvino.Model:
     make = np.random.default_rng(1)
     windows = other.get("windows", [])
     stacked = ops.parameter([-1, *windows, n, 3 * heads * d], openvino.Type.f32)
-    parts = ops.split(stacked, ops.constant(2 + len(windows)), 3).outputs()
+    projected = stacked
+    if other.get("projected"):
+        weights = make.standard_normal((3 * heads * d, 3 * heads * d), dtype=np.float32) / 10
+        projected = ops.matmul(stacked, ops.constant(weights), False, False)
+    parts = ops.split(projected, ops.constant(2 + len(windows)), 3).outputs()
 
     def turned(value: Any, order: list[int]) -> Any:
         inner = [place + len(windows) for place in order]
@@ -390,18 +399,30 @@ def _graph(**other: Any) -> openvino.Model:
         shaped = ops.reshape(value, ops.constant([0, *windows, n, heads, d]), special_zero=True)
         return turned(shaped, order)
 
-    query = apart(parts[0], [2, 1, 3])
-    key = apart(parts[1], [2, 3, 1])
-    value = apart(parts[2], [2, 1, 3])
+    if other.get("joined"):  # windows and heads in a single dimension, as in the int8 graphs of Swin
+
+        def join(value: Any) -> Any:
+            return ops.reshape(value, ops.constant([0, windows[0] * heads, n, d]), special_zero=True)
+
+        query, key, value = (join(apart(part, [2, 1, 3])) for part in parts)
+        key = ops.transpose(key, ops.constant([0, 1, 3, 2]))
+    else:
+        query = apart(parts[0], [2, 1, 3])
+        key = apart(parts[1], [2, 3, 1])
+        value = apart(parts[2], [2, 1, 3])
     if "scale" in other:
         query = ops.multiply(query, ops.constant(np.full(other["scale"], 0.25, np.float32)))
     scores = ops.matmul(query, key, False, False)
     mask = make.standard_normal(other.get("mask", (heads, n, n)), dtype=np.float32) * np.float32(other.get("times", 1))
+    mask = np.tile(mask, (other.get("tiled", 1), *[1] * (mask.ndim - 1))) if mask.ndim else mask
     scores = ops.multiply(scores, ops.constant(mask))
     if "bias" in other:
         scores = ops.add(scores, ops.constant(make.standard_normal(other["bias"], dtype=np.float32)))
     weights = ops.softmax(scores, other.get("axis", -1))
-    mixed = turned(ops.matmul(weights, value, False, False), [2, 1, 3])
+    product = ops.matmul(weights, value, False, False)
+    if other.get("joined"):
+        product = ops.reshape(product, ops.constant([0, windows[0], heads, n, d]), special_zero=True)
+    mixed = turned(product, [2, 1, 3])
     last = ops.reshape(mixed, ops.constant([0, *windows, n, heads * d]), special_zero=True)
     for step in other.get("quantised", ()):
         ends = [ops.constant(np.float32(bound)) for bound in (-128 * step, 127 * step, -128, 127)]
@@ -436,6 +457,11 @@ def _graph(**other: Any) -> openvino.Model:
         ({"windows": [4], "mask": (4, 2, 20, 20)}, 0),
         ({"windows": [4], "axis": 3}, 0),
         ({"windows": [4], "scale": (), "mask": (), "bias": (4, 2, 20, 20)}, 1),  # of Q alone
+        ({"windows": [4], "joined": True, "tiled": 4, "bias": (8, 20, 20)}, 1),
+        ({"windows": [4], "joined": True, "mask": (), "bias": (1, 8, 20, 20), "axis": 3}, 1),
+        ({"windows": [4], "joined": True, "mask": (20, 20)}, 1),
+        ({"windows": [4], "joined": True, "mask": (8, 20, 20)}, 0),  # another for each window
+        ({"windows": [4], "joined": True, "tiled": 4, "bias": (8, 20, 20), "quantised": [0.02]}, 1),
         ({"scale": (1, 1, 1, 1)}, 1),
         ({"scale": (2, 1, 1)}, 0),  # another for each head
         ({"axis": 2}, 0),
@@ -466,6 +492,31 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
     off = np.abs(answers[1] - answers[0])
     assert off.max() <= max(1e-5, 1.01 * max(other.get("quantised", [0])))
     assert np.mean(off > 1e-5) < 0.01
+
+
+@needs_kernel
+@needs_bf16
+@pytest.mark.parametrize("quantised", [(), (0.02,)])
+def test_with_the_hint_bf16_nothing_is_converted_around_the_attention(quantised: tuple[float, ...]) -> None:
+    library, _ = openvino_library()
+    assert library is not None
+    kernels = kernels_from(library, "bf16")[0]
+    assert kernels is not None
+    form: dict[str, Any] = {"d": 33, "projected": True}
+    if quantised:
+        form["quantised"] = (*quantised, *quantised)  # the second keeps OpenVINO's products in int8
+    models = {hint: _graph(**form) for hint in ("f32", "bf16")}
+    for hint, model in models.items():
+        assert kernels.fuse_attention(model, hint=hint) == 1  # type: ignore[arg-type]
+        (fused,) = [node for node in model.get_ordered_ops() if node.get_type_name() == "MaskedAttention"]
+        assert fused.get_input_element_type(0).get_type_name() == hint
+        assert fused.get_output_element_type(0).get_type_name() == ("i8" if quantised else hint)
+    if quantised:
+        return
+    batch = np.random.default_rng(2).standard_normal((3, 20, 198), dtype=np.float32) / 4
+    compiled = [openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}) for model in models.values()]
+    # The product's output is bfloat16 in both, and the attention's output is rounded once more, to the same step.
+    np.testing.assert_allclose(compiled[1](batch)[0], compiled[0](batch)[0], rtol=2**-7, atol=1e-6)
 
 
 @needs_kernel

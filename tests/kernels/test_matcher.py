@@ -80,6 +80,10 @@ def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> No
         ({"bias": (3, 2, 20, 20)}, "its bias has shape (3, 2, 20, 20), expected (2, 20, 20)"),
         ({"windows": [4], "axis": 3}, NOT_OVER_KEYS),
         (
+            {"windows": [4], "joined": True, "mask": (8, 20, 20)},
+            "its windows have different masks, expected the same masks for all windows",
+        ),
+        (
             {"scale": (2, 1, 1)},
             "its queries come from multiplication, expected a Reshape and a Transpose that split into heads",
         ),

@@ -134,19 +134,35 @@ def graph(**other: Any) -> onnx.ModelProto:
         inner = [place + len(windows) for place in order]
         return helper.make_node("Transpose", [name], [to], perm=[*range(1 + len(windows)), *inner])
 
+    joined = bool(other.get("joined"))  # windows and heads in a single dimension, as in the int8 graphs of Swin
+    if joined:
+        constants["join"] = np.asarray([-1, windows[0] * HEADS, N, d])
+        constants["part"] = np.asarray([-1, windows[0], HEADS, N, d])
+        places = {"q": "query", "k": "key.joined", "v": "value"}
+        turns = [
+            *(turned(f"{name}.apart", f"{name}.turned", [2, 1, 3]) for name in places),
+            *(helper.make_node("Reshape", [f"{name}.turned", "join"], [place]) for name, place in places.items()),
+            helper.make_node("Transpose", ["key.joined"], ["key"], perm=[0, 1, 3, 2]),
+        ]
+    else:
+        turns = [
+            turned("q.apart", "query", [2, 1, 3]),
+            turned("k.apart", "key", [2, 3, 1]),
+            turned("v.apart", "value", [2, 1, 3]),
+        ]
+    parted = [helper.make_node("Reshape", ["mixed", "part"], ["parted"])] if joined else []
     nodes = [
         helper.make_node("Split", ["x"], ["q", "k", "v"], axis=2 + len(windows), num_outputs=3),
         *(helper.make_node("Reshape", [name, "apart"], [f"{name}.apart"]) for name in "qkv"),
-        turned("q.apart", "query", [2, 1, 3]),
-        turned("k.apart", "key", [2, 3, 1]),
-        turned("v.apart", "value", [2, 1, 3]),
+        *turns,
         *scaled,
         helper.make_node("MatMul", ["scaled" if scaled else "query", "key"], ["scores"]),
         helper.make_node("Mul", ["mask", "scores"], ["masked"]),
         *biased,
         helper.make_node("Softmax", ["biased" if biased else "masked"], ["weights"], axis=other.get("axis", -1)),
         helper.make_node("MatMul", ["weights", "value"], ["mixed"]),
-        turned("mixed", "back", [2, 1, 3]),
+        *parted,
+        turned("parted" if joined else "mixed", "back", [2, 1, 3]),
         helper.make_node("Reshape", ["back", "beside"], ["y"], name="last"),
         helper.make_node("Relu", ["y"], ["out"]),
     ]

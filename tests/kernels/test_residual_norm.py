@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import openvino
 import pytest
 from openvino import opset13 as ops
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.machine import cpu_features
+from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
-from gmmvit_deploy.runtime.openvino import our_kernels
-from gmmvit_deploy.runtime.openvino_program import CHUNK
+from gmmvit_deploy.runtime.openvino import int8_saturates, our_kernels
+from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.variants import open_variant
+from tests.conftest import small_swin
 from tests.kernels.test_masked_attention import loaded, needs_kernel
 
 WIDTH, STEP = 48, np.float32(0.03)
@@ -114,6 +119,13 @@ def graph(**other: Any) -> openvino.Model:
         normed = ops.mvn(x, ops.constant([other.get("axis", -1)]), True, 1e-5, other.get("epsilon", "inside_sqrt"))
         normed = ops.multiply(normed, ops.constant(numbers(width, seed=seed)))
         normed = ops.add(normed, ops.constant(numbers(width, seed=seed + 10)))
+        if other.get("moved"):  # rolled by a token, turned, and back
+            first, rest = ops.variadic_split(normed, ops.constant(1), ops.constant([1, 3])).outputs()
+            others = ops.relu(first).output(0) if other.get("joined_with_others") else first
+            turned = ops.transpose(ops.concat([rest, others], 1), ops.constant([0, 2, 1]))
+            back = ops.transpose(turned, ops.constant([0, 2, 1]))
+            rest, first = ops.variadic_split(back, ops.constant(1), ops.constant([3, 1])).outputs()
+            normed = ops.concat([first, rest], 1)
         steps = (float(STEP), float(STEP) * (1 + other.get("second_grid", 0)))
         branches = [
             product(quantised(normed, step, other.get("levels", 256)), seed + which, width)
@@ -153,6 +165,8 @@ def formula_of_one_block(batch: np.ndarray) -> np.ndarray:
         ({"levels": 255}, 0),
         ({"second_grid": 1}, 0),
         ({"norm_is_used": True}, 0),
+        ({"moved": True, "blocks": 1}, 1),
+        ({"moved": True, "joined_with_others": True, "blocks": 1}, 0),
         ({"epsilon": "outside_sqrt"}, 0),
         ({"nothing_else": True}, 0),  # of what is quantised
     ],
@@ -180,6 +194,31 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
         assert np.median(np.abs(answers[1] - formula_of_one_block(batch))) < 1e-5
     else:  # and moves much of what the next block quantises
         assert np.sqrt(np.mean((answers[1] - answers[0]) ** 2)) < 0.01 * np.sqrt(np.mean(answers[0] ** 2))
+
+
+@needs_kernel
+@pytest.mark.export
+@pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
+def test_int8_values_move_between_the_windows_of_swin(tmp_path: Path) -> None:
+    path = tmp_path / "swin.onnx"
+    images = np.random.default_rng(1).standard_normal((CHUNK, 3, 16, 16), dtype=np.float32)
+    onnx.save(
+        graph_from_model(small_swin("gmm"), "int8", preprocessing=None, max_batch=CHUNK, calibration=[images]).proto,
+        path,
+    )
+    kernels, _ = our_kernels("int8")
+    ours = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
+    assert ours.fused_attentions == 4
+    assert ours.fused_norms == 9  # two of each block and that of the merge: windows stand behind four of them
+    kinds = Counter(node.get_type_name() for node in ours.model(CHUNK).get_ordered_ops())
+    assert kinds["MVN"] == 2  # of the patches and of the mean: not quantised
+    moved = [node for node in ours.model(CHUNK).get_ordered_ops() if node.get_type_name() == "Transpose"]
+    types = Counter(node.get_output_element_type(0).get_type_name() for node in moved)
+    assert types["i8"] == 4  # the windows of each block
+    theirs = OpenVinoProgram(str(path), hint="f32").run(images)
+    for batch in (1, CHUNK):
+        off = ours.run(images[:batch]) - theirs[:batch]
+        assert np.sqrt(np.mean(off**2)) < 0.02 * np.sqrt(np.mean(theirs**2))
 
 
 @needs_kernel

@@ -188,6 +188,33 @@ EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
     FOR_LANES r[i] = _emulated_bfloat(low[i]), r[16 + i] = _emulated_bfloat(high[i]);
     return r;
 }
+EMULATED __m256i _mm512_cvtneps_pbh(__m512 x) {
+    uint16_t halves[16];
+    __m256i r;
+    FOR_LANES halves[i] = _emulated_bfloat(x[i]);
+    memcpy(&r, halves, sizeof r);
+    return r;
+}
+EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 k, const void *p) {
+    uint16_t halves[16] = {0};
+    __m256i r;
+    FOR_LANES if (k >> i & 1) memcpy(halves + i, (const char *)p + 2 * i, sizeof *halves);
+    memcpy(&r, halves, sizeof r);
+    return r;
+}
+EMULATED void _mm256_mask_storeu_epi16(void *p, __mmask16 k, __m256i x) {
+    uint16_t halves[16];
+    memcpy(halves, &x, sizeof halves);
+    FOR_LANES if (k >> i & 1) memcpy((char *)p + 2 * i, halves + i, sizeof *halves);
+}
+EMULATED __m512i _mm512_castsi256_si512(__m256i x) {
+    const __m512i r = {x[0], x[1], x[2], x[3]};
+    return r;
+}
+EMULATED __m512i _mm512_inserti64x4(__m512i x, __m256i y, int half) {
+    for (int i = 0; i < 4; i++) x[4 * half + i] = y[i];
+    return x;
+}
 EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
     FOR_LANES for (int half = 1; half >= 0; half--) {
         const int at = 2 * i + half;
