@@ -57,7 +57,7 @@ release: $(INSTALLED)
 
 # In this order; fastest_gpu.py and masked_attention_gpu.py need a GPU, before_after.py a second checkout.
 BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
-  settings/spinning settings/kernel_tails reported/served rejected/low_rank reported/where_time_goes \
+  settings/spinning settings/kernel_tails settings/one_image_openvino reported/served rejected/low_rank reported/where_time_goes \
   rejected/shared_memory rejected/layouts rejected/rotation_as_rows rejected/shifted_patches_as_convolution \
   reported/startup reported/timm_models reported/one_image reported/large_images_served reported/overload \
   reported/gateway_cost reported/hostile reported/image_bombs reported/rollout reported/soak reported/bulk \

@@ -158,6 +158,8 @@ def main() -> int:
         for precision in precisions
         if runtime == "openvino" or precision == "fp32"
     ]
+    if not programs:
+        parser.error("only OpenVINO computes in bf16 and int8: expected --runtime openvino")
     slower = []
     with ExitStack() as stack:
         paths = {BEFORE: arguments.before, CONTROL: arguments.before, AFTER: arguments.after}

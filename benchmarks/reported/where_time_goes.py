@@ -112,16 +112,12 @@ def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision,
     openvino = require("openvino", package="openvino", extra="openvino")
     hint = OPENVINO_HINTS[precision]
     ours = required_kernels(path, precision) if kernels else None
-    # The model of the runner: its operations are chosen before the batch is fixed.
-    model = OpenVinoProgram(str(path), hint=hint, threads=1, kernels=ours).model(len(images)).clone()
+    # As the runner does: the operations are chosen before the batch is fixed.
+    program = OpenVinoProgram(str(path), hint=hint, threads=1, kernels=ours)
+    model = program.model(len(images)).clone()
     model.reshape(list(images.shape))
     core = openvino.Core()
-    settings = {
-        "INFERENCE_PRECISION_HINT": hint,
-        "NUM_STREAMS": "1",
-        "INFERENCE_NUM_THREADS": "1",
-        "PERF_COUNT": True,
-    }
+    settings = {**program.settings(model, 1), "PERF_COUNT": True}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     operators: Operators = defaultdict(list)
     for _ in range(runs):

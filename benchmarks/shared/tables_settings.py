@@ -8,7 +8,12 @@ from benchmarks.shared.results import interval, result
 
 __all__ = ["SHOWN", "documented_tables"]
 
-SHOWN = {"cpu_settings": ("cpu_settings",), "spinning": ("spinning",), "kernel_tails": ("kernel_tails",)}
+SHOWN = {
+    "cpu_settings": ("cpu_settings",),
+    "spinning": ("spinning",),
+    "kernel_tails": ("kernel_tails",),
+    "one_image_openvino": ("one_image_openvino",),
+}
 """Script → markers of the script's tables on the page of results."""
 
 
@@ -18,7 +23,24 @@ def documented_tables() -> dict[str, str]:
         "cpu_settings": chunks_table(result("settings/cpu_settings")),
         "spinning": spinning_table(result("settings/spinning")),
         "kernel_tails": tails_table(result("settings/kernel_tails")),
+        "one_image_openvino": one_image_table(result("settings/one_image_openvino")),
     }
+
+
+def one_image_table(results: dict[str, Any]) -> str:
+    """Return a table with a row for each network and type: time of each setting / time of the runner."""
+    networks = {
+        f"{family}, {precision}": rows
+        for family, by_precision in results["families"].items()
+        for precision, rows in by_precision.items()
+    }
+    settings = dict.fromkeys(name for rows in networks.values() for name in rows if name != "runner")
+    lines = [f"| network, type | runner, ms | {' | '.join(settings)} | bound |", "|---" * (3 + len(settings)) + "|"]
+    for name, rows in networks.items():
+        cells = [interval(rows[setting]["over_runner"]) if setting in rows else "" for setting in settings]
+        bound = interval(rows["one thread"]["bound"])
+        lines.append(f"| {name} | {rows['runner']['ms']:.2f} | {' | '.join(cells)} | {bound} |")
+    return "\n".join(lines)
 
 
 def tails_table(results: dict[str, Any]) -> str:

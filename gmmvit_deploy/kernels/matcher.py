@@ -43,6 +43,7 @@ _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
 _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
 """(B, n, H, d) → (B, H, d, n), and (B, W, n, H, d) → (B, W, H, d, n)."""
 _BIAS_AND_MIXING = "it has both a bias and head mixing, which the kernel does not combine"
+_NOT_MERGED = "its heads are not merged by a Transpose and a Reshape"
 _NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
 
 
@@ -159,7 +160,7 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     if view.axis(softmax) not in (-1, len(view.shape(softmax) or ()) or view.axis(softmax)):
         _refuse(_NOT_OVER_KEYS)
     query, key, factor, bias, before = _scores(softmax, view)
-    value, last, after = _output(softmax, view)
+    value, parted, last, after = _output(softmax, view)
     q = _part(query, "queries", view)
     k = _part(key, "keys", view, across=True)
     v = _part(value, "values", view)
@@ -167,6 +168,8 @@ def _matched(softmax: Any, name: str, view: GraphView) -> MatchedAttention:
     rows, heads, head_dim, queries, n = q.rows, q.heads, q.head_dim, q.rows[-1], k.rows[-1]
     if view.axis(softmax) not in (-1, 3 if q.joined else len(rows) + 2):
         _refuse(_NOT_OVER_KEYS)
+    if parted != ((*rows[:-1], heads, queries, head_dim) if q.joined else None):
+        _refuse(_NOT_MERGED)
     if q.joined:
         factor, bias = _of_windows(factor, bias, rows[:-1], heads)
     mixing = _mixing(before, after, heads)
@@ -211,7 +214,9 @@ def _require_equal_sizes(q: Part, k: Part, v: Part, view: GraphView) -> None:
     if len({view.fixed_batch(part.source) for part in (q, k, v)}) > 1:
         _refuse("its queries, keys and values differ in the batch dimension")
     shapes = [(*part.rows, part.heads, part.head_dim) for part in (q, k, v)]
-    without_tokens = {(*part.rows[:-1], part.heads, part.head_dim, part.joined) for part in (q, k, v)}
+    without_tokens = {(*part.rows[:-1], part.heads, part.head_dim) for part in (q, k, v)}
+    if len({part.joined for part in (q, k, v)}) != 1:
+        _refuse("a Reshape joins windows and heads of some of its queries, keys and values, but not of all")
     if len(without_tokens) != 1 or k.rows != v.rows:
         _refuse(f"its queries, keys and values differ in shape: {', '.join(map(_words, shapes))}")
 
@@ -254,8 +259,12 @@ def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
     return query, key, factor, bias, before
 
 
-def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any]:
-    """Follow the graph after a softmax; return (V, the output with merged heads, the matrix ``after`` or None)."""
+def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any]:
+    """Follow the graph after a softmax.
+
+    Returns (V, the shape (W, H, q, d) if a Reshape divides windows and heads again, otherwise None, the output with
+    merged heads, the matrix ``after`` or None).
+    """
     weights, after = softmax, None
     at = view.reader(weights, through_casts=True)
     if at is not None and view.kind(at) == "reshape":
@@ -272,14 +281,15 @@ def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any]:
     if view.kind(at) != "matrix product":
         _refuse(_unknown_step(at, "after", view))
     value = view.plain(view.inputs(at)[1])
-    transpose = view.reader(at)
-    if transpose is not None and view.kind(transpose) == "reshape":  # windows and heads apart again
+    transpose, parted, orders = view.reader(at), None, [*_HEADS_APART]
+    if transpose is not None and view.kind(transpose) == "reshape":
+        parted, orders = view.target(transpose) or (), [_HEADS_APART[1]]
         transpose = view.reader(transpose)
     last = None if transpose is None else view.reader(transpose)
     back_in_order = transpose is not None and view.kind(transpose) == "transpose"
-    if not back_in_order or view.order(transpose) not in _HEADS_APART or last is None or view.kind(last) != "reshape":
-        _refuse("its heads are not merged by a Transpose and a Reshape")
-    return value, last, after
+    if not back_in_order or view.order(transpose) not in orders or last is None or view.kind(last) != "reshape":
+        _refuse(_NOT_MERGED)
+    return value, parted, last, after
 
 
 def _unmixed(value: Any, view: GraphView) -> tuple[Any, Any] | None:

@@ -145,9 +145,9 @@ class Kernels:
         fused = self._factory.create(operation, [*inputs, *constants], form.attributes)
         fused.set_friendly_name(form.last.get_friendly_name())
         output = fused.output(0)
-        if form.rounded and not form.quantised:
-            output = opset13.convert(fused, "f32").output(0)
         replaced = form.last.output(0)
+        if form.rounded and not form.quantised:
+            output = opset13.convert(fused, replaced.get_element_type().get_type_name()).output(0)
         for value in form.quantised:
             value.node.output(0).replace(output if value.source == replaced else value.source)
         replaced.replace(output)

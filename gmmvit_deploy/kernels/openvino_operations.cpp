@@ -118,8 +118,11 @@ private:
         const auto& shape = tensor.get_shape();
         OPENVINO_ASSERT(shape.size() >= 3 && shape[shape.size() - 2] == static_cast<size_t>(tokens),
                         "MaskedAttention over ", tokens, " tokens got ", shape);
+        const auto type = tensor.get_element_type();
+        OPENVINO_ASSERT(type == inputs.at(0).get_element_type() && (type == ov::element::f32 || type == ov::element::bf16),
+                        "MaskedAttention got Q, K or V in ", type);
         row = static_cast<int64_t>(shape.back());
-        start = static_cast<const char*>(tensor.data()) + m_parts.at(2 * part + 1) * tensor.get_element_type().size();
+        start = static_cast<const char*>(tensor.data()) + m_parts.at(2 * part + 1) * type.size();
         return tensor.get_size() / (shape.back() * static_cast<size_t>(tokens));
     }
 

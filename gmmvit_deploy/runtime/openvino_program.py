@@ -144,20 +144,28 @@ class OpenVinoProgram:
             shape = model.inputs[0].partial_shape
             shape[0] = size
             model.reshape(shape)
-            settings = {
-                "INFERENCE_PRECISION_HINT": self._hint,
-                "NUM_STREAMS": str(streams),
-                "INFERENCE_NUM_THREADS": str(self.threads),
-                # If they were pinned, two programs with a thread each would share the first core.
-                "ENABLE_CPU_PINNING": self.threads == len(allowed_processors()),
-            }
-            if self._hint == "bf16" and _attends_with_four_queries(model):
-                settings["SNIPPETS_MODE"] = "DISABLE"
+            settings = self.settings(model, streams)
             compiled = self._core.compile_model(model, "CPU", settings)
             self._require_hint(compiled)
             self._kernels = _kernels(compiled)
             self._requests[size, streams] = [compiled.create_infer_request() for _ in range(2 * streams)]
         return self._requests[size, streams]
+
+    def settings(self, model: Any, streams: int) -> dict[str, Any]:
+        """Return OpenVINO's settings for a model of `model` with a fixed batch, of which ``streams`` run at once."""
+        settings: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": self._hint,
+            "NUM_STREAMS": str(streams),
+            "INFERENCE_NUM_THREADS": str(self.threads),
+            # If they were pinned, two programs with a thread each would share the first core.
+            "ENABLE_CPU_PINNING": self.threads == len(allowed_processors()),
+        }
+        # Snippets, the kernels that OpenVINO generates, are slower than its other kernels for a single row in bf16
+        # (benchmarks/settings/one_image_openvino.py). Without our kernels, they compute the attentions.
+        alone = model.inputs[0].shape[0] == 1 and self.fused_attentions > 0
+        if self._hint == "bf16" and (alone or _attends_with_four_queries(model)):
+            settings["SNIPPETS_MODE"] = "DISABLE"
+        return settings
 
     def _require_hint(self, compiled: Any) -> None:
         types = {"f32": self._openvino.Type.f32, "bf16": self._openvino.Type.bf16}

@@ -16,7 +16,7 @@ import torch
 from benchmarks.reported import before_after, masked_attention_gpu
 from benchmarks.reported.fastest_gpu import engines_of
 from benchmarks.reported.first_output import START_AND_END
-from benchmarks.settings import kernel_tails
+from benchmarks.settings import kernel_tails, one_image_openvino
 from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.checkouts import opened_checkout
 from benchmarks.shared.families import as_released, eager
@@ -30,6 +30,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines.flavors import visible_gpu
 from gmmvit_deploy.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.layers.attention import MaskedAttention
+from gmmvit_deploy.runtime.cores import cores
 from tests.bench.conftest import NEEDS_KERNELS, Run
 from tests.conftest import RELEASED, golden
 
@@ -308,6 +309,20 @@ def test_sizes_that_fill_no_vector_are_compared_with_padding_in_every_instructio
         assert rows.keys() == kernel_tails.SIZES.keys()
         assert all(0 < row["off"] < 1e-4 and row["as_it_is_over_padded"]["low"] > 0 for row in rows.values())
     assert sets[next(iter(sets))]["197 tokens"]["padded_to"] == "208 tokens, head dim 64"
+
+
+@NEEDS_KERNELS
+@pytest.mark.export
+@pytest.mark.process
+def test_settings_of_openvino_are_compared_for_a_single_image(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    only = ("--family", "vit", "--precision", "fp32", "--rounds", "2")
+    run("settings/one_image_openvino", *only, "--output", str(out))
+    rows = json.loads(out.read_text())["families"]["vit"]["fp32"]
+    assert rows.keys() == {*one_image_openvino.SETTINGS, one_image_openvino.OTHER_SNIPPETS}
+    assert all(row["ms"] > 0 for row in rows.values())
+    runner, alone = rows["runner"]["ms"], rows["one thread"]["ms"]
+    assert rows["one thread"]["bound"]["median"] == pytest.approx(cores() * runner / alone, rel=0.5)
 
 
 @pytest.mark.process

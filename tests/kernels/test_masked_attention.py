@@ -421,9 +421,14 @@ def _graph(**other: Any) -> openvino.Model:
     weights = ops.softmax(scores, other.get("axis", -1))
     product = ops.matmul(weights, value, False, False)
     if other.get("joined"):
-        product = ops.reshape(product, ops.constant([0, windows[0], heads, n, d]), special_zero=True)
+        product = ops.reshape(
+            product, ops.constant([0, *other.get("parted", [windows[0], heads, n, d])]), special_zero=True
+        )
+    elif other.get("reshaped"):  # another output: tokens and heads in the wrong order
+        product = ops.reshape(product, ops.constant([0, n, heads, d]), special_zero=True)
     mixed = turned(product, [2, 1, 3])
-    last = ops.reshape(mixed, ops.constant([0, *windows, n, heads * d]), special_zero=True)
+    merged = other.get("last", [*windows, n, heads * d])
+    last = ops.reshape(mixed, ops.constant([0 if "last" not in other else -1, *merged]), special_zero=True)
     for step in other.get("quantised", ()):
         ends = [ops.constant(np.float32(bound)) for bound in (-128 * step, 127 * step, -128, 127)]
         grid = ops.convert(ops.fake_quantize(last, *ends, 256), "i8")
@@ -461,6 +466,8 @@ def _graph(**other: Any) -> openvino.Model:
         ({"windows": [4], "joined": True, "mask": (), "bias": (1, 8, 20, 20), "axis": 3}, 1),
         ({"windows": [4], "joined": True, "mask": (20, 20)}, 1),
         ({"windows": [4], "joined": True, "mask": (8, 20, 20)}, 0),  # another for each window
+        ({"windows": [4], "joined": True, "mask": (), "parted": [2, 4, 20, 16], "last": [4, 20, 32]}, 0),
+        ({"reshaped": True, "last": [20, 32]}, 0),
         ({"windows": [4], "joined": True, "tiled": 4, "bias": (8, 20, 20), "quantised": [0.02]}, 1),
         ({"scale": (1, 1, 1, 1)}, 1),
         ({"scale": (2, 1, 1)}, 0),  # another for each head

@@ -137,7 +137,7 @@ def graph(**other: Any) -> onnx.ModelProto:
     joined = bool(other.get("joined"))  # windows and heads in a single dimension, as in the int8 graphs of Swin
     if joined:
         constants["join"] = np.asarray([-1, windows[0] * HEADS, N, d])
-        constants["part"] = np.asarray([-1, windows[0], HEADS, N, d])
+        constants["part"] = np.asarray([-1, *other.get("parted", [windows[0], HEADS, N, d])])
         places = {"q": "query", "k": "key.joined", "v": "value"}
         turns = [
             *(turned(f"{name}.apart", f"{name}.turned", [2, 1, 3]) for name in places),
@@ -206,6 +206,9 @@ def graph(**other: Any) -> onnx.ModelProto:
         ({"windows": [4], "mask": (4, HEADS, N, N)}, 0),
         ({"windows": [4], "axis": 3}, 0),
         ({"windows": [4], "scale": (), "mask": (), "bias": (4, HEADS, N, N)}, 1),  # of Q alone
+        ({"windows": [4], "joined": True, "mask": (), "bias": (4 * HEADS, N, N)}, 1),
+        ({"windows": [4], "joined": True, "mask": (4 * HEADS, N, N)}, 0),  # another for each window
+        ({"windows": [4], "joined": True, "mask": (), "parted": [2, 2 * HEADS, N, WIDTH]}, 0),
         ({"scale": (1, 1, 1, 1)}, 1),
         ({"scale": (HEADS, 1, 1)}, 0),  # another for each head
         ({"axis": 2}, 0),
