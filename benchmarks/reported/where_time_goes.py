@@ -72,12 +72,12 @@ Operators = dict[tuple[str, str], list[float]]
 
 
 def kind_of(node: str, operator: str) -> str:
-    if operator == "MaskedAttention":
-        return "attention"
     if operator in _LAYOUT:
         return "layout"
-    if operator in _NORMS or node.endswith("/LayerNormalization"):  # our kernel: OpenVINO calls it Reference
+    if operator in _NORMS or node.endswith("/LayerNormalization"):
         return "norms"
+    if operator in ("MaskedAttention", "Reference"):  # our kernels: OpenVINO calls them Reference
+        return "attention"
     if operator == "Mul" and ".mask/" in node:
         return "mask"
     if _INSIDE_ATTENTION.search(node):

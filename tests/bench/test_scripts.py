@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reported import before_after, masked_attention_gpu
+from benchmarks.reported import before_after, masked_attention_gpu, where_time_goes
 from benchmarks.reported.fastest_gpu import engines_of
 from benchmarks.reported.first_output import START_AND_END
 from benchmarks.settings import kernel_tails, one_image_openvino
@@ -393,6 +393,21 @@ def test_low_rank_runs(run: Run, tmp_path: Path) -> None:
     assert 1 <= least <= median <= most <= 64
     assert all(relative["low"] > 0 for relative in result["fused_over_masked"].values())
     assert result["card"]["verdict"] == ("INVALID" if result["card"]["reasons"] else "VALID")
+
+
+@pytest.mark.parametrize(
+    ("node", "operator", "kind"),
+    [
+        ("blocks.0.attention/Reshape.3", "Reference", "attention"),
+        ("stages.0.blocks.0.retention/Reshape", "Reference", "attention"),
+        ("blocks.0.attention_norm/LayerNormalization", "Reference", "norms"),
+        ("MVN_27", "MVN", "norms"),
+        ("blocks.0.attention/Transpose", "Transpose", "layout"),
+        ("blocks.0.mlp.0/Add", "FullyConnected", "products"),
+    ],
+)
+def test_where_time_goes_names_our_operations_by_their_type(node: str, operator: str, kind: str) -> None:
+    assert where_time_goes.kind_of(node, operator) == kind
 
 
 @NEEDS_KERNELS
