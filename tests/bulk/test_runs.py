@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -140,13 +141,20 @@ def test_workers_keep_within_the_quota_of_a_container(
 def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     moments = np.random.default_rng(24)
     folder = tmp_path / "to"
+    killed = 0
     for _ in range(3):
         process = started(command(bundle, source, folder, "--workers", "2"))
         await_shards(folder, len(shards_in(folder)) + 1, process)
         time.sleep(moments.uniform(0, 0.05))
-        os.killpg(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
         assert shards_in(folder).items() <= quiet.items()
+        if status == 0:  # on a busy machine, a run may write its last shards before this process sees the first
+            break
+        assert status == -signal.SIGKILL
+        killed += 1
+    assert killed, "every run ended before it was killed"
     assert subprocess.run(command(bundle, source, folder), check=False, capture_output=True).returncode == 0
     assert shards_in(folder) == quiet
     assert strangers_in(folder) == []
