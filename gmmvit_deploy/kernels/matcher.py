@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-# A relative import also works in the folder of a served model, where the package has another name.
+# Relative imports also work in the folder of a served model, where the package has another name.
 from .prepared_masks import takes_bias
+from .refusal_reasons import change_after_split, unknown_step
 
 if TYPE_CHECKING:
     from gmmvit_deploy.kernels.graph_view import GraphView  # not copied with this file: only type checkers read it
@@ -247,7 +248,7 @@ def _scores(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any, Any]:
     factor, at = _constant_and_other(view.plain(at), "multiplication", view) or (unit, at)
     at = view.plain(at)
     if view.kind(at) != "matrix product":
-        _refuse(_unknown_step(at, "before", view))
+        _refuse(unknown_step(at, "before", view))
     for constant in (factor, bias):
         if constant is not None and not view.takes_constant(constant):
             _refuse(f"its mask, scale or bias is {constant.dtype}, a type that the kernel does not support")
@@ -279,7 +280,7 @@ def _output(softmax: Any, view: GraphView) -> tuple[Any, Any, Any, Any]:
         readers = ", ".join(view.readers(weights)) or "no operator"
         _refuse(f"its attention weights are read by {readers}, expected only the matrix product with V")
     if view.kind(at) != "matrix product":
-        _refuse(_unknown_step(at, "after", view))
+        _refuse(unknown_step(at, "after", view))
     value = view.plain(view.inputs(at)[1])
     transpose, parted, orders = view.reader(at), None, [*_HEADS_APART]
     if transpose is not None and view.kind(transpose) == "reshape":
@@ -320,7 +321,7 @@ def _part(value: Any, what: str, view: GraphView, *, across: bool = False) -> Pa
         value, orders = before_join, _HEADS_APART
     reshape = view.inputs(value)[0] if view.kind(value) == "transpose" else None
     if reshape is None or view.kind(reshape) != "reshape" or view.order(value) not in orders:
-        if change := _change_after_split(value, view):
+        if change := change_after_split(value, view):
             _refuse(f"its {what} are {change} after the split into heads, which the kernel does not compute")
         _refuse(f"its {what} come from {view.kind(value)}, expected a Reshape and a Transpose that split into heads")
     apart = view.target(reshape)
@@ -363,20 +364,6 @@ def _before_join(value: Any, view: GraphView, *, across: bool) -> Any:
     return apart if view.target(value) == (windows * heads, n, head_dim) else None
 
 
-def _change_after_split(value: Any, view: GraphView) -> str:
-    """Return how Q or K changes between the split into heads and Q Kᵀ: "normalised", "rotated …", or "" if unknown."""
-    at = view.plain(view.inputs(value)[0]) if view.kind(value) == "transpose" else value
-    if view.kind(at) == "Concat":  # prefix tokens, which are not rotated, beside rotated patch tokens
-        at = view.plain(view.inputs(at)[-1])
-    operands = [view.plain(operand) for operand in view.inputs(at)] if view.kind(at) == "addition" else []
-    factors = [operand for operand in operands if view.kind(operand) == "multiplication"]
-    if len(factors) == 2:
-        return "rotated by their position"
-    # OpenVINO computes LayerNorm as MVN, a multiplication by the weight and an addition of the bias.
-    inner = [view.plain(operand) for factor in factors for operand in view.inputs(factor)]
-    return "normalised" if {"LayerNormalization", "MVN"} & {view.kind(at), *map(view.kind, inner)} else ""
-
-
 def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, Any] | None:
     """Return (the constant input, the other input) of the operator that computes this value.
 
@@ -389,21 +376,6 @@ def _constant_and_other(value: Any, kind: str, view: GraphView) -> tuple[Any, An
     if (constants[0] is None) == (constants[1] is None):
         return None
     return (constants[0], second) if constants[0] is not None else (constants[1], first)
-
-
-def _unknown_step(value: Any, side: str, view: GraphView) -> str:
-    """Return why the operator that computes this value is not part of an attention.  side: "before" or "after"."""
-    kind = view.kind(value)
-    if kind == "cast":
-        return f"a cast stands {side} its softmax, expected the same type throughout the attention"
-    if kind in ("multiplication", "addition") and side == "before":
-        if all(view.constant(operand) is None for operand in view.inputs(value)):
-            return f"the {kind} before its softmax has no constant input, expected a constant mask or bias"
-        place = "expected Q Kᵀ, then at most a mask, then at most a bias"
-        return f"the {kind} before its softmax is in an unexpected place: {place}"
-    if side == "before":
-        return f"{kind} stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
-    return f"{kind} stands after its softmax, expected head mixing or the matrix product with V"
 
 
 def _count(n: int, token: str) -> str:

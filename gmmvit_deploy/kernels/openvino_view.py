@@ -178,7 +178,7 @@ def takers_behind_layout(node: Any) -> list[Any]:
                 readers += takers(reader)
             elif reader.get_type_name() not in _MOVE_VALUES:
                 readers.append(reader)
-            elif reader.get_name() not in {one.get_name() for one in inside}:
+            elif reader.get_name() not in {each.get_name() for each in inside}:
                 inside.append(reader)
     names = {each.get_name() for each in inside}
     joined = [value for each in inside if each.get_type_name() == "Concat" for value in each.input_values()]

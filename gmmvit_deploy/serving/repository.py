@@ -18,7 +18,7 @@ from gmmvit_deploy.engines.card import Engine, require_bundle
 from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.images import image_from_pixels
-from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks
+from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, refusal_reasons
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtime import cores, onnxruntime_program, openvino_program
@@ -231,7 +231,7 @@ def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kern
             (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(kernels.fused.graph)
     else:
         package = _OPENVINO
-        modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks)
+        modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks, refusal_reasons)
     (folder / package).mkdir()
     files = [str(module.__file__) for module in modules]
     copies = {file: f"{package}/{Path(file).name}" for file in files}

@@ -189,7 +189,8 @@ def test_what_a_server_copies_imports_alone(tmp_path: Path) -> None:
     package, other = tmp_path / "gmmvit_openvino", tmp_path / "gmmvit_onnxruntime"
     package.mkdir()
     other.mkdir()
-    for name in ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"):
+    copied = ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py", "refusal_reasons.py")
+    for name in copied:
         shutil.copyfile(Path(kernels.__path__[0]) / name, package / name)
     for folder, program in ((package, "openvino_program.py"), (other, "onnxruntime_program.py")):
         for name in (program, "cores.py"):

@@ -69,7 +69,14 @@ def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_pat
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
     folder = tmp_path / "r" / "gmmvit_network" / "1"
     of_runtime = {"cores.py", "openvino_program.py"}
-    files = {*of_runtime, "openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"}
+    files = {
+        *of_runtime,
+        "openvino_kernels.py",
+        "openvino_view.py",
+        "matcher.py",
+        "prepared_masks.py",
+        "refusal_reasons.py",
+    }
     assert {file.name for file in (folder / "gmmvit_openvino").iterdir()} == files
     for name in files:
         room = runtime if name in of_runtime else kernels
