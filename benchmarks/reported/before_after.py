@@ -17,8 +17,7 @@ bootstrap intervals. A program is as fast as before if after / before differs fr
 much as control / before.
 
 The script stops if the logits of two processes differ by more than 1e-4 of the largest logit in float32, 2e-2 in bf16
-and 1e-1 in int8, in which a rounding may fall to the other side. The exit status is 1 if a
-program is slower.
+and 1e-1 in int8, in which a rounding may fall to the other side. The exit status is 1 if a program is slower.
 
     python benchmarks/reported/before_after.py --before CHECKOUT [--family vit] [--precision bf16] [--output RESULT]
 """
@@ -36,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
+from benchmarks.shared.close_logits import MOST_OFF, require_close
 from benchmarks.shared.places import FAMILIES, ROOT, result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.control import Change
@@ -47,7 +47,6 @@ BATCHES = (1, 64)
 RUNTIMES = ("onnxruntime", "openvino")
 BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
-_MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
 _CALIBRATION_IMAGES = 32
 
 
@@ -99,23 +98,8 @@ def timed(
                 logits[name] = np.asarray(answer["logits"])
                 if counts:
                     times[batch][name].append(answer["ms"])
-            checked(logits, f"{runtime}:{precision}, batch {batch}", _MOST_OFF[precision])
+            require_close(logits, logits[BEFORE], f"{runtime}:{precision}, batch {batch}", precision)
     return times
-
-
-def checked(logits: Mapping[str, np.ndarray], where: str, most: float = _MOST_OFF["fp32"]) -> None:
-    """Compare the logits of all processes with the logits of *before*.
-
-    most: the largest allowed difference, divided by the largest logit.
-    Errors: SystemExit when the logits differ by more.
-    """
-    reference = logits[BEFORE]
-    for name, answers in logits.items():
-        if answers.shape != reference.shape:
-            raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
-        off = float(np.abs(answers - reference).max() / np.abs(reference).max())
-        if not off <= most:
-            raise SystemExit(f"{where}: logits of {name} differ by {off:.1e}, expected at most {most:g}")
 
 
 def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[str, Any]]:
@@ -142,7 +126,7 @@ def main() -> int:
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; may be repeated")
     parser.add_argument(
-        "--precision", choices=_MOST_OFF, action="append", help="instead of fp32; bf16 and int8 only in OpenVINO"
+        "--precision", choices=MOST_OFF, action="append", help="instead of fp32; bf16 and int8 only in OpenVINO"
     )
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")

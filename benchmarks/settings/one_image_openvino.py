@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.shared.close_logits import require_close
 from benchmarks.shared.families import FAMILIES, graphs_of, pair
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
@@ -54,12 +55,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SNIPPETS, OTHER_SNIPPETS = "SNIPPETS_MODE", "snippets"
 OUR_NORMS = "our norms"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
-_MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
-"""The largest allowed difference from the logits of the runner, divided by the largest logit."""
 
 
 def compiled(program: OpenVinoProgram, model: Any, setting: str) -> Callable[..., np.ndarray]:
-    """Compile a model for a single image, with the settings of the runner and another one; return its function."""
+    """Compile a model for a single image with the runner's settings, changed by ``setting``; return a function."""
     openvino = require("openvino", package="openvino", extra="openvino")
     single = model.clone()
     shape = single.inputs[0].partial_shape
@@ -87,14 +86,10 @@ def of_graph(path: Path, precision: Precision, rounds: int, image_shape: tuple[i
     if program.fused_norms:
         programs[OUR_NORMS] = compiled(program, program.model(program.chunk), OUR_NORMS)
     timed = time_rounds(programs, 1, rounds, image_shape=image_shape)
-    reference = timed.logits[RUNNER]
-    rows = {}
-    for name in programs:
-        off = float(np.abs(timed.logits[name] - reference).max() / np.abs(reference).max())
-        most = _MOST_OFF[precision]
-        if not off <= most:
-            raise SystemExit(f"{path.name}, {name}: logits differ by {off:.1e}, expected at most {most:g}")
-        rows[name] = {"ms": float(np.median(timed.ms[name])), "over_runner": ratio(timed.ms[name], timed.ms[RUNNER])}
+    require_close(timed.logits, timed.logits[RUNNER], f"{path.name}, {precision}", precision)
+    rows = {
+        name: {"ms": float(np.median(ms)), "over_runner": ratio(ms, timed.ms[RUNNER])} for name, ms in timed.ms.items()
+    }
     rows[ONE_THREAD]["bound"] = ratio(cores() * timed.ms[RUNNER], timed.ms[ONE_THREAD])
     return rows
 

@@ -1,7 +1,8 @@
 """Measure how many images a core should compute at once: the chunk.
 
-A larger chunk needs fewer calls, and a smaller one keeps its activations nearer to the core: which is faster depends on
-the network and on the caches of the machine. One thread computes the same images in chunks of each size, in turns.
+A larger chunk needs fewer calls, and a smaller chunk keeps its activations nearer to the core: which is faster depends
+on the network and on the caches of the machine. A single thread computes the same images in chunks of each size, in
+turns.
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reported import before_after, masked_attention_gpu, where_time_goes
+from benchmarks.reported import masked_attention_gpu, where_time_goes
 from benchmarks.reported.fastest_gpu import engines_of
 from benchmarks.reported.first_output import START_AND_END
 from benchmarks.settings import kernel_tails, one_image_openvino
 from benchmarks.shared import cpu_programs, side_by_side
 from benchmarks.shared.checkouts import opened_checkout
+from benchmarks.shared.close_logits import require_close
 from benchmarks.shared.families import as_released, eager
 from benchmarks.shared.places import KINDS, ROOT, scripts
 from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, attention_effects
@@ -200,11 +201,11 @@ def test_before_after_names_a_folder_that_is_no_checkout(tmp_path: Path) -> None
 
 def test_other_logits_stop_before_after() -> None:
     right = np.array([[1.0, -2.0]])
-    before_after.checked({"before": right, "after": right + 1e-4}, "here")
+    require_close({"before": right, "after": right + 1e-4}, right, "here")
     with pytest.raises(SystemExit, match=r"here: logits of after differ by 5\.0e-03"):
-        before_after.checked({"before": right, "after": right + 1e-2}, "here")
+        require_close({"before": right, "after": right + 1e-2}, right, "here")
     with pytest.raises(SystemExit, match="expected logits"):
-        before_after.checked({"before": right, "after": right[:, :1]}, "here")
+        require_close({"before": right, "after": right[:, :1]}, right, "here")
 
 
 @NEEDS_KERNELS
