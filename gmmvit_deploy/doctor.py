@@ -34,7 +34,7 @@ from gmmvit_deploy.runtime.onnxruntime_providers import CPU, CUDA, TENSORRT, req
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
-from gmmvit_deploy.variants import onnx_file, open_variant
+from gmmvit_deploy.variants import FOR_CPUS, onnx_file, open_variant
 
 __all__ = ["RETRY", "Check", "examine", "examine_bundle"]
 
@@ -135,7 +135,17 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     server: the TensorRT of the server; None skips the checks for a server.
     """
     present = [precision for precision in PRECISIONS if (bundle.path / onnx_file(precision)).exists()]
-    parts = [_part("graph", onnx_file(precision), partial(_graph, bundle, precision), fix="") for precision in present]
+    graphs = [
+        (precision, for_cpu)
+        for precision in present
+        for for_cpu in ((False, True) if precision in FOR_CPUS else (False,))
+    ]
+    parts = [
+        _part(
+            "graph", onnx_file(precision, for_cpu=for_cpu), partial(_graph, bundle, precision, for_cpu=for_cpu), fix=""
+        )
+        for precision, for_cpu in graphs
+    ]
     folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
     for folder in folders:
         parts.append(_part("engine", folder.name, partial(_engine_here, bundle, folder), fix=""))
@@ -148,8 +158,14 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     return checks
 
 
-def _graph(bundle: Bundle, precision: Precision) -> str:
-    return f"complete and unchanged, SHA-256 {open_variant(bundle, precision).sha256[:12]}…"
+def _graph(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> str:
+    graph = open_variant(bundle, precision, for_cpu=for_cpu)
+    if for_cpu and not graph.for_cpu:
+        return (
+            f"absent: an earlier version converted this bundle, so CPUs run {graph.path.name} slowly; type gmmvit "
+            f"convert {bundle.path} --precision {precision} --calibration IMAGES --force"
+        )
+    return f"complete and unchanged, SHA-256 {graph.sha256[:12]}…"
 
 
 def _engine_here(bundle: Bundle, folder: Path) -> str:

@@ -4,6 +4,11 @@ A variant is the bundle's network in another precision. ``gmmvit convert`` adds 
 
     model.<precision>.onnx    the graph
     model.<precision>.json    the record: hashes of the bundle and the graph, and the effects of the precision
+    model.int8.cpu.onnx       for ``int8`` only: the graph for CPUs
+
+In int8, ``model.int8.onnx`` is the graph for GPUs, in the form and in the data types that TensorRT fuses best. The
+graph for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other operators, because CPUs
+compute slowly in fp16 and have other fused kernels. Both graphs have one record, and the same calibration images.
 
 The other files of the bundle do not change. For ``fp32``, the graph is ``model.onnx``, which has no record.
 """
@@ -19,15 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.graphs.constants import MaskChange
+from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.writing import sha256_of_file
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["Variant", "VariantRecord", "onnx_file", "open_variant", "record_file"]
+__all__ = ["FOR_CPUS", "Variant", "VariantRecord", "onnx_file", "open_variant", "record_file", "recorded_errors"]
 
 VARIANT_FORMAT = "gmmvit-variant/1"
+FOR_CPUS: tuple[Precision, ...] = ("int8",)
+"""The precisions that have a graph for CPUs beside the graph for GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,7 @@ class VariantRecord:
     role_disagreements: a description of each node whose declared role differs from the inferred role.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
     golden logits, and the limit; or the reason why the runner was skipped.
+    cpu: the record of the graph for CPUs; None if there is no such graph, as in a bundle of an earlier version.
     """
 
     precision: Precision
@@ -64,10 +73,12 @@ class VariantRecord:
     versions: Mapping[str, str]
     role_disagreements: tuple[str, ...] = ()
     programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cpu: VariantRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
-        return {"format": VARIANT_FORMAT, **data, "masks": [asdict(mask) for mask in self.masks]}
+        masks, cpu = [asdict(mask) for mask in self.masks], self.cpu and self.cpu.to_json()
+        return {"format": VARIANT_FORMAT, **data, "masks": masks, "cpu": cpu}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
@@ -79,7 +90,9 @@ class VariantRecord:
             raise ValueError(f"expected the format {VARIANT_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
         fields["role_disagreements"] = tuple(fields["role_disagreements"])
-        return cls(**{**fields, "masks": tuple(MaskChange(**mask) for mask in fields["masks"])})
+        fields["masks"] = tuple(MaskChange(**mask) for mask in fields["masks"])
+        fields["cpu"] = cls.from_json(fields["cpu"]) if fields.get("cpu") is not None else None
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,25 +100,43 @@ class Variant:
     """The graph of a bundle in a given precision.
 
     path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
+    for_cpu: True for the graph for CPUs of a precision that also has a graph for GPUs.
     """
 
     precision: Precision
     path: Path
     sha256: str
     record: VariantRecord | None
+    for_cpu: bool = False
 
 
-def onnx_file(precision: Precision) -> str:
-    return "model.onnx" if precision == "fp32" else f"model.{precision}.onnx"
+def onnx_file(precision: Precision, *, for_cpu: bool = False) -> str:
+    """Return the name of a graph's file.  for_cpu: True for the graph for CPUs, if the precision has one."""
+    if precision == "fp32":
+        return "model.onnx"
+    return f"model.{precision}.cpu.onnx" if for_cpu and precision in FOR_CPUS else f"model.{precision}.onnx"
 
 
 def record_file(precision: Precision) -> str:
     return f"model.{precision}.json"
 
 
-def open_variant(bundle: Bundle, precision: Precision) -> Variant:
+def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> Mapping[str, float] | None:
+    """Return ``golden`` of the record of the quantised graph; None for a precision without quantisation.
+
+    for_cpu: True for the graph that CPUs run.  Errors: as `open_variant`.
+    """
+    if precision not in QUANTIZED:
+        return None
+    record = open_variant(bundle, precision, for_cpu=for_cpu).record
+    return record.golden if record is not None else None
+
+
+def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:
     """Open the graph of a bundle in ``precision``.
 
+    for_cpu: True for the graph that CPUs run. If the bundle has no graph for CPUs, as if an earlier version converted
+    the bundle, the result is the graph for GPUs, which CPUs run more slowly.
     Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, when the variant
     was made from another bundle, or when the graph breaks the contract of a bundle (`graphs.contract`).
     """
@@ -134,12 +165,17 @@ def open_variant(bundle: Bundle, precision: Precision) -> Variant:
             f"bundle {record.bundle_sha256[:12]}…",
             hint=again,
         )
-    digest = sha256_of_file(path)
+    of_cpu = record.cpu if for_cpu else None
+    if of_cpu is not None:
+        record, path = of_cpu, bundle.path / onnx_file(precision, for_cpu=True)
+    digest = sha256_of_file(path) if path.is_file() else ""
     if digest != record.onnx_sha256 or record.precision != precision:
         raise BundleError(
-            f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
+            f"{path}: the file {'was changed or damaged' if digest else 'is missing'}: expected the file that "
+            f"{record_path.name} describes",
+            hint=again,
         )
-    variant = Variant(precision=precision, path=path, sha256=digest, record=record)
+    variant = Variant(precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None)
     _require_contract(bundle, variant)
     return variant
 

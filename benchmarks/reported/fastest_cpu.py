@@ -10,9 +10,10 @@ process, and take turns in each round:
     straight export            the same module exported without folding and run with ONNX Runtime's built-in operators,
                                as users do without this project
     straight openvino[:bf16]   the graph of the straight export in OpenVINO, compiled for each batch size
-    onnxruntime+kernels        our export in ONNX Runtime with our attention kernel
-    openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32 or bf16; for int8, the quantised
-                               graph that `gmmvit convert` writes
+    onnxruntime+kernels[:int8] our export in ONNX Runtime with our attention kernel
+    openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32, bf16 or int8
+
+In int8, our programs run the quantised graph for CPUs that `gmmvit convert` writes.
 
 If our kernels compute no part of a model, the runner runs without our kernels, its name has no ``+kernels``, and its
 result states the reason.
@@ -46,6 +47,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
 
 _COPIES = 3
+_IN_INT8: dict[str, Precision] = {"onnxruntime+kernels:int8": "int8", "openvino+kernels:int8": "int8"}
 _STRAIGHT: tuple[Precision, ...] = ("fp32", "bf16") if HAS_BF16 else ("fp32",)
 
 
@@ -73,8 +75,8 @@ def add_straight(family: Family) -> None:
 
 def add_programs(family: Family) -> None:
     add_straight(family)
-    for name, precision in {**RUNNERS, "openvino+kernels:int8": "int8"}.items():
-        path = family.saved("int8" if precision == "int8" else "trained")
+    for name, precision in {**RUNNERS, **_IN_INT8}.items():
+        path = family.saved("int8_cpu" if precision == "int8" else "trained")
         runner, reason = runner_of(path, name, precision)
         asked = [family.selects(each) for each in dict.fromkeys((name, runner))]  # either name selects the program
         if not any(asked):
@@ -85,4 +87,4 @@ def add_programs(family: Family) -> None:
 
 
 if __name__ == "__main__":
-    main(__file__, str(__doc__), graphs=("trained", "int8"), add_programs=add_programs, device="cpu")
+    main(__file__, str(__doc__), graphs=("trained", "int8_cpu"), add_programs=add_programs, device="cpu")

@@ -173,7 +173,7 @@ PROGRAMS = (
             precision=precision,
             chunk=CHUNK,
             profile=partial(in_openvino, precision=precision),
-            graph="int8" if precision == "int8" else "trained",
+            graph="int8_cpu" if precision == "int8" else "trained",
         )
         for name, precision in IN_OPENVINO.items()
     ),

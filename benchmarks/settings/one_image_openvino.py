@@ -110,13 +110,13 @@ def main() -> None:
     with run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds) as results:
         results["families"] = {}
         for name in arguments.family or FAMILIES:
-            graphs = graphs_of(name, ["int8" if each == "int8" else "trained" for each in chosen], max_batch=1)
+            graphs = graphs_of(name, ["int8_cpu" if each == "int8" else "trained" for each in chosen], max_batch=1)
             image_shape = input_shape(pair(name)["trained"].spec)
             results["families"][name] = {}
             for precision in chosen:
                 with tempfile.TemporaryDirectory() as folder:
                     path = Path(folder) / f"{name}.onnx"
-                    onnx.save(graphs["int8" if precision == "int8" else "trained"], path)
+                    onnx.save(graphs["int8_cpu" if precision == "int8" else "trained"], path)
                     rows = of_graph(path, precision, arguments.rounds, image_shape)
                 results["families"][name][precision] = rows
                 for setting, row in rows.items():

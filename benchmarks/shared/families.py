@@ -174,7 +174,7 @@ def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str,
 
     names: straight (the trained module, exported without folding), trained and plain (our exports in float32),
     trained_fp16 and plain_fp16 (our exports in fp16), trained_bf16, int8 and fp8 (the quantised graphs of the trained
-    module).
+    module for GPUs), int8_cpu (the int8 graph for CPUs).
     """
     return {name: _graph(family, name, max_batch) for name in names}
 
@@ -194,6 +194,9 @@ def _graph(family: str, name: str, max_batch: int) -> onnx.ModelProto:
         "plain_fp16": lambda: graph_from_model(models["plain"], "fp16", **options).proto,
         "trained_bf16": lambda: graph_from_model(models["trained"], "bf16", **options).proto,
         "int8": lambda: graph_from_model(models["trained"], "int8", **options, calibration=images).proto,
+        "int8_cpu": lambda: (
+            graph_from_model(models["trained"], "int8", **options, calibration=images, for_cpu=True).proto
+        ),
         "fp8": lambda: graph_from_model(models["trained"], "fp8", **options, calibration=images).proto,
     }
     return make[name]()

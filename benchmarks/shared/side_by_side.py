@@ -143,7 +143,9 @@ class Family:
         measure.add(trained, truth)
         recorded = None
         if (precision := self.precision[name]) in QUANTIZED:
-            emulated = emulated_logits(self.graphs[precision], images[:8], name=precision)
+            # The graph that the programs of this device run.
+            graph = self.graphs[precision if precision in self.graphs else f"{precision}_cpu"]
+            emulated = emulated_logits(graph, images[:8], name=precision)
             recorded = float(np.abs(emulated - truth[:8]).max())
         return truth, limit_from_noise(measure.noise(), self.precision[name], recorded=recorded)
 

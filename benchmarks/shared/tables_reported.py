@@ -234,6 +234,7 @@ CPU_RUNNERS = (
     "onnxruntime+kernels",
     "openvino+kernels",
     "openvino+kernels:bf16",
+    "onnxruntime+kernels:int8",
     "openvino+kernels:int8",
 )
 STRAIGHT_RUNNERS = ("torch.compile", "torch.compile:bf16", "straight openvino", "straight openvino:bf16")
@@ -302,7 +303,7 @@ def _speed_up(rows: dict[str, Any], name: str) -> str:
     return interval(row["times_faster_than_eager"]) + (", no kernels" if "without_kernels" in row else "")
 
 
-def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:-1]) -> str:
+def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:-2]) -> str:
     """Return a table with a row for each model and batch; empty if no result has a ratio to a straight program.
 
     The columns are the size of a system, the best program of users without this project in each precision, the time of
@@ -357,9 +358,9 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
     The columns are the time with a mask / time of the plain model, and the share of the roofline, for each runner.
     If the cores were far apart in some rounds, the share of the roofline in the other rounds follows in brackets.
     results: name → result with the shares of the roofline.  costs: name → result with the cost of the mask.
-    runners: the runners; the last runner was not measured with the plain model.
+    runners: the runners; those in int8 were not measured with the plain model.
     """
-    masked, shares = runners[:-1], runners
+    masked, shares = [name for name in runners if not name.endswith(":int8")], runners
     lines = [
         f"| family, batch | {' | '.join(f'masked / plain: {name}' for name in masked)} "
         f"| {' | '.join(f'share of the roofline: {name}' for name in shares)} |",

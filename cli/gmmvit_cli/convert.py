@@ -17,7 +17,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.variants import Variant
+    from gmmvit_deploy.variants import Variant, VariantRecord
 
 EXAMPLE = """gmmvit convert bundle --precision fp16
 gmmvit convert bundle --precision int8 --calibration digits#train"""
@@ -29,7 +29,8 @@ def convert(
         ...,
         metavar="LIST",
         rich_help_panel=PRECISION,
-        help=f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}.",
+        help=f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}. For int8, the command writes a "
+        "graph for GPUs and a graph for CPUs.",
         callback=read_by(precisions_from),
         autocompletion=complete_list(lambda: PRECISIONS),
     ),
@@ -55,7 +56,7 @@ def convert(
     with progress("convert") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.runtime.image_batches import require_images
-        from gmmvit_deploy.variants import onnx_file
+        from gmmvit_deploy.variants import FOR_CPUS, onnx_file
         from gmmvit_deploy.writing import require_free_file
 
         opened = open_bundle(bundle)
@@ -63,6 +64,8 @@ def convert(
         for name in precisions:
             if name != "fp32":
                 require_free_file(opened.path / onnx_file(name), force=force, fixed_name=True)
+            if name in FOR_CPUS:
+                require_free_file(opened.path / onnx_file(name, for_cpu=True), force=force, fixed_name=True)
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
         variants = converted(
@@ -80,6 +83,8 @@ def convert(
     print_variants(variants)
     for variant in variants:
         typer.echo(variant.path)
+        if variant.record is not None and variant.record.cpu is not None:
+            typer.echo(variant.path.with_name(onnx_file(variant.precision, for_cpu=True)))
 
 
 def converted(
@@ -121,6 +126,16 @@ def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
         note(f"{graph}: check the role of this node (what the node is for), which decides its data type: {line}")
 
 
+def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str, str]:
+    return (
+        name,
+        f"{record.golden['largest_abs']:.1e}",
+        f"{record.golden['largest_rel']:.1e}",
+        f"{record.golden['argmax_agreement']:.0%}",
+        f"{record.calibration['images']} images" if record.calibration else "",
+    )
+
+
 def print_variants(variants: list[Variant]) -> None:
     """Print how each precision changes the logits, and the mask of the head that changes most in each layer."""
     rows, masks, programs = [], [], []
@@ -129,17 +144,11 @@ def print_variants(variants: list[Variant]) -> None:
         if record is None:
             rows.append(("fp32", "unchanged: model.onnx", "", "", ""))
             continue
-        calibration = f"{record.calibration['images']} images" if record.calibration else ""
-        rows.append(
-            (
-                record.precision,
-                f"{record.golden['largest_abs']:.1e}",
-                f"{record.golden['largest_rel']:.1e}",
-                f"{record.golden['argmax_agreement']:.0%}",
-                calibration,
-            )
-        )
-        programs += [(record.precision, name, _program_words(program)) for name, program in record.programs.items()]
+        graphs = {record.precision: record, f"{record.precision}, for CPUs": record.cpu}
+        for name, graph in graphs.items():
+            if graph is not None:
+                rows.append(_row(name, graph))
+                programs += [(name, runner, _program_words(program)) for runner, program in graph.programs.items()]
         for layer in dict.fromkeys(mask.layer for mask in record.masks):
             heads = [mask for mask in record.masks if mask.layer == layer]
             worst = max(heads, key=lambda mask: mask.largest_change)

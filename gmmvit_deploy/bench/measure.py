@@ -213,7 +213,11 @@ class _Turn:
             scenario=self._work.scenario,
             batch=self._work.batch,
             outputs=self._expected.judged(
-                precision, answers=self._answers, largest=self._largest, sha256=self._digest.hexdigest()
+                precision,
+                for_cpu=self._runner.device == "cpu",
+                answers=self._answers,
+                largest=self._largest,
+                sha256=self._digest.hexdigest(),
             ),
             rounds=[latencies for latencies, _, _ in self._runs],
             seconds=[took for _, took, _ in self._runs],

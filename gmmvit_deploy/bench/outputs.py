@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.inputs import golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import limit_from_noise, limit_from_stored
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.variants import recorded_errors
 
 __all__ = ["Expected", "OutputCheck", "stored_inputs"]
 
@@ -81,13 +80,13 @@ class Expected:
         """
         return distance(outputs, self._exact[indices])
 
-    def judged(self, precision: Precision, *, answers: int, largest: float, sha256: str) -> OutputCheck:
+    def judged(self, precision: Precision, *, for_cpu: bool, answers: int, largest: float, sha256: str) -> OutputCheck:
         """Compare the largest distance over all rounds with the limit of the precision.
 
-        answers, largest, sha256: as in `OutputCheck`.
+        for_cpu: True if a CPU computed the answers.  answers, largest, sha256: as in `OutputCheck`.
         """
-        record = open_variant(self._bundle, precision).record if precision in QUANTIZED else None
-        limit = self._limit(self._noise, precision, recorded=record.golden["largest_abs"] if record else None)
+        recorded = recorded_errors(self._bundle, precision, for_cpu=for_cpu)
+        limit = self._limit(self._noise, precision, recorded=recorded["largest_abs"] if recorded else None)
         return OutputCheck(
             answers=answers, largest=largest, limit=limit.largest, derivation=limit.derivation, sha256=sha256
         )

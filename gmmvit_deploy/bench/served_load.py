@@ -122,7 +122,13 @@ def search_rate(
         bound_ms=bound_ms,
         best=best,
         points=tuple(sorted(points, key=lambda point: point.rate)),
-        outputs=expected.judged(runner.precision, answers=answers, largest=largest, sha256=digest.hexdigest()),
+        outputs=expected.judged(
+            runner.precision,
+            for_cpu=runner.device == "cpu",
+            answers=answers,
+            largest=largest,
+            sha256=digest.hexdigest(),
+        ),
     )
 
 

@@ -91,7 +91,13 @@ def tune_preprocessing(
                 turns = [drive(run, work) for _ in range(2)]
         for turn in turns:
             largest = expected.largest(turn.indices, turn.outputs)
-            check = expected.judged(settings.precision, answers=_IMAGES, largest=largest, sha256=turn.outputs_sha256)
+            check = expected.judged(
+                settings.precision,
+                for_cpu=not settings.on_gpu,
+                answers=_IMAGES,
+                largest=largest,
+                sha256=turn.outputs_sha256,
+            )
             if not check.right:
                 raise ServerError(
                     f"{settings.name}: the answers for the image differ from PyTorch's by {largest:.2g}, expected at "

@@ -1,17 +1,21 @@
 """Write a bundle's network in another precision, as ``model.<precision>.onnx`` with a record of the checks.
 
     weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8 and fp8) → cast → check → record
+    weights → model → fold                    → float32 ONNX → Q/DQ (int8)                → check → record
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
-form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. If a step
-fails, neither the graph ``model.<precision>.onnx`` nor the record ``model.<precision>.json`` is written.
+form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
+line makes the graph for CPUs, ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several
+times the work, and a runtime converts each float16 tensor to float32 and back. If a step fails, neither a graph nor the
+record ``model.<precision>.json`` is written.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +41,7 @@ from gmmvit_deploy.runtime.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.runtime.openvino import int8_saturates
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from gmmvit_deploy.variants import Variant, VariantRecord, onnx_file, open_variant, record_file
+from gmmvit_deploy.variants import FOR_CPUS, Variant, VariantRecord, onnx_file, open_variant, record_file
 from gmmvit_deploy.writing import new_file, require_free_file, sha256_of_bytes
 
 if TYPE_CHECKING:
@@ -89,7 +93,8 @@ def variant_from_bundle(
 ) -> Variant:
     """Write the graph ``model.<precision>.onnx`` and the record ``model.<precision>.json`` into the bundle.
 
-    For fp32, nothing is written, because ``model.onnx`` is the graph in fp32.
+    For int8, the graph for CPUs, ``model.int8.cpu.onnx``, is also written. For fp32, nothing is written, because
+    ``model.onnx`` is the graph in fp32.
 
     calibration: real images; required for int8 and fp8, and not allowed for other precisions.
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
@@ -102,35 +107,57 @@ def variant_from_bundle(
         ExportError: an operator has no known role; a check of the graph fails; a logit of the graph is not finite; or
         the difference of a runtime's logits from the golden logits (PyTorch's logits, recorded at export) exceeds the
         limit.
-        OutputError: the graph exists and ``force`` is not set, or writing fails.
+        OutputError: a graph exists and ``force`` is not set, or writing fails.
+    Returns the graph ``model.<precision>.onnx``.
     """
     if precision == "fp32":
         return open_variant(bundle, precision)
-    graph_path, record_path = bundle.path / onnx_file(precision), bundle.path / record_file(precision)
+    graphs = (False, True) if precision in FOR_CPUS else (False,)
+    paths = [bundle.path / onnx_file(precision, for_cpu=for_cpu) for for_cpu in graphs]
     # Checked first, because calibration can take minutes.
-    require_free_file(graph_path, force=force, fixed_name=True)
-    prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded)
+    for path in paths:
+        require_free_file(path, force=force, fixed_name=True)
+    made = [_recorded(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu) for for_cpu in graphs]
+    record = replace(made[0][1], cpu=made[1][1] if precision in FOR_CPUS else None)
+    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    with ExitStack() as files:
+        # Closed in the opposite order: the record, written first, becomes a file last.
+        files.enter_context(new_file(bundle.path / record_file(precision), force=True)).write(text.encode())
+        for path, (data, _) in zip(paths, made, strict=True):
+            files.enter_context(new_file(path, force=force)).write(data)
+    return open_variant(bundle, precision)
+
+
+def _recorded(
+    bundle: Bundle, precision: Precision, *, calibration: ImageBatches | None, padded: bool, for_cpu: bool
+) -> tuple[bytes, VariantRecord]:
+    """Make a graph and measure it.  Returns (the content of the graph's file, the graph's record)."""
+    prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu)
     data = prepared.proto.SerializeToString(deterministic=True)
-    golden = _measured(bundle, prepared.proto, precision)
-    record = VariantRecord(
+    file = onnx_file(precision, for_cpu=for_cpu)
+    golden = _measured(bundle, prepared.proto, precision, file)
+    return data, VariantRecord(
         precision=precision,
         bundle_sha256=bundle.sha256,
         onnx_sha256=sha256_of_bytes(data),
         passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
         constants=prepared.constants,
         mask_sha256=prepared.mask_sha256,
-        masks=tuple(changes_of(prepared.folded.masks, precision)),
+        masks=tuple(changes_of(prepared.folded.masks, _other_types(precision, for_cpu=for_cpu))),
         calibration=prepared.calibration,
         golden=golden,
         versions=tool_versions(),
         role_disagreements=prepared.role_disagreements,
-        programs=_proven(bundle, data, precision, golden["largest_abs"]),
+        # No CPU runtime runs the graph for GPUs of a precision that has a graph for CPUs.
+        programs=_proven(bundle, data, precision, file, golden["largest_abs"])
+        if for_cpu or precision not in FOR_CPUS
+        else {},
     )
-    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    with new_file(graph_path, force=force) as graph, new_file(record_path, force=True) as notes:
-        graph.write(data)
-        notes.write(text.encode())
-    return open_variant(bundle, precision)
+
+
+def _other_types(precision: Precision, *, for_cpu: bool) -> Precision:
+    """Return the precision whose data types all operators have that are not quantised."""
+    return "fp32" if for_cpu else precision
 
 
 def prepared_graph(
@@ -139,10 +166,11 @@ def prepared_graph(
     *,
     calibration: ImageBatches | None = None,
     padded: bool = True,
+    for_cpu: bool = False,
 ) -> PreparedGraph:
     """Make the graph of a bundle in another precision, without writing a file.
 
-    The arguments are as in `variant_from_bundle`.
+    for_cpu: as in `graph_from_model`.  The other arguments are as in `variant_from_bundle`.
     Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
     precision that does not use calibration, or when this process cannot build the model.
     """
@@ -162,6 +190,7 @@ def prepared_graph(
         max_batch=manifest.max_batch,
         calibration=calibration,
         padded=padded,
+        for_cpu=for_cpu,
         what=str(bundle.path),
     )
     if calibration is not None and prepared.calibration is not None:
@@ -179,10 +208,13 @@ def graph_from_model(
     max_batch: int,
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
+    for_cpu: bool = False,
     what: str = "the model",
 ) -> PreparedGraph:
     """Fold a trained model, rewrite the attentions into forms that engines fuse, and export a strongly typed graph.
 
+    for_cpu: True for the graph for CPUs, with attentions in the form of the folded model, and with float32 in all
+    operators that are not quantised. The names of nodes and constants are those of ``model.onnx``.
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
     what: the subject of the message for an operator without a known role, for example the path of the bundle.
@@ -192,19 +224,24 @@ def graph_from_model(
         ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
         InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
     """
-    folded = _folded(model, precision, padded=padded)
+    folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(proto.graph, precision, what=what)
     records, _ = prove_folded(proto, folded, foreign=folded.model.foreign)
     disagreements = role_disagreements(proto.graph)
     notes: dict[str, Any] | None = None
+    shapes = list(proto.graph.value_info)
     if calibration is not None:
         histograms = calibrate(proto, calibration)
         bounds = bounds_of(histograms, precision)
         proto = quantize_graph(proto, precision, bounds)
         notes = {"images": histograms.images, "bounds": dict(bounds)}
-    proto = cast_graph(proto, precision)
-    constants, hashes = prove_masks(proto, folded.masks, records, precision)
+    types = _other_types(precision, for_cpu=for_cpu)
+    proto = cast_graph(proto, types)
+    if types == "fp32":  # quantisation and cast change neither the type nor the shape of a tensor that they keep
+        kept = {name for node in proto.graph.node for name in node.output}
+        proto.graph.value_info.extend(value for value in shapes if value.name in kept)
+    constants, hashes = prove_masks(proto, folded.masks, records, types)
     return PreparedGraph(
         proto=proto,
         folded=folded,
@@ -215,36 +252,43 @@ def graph_from_model(
     )
 
 
-def graph_before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
+def graph_before_quantization(bundle: Bundle, variant: Variant) -> ModelProto:
     """Export again the float32 graph from which a quantised graph was made.  The tensor names are the same.
 
-    record: the record of the quantised graph.
+    variant: the quantised graph, with its record.
+    Errors: ValueError for the float32 graph, which is not quantised and has no record.
     """
+    record = variant.record
+    if record is None:
+        raise ValueError(f"expected a quantised graph, got {variant.path}")
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     passes = recorded_passes(model.spec, record.passes)
-    folded = _folded(model, record.precision, padded=pad_heads.__name__ in record.passes, passes=passes)
+    padded = pad_heads.__name__ in record.passes
+    folded = _folded(model, variant.precision, padded=padded, for_cpu=variant.for_cpu, passes=passes)
     inside = manifest.image if manifest.input_kind == "pixels" else None
     return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
 
 
 def _folded(
-    model: Model, precision: Precision, *, padded: bool, passes: Sequence[FoldingPass] | None = None
+    model: Model, precision: Precision, *, padded: bool, for_cpu: bool, passes: Sequence[FoldingPass] | None = None
 ) -> FoldedModel:
     folded = fold(model, passes)
-    if precision == "fp32":  # engines fuse no attention in float32, so the rewritten attentions would only be slower
+    if (
+        for_cpu or precision == "fp32"
+    ):  # engines fuse no attention in float32, so the rewritten attentions would only be slower
         return folded
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 
 
-def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) -> dict[str, dict[str, Any]]:
+def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, recorded: float) -> dict[str, dict[str, Any]]:
     """Run the graph in every CPU runtime that supports the precision, and compare the logits with the golden logits.
 
     Each runtime runs the graph twice: with the runtime's built-in operators, and with this project's CPU kernels. For
     bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round to bf16. A Triton server with
     OpenVINO does the same.
 
-    data: the content of the graph's file.
+    data: the content of the graph's file.  file: the name of this file.
     recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
     Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
@@ -259,7 +303,7 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
     # the float64 logits by at most the noise.
     limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
     with temporary_folder("proof") as folder:
-        path = folder / onnx_file(precision)
+        path = folder / file
         path.write_bytes(data)
         variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
         differences, skipped = proven_programs(
@@ -267,7 +311,7 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
             inputs,
             expected,
             limit,
-            what=onnx_file(precision),
+            what=file,
             openvino_is_wrong=int8_saturates() if precision == "int8" else "",
         )
     return {
@@ -276,10 +320,10 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, recorded: float) 
     }
 
 
-def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:
+def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str) -> dict[str, float]:
     golden = bundle.golden_set()
     expected = golden.logits
-    logits, *features = emulated_outputs(proto, golden.inputs, name=onnx_file(precision))
+    logits, *features = emulated_outputs(proto, golden.inputs, name=file)
     if not np.isfinite(logits).all():
         raise ExportError(
             f"{bundle.path}: the logits in {precision} are not finite, because a value exceeds the range of the "
@@ -291,7 +335,7 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[s
     if features and golden.features is not None:
         also["features_largest_abs"] = float(np.abs(features[0] - golden.features).max())
     if precision in QUANTIZED:
-        also |= _measured_on_random_inputs(bundle, proto, precision)
+        also |= _measured_on_random_inputs(bundle, proto, file)
     return {
         **also,
         "largest_abs": largest,
@@ -300,7 +344,7 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[s
     }
 
 
-def _measured_on_random_inputs(bundle: Bundle, proto: ModelProto, precision: Precision) -> dict[str, float]:
+def _measured_on_random_inputs(bundle: Bundle, proto: ModelProto, file: str) -> dict[str, float]:
     """Compare the outputs with those of the float32 graph.
 
     Random images differ more from the calibration images than golden images do, so the golden inputs do not show how
@@ -310,6 +354,6 @@ def _measured_on_random_inputs(bundle: Bundle, proto: ModelProto, precision: Pre
 
     inputs = fresh_inputs(bundle, RANDOM)
     expected = emulated_outputs(onnx.load(bundle.onnx_path), inputs, name=bundle.onnx_path.name)
-    outputs = emulated_outputs(proto, inputs, name=onnx_file(precision))
+    outputs = emulated_outputs(proto, inputs, name=file)
     largest = [float(np.abs(a - b).max()) for a, b in zip(outputs, expected, strict=True)]
     return dict(zip(("random_largest_abs", "random_features_largest_abs"), largest, strict=False))

@@ -22,7 +22,6 @@ import numpy as np
 from gmmvit_deploy.bench.waterfall import Step, server_parts, timings_of
 from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
 from gmmvit_deploy.families import family_of
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.labels import LabelSet, Prediction, distinct_names
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.parity.reference import Reference
@@ -39,13 +38,13 @@ from gmmvit_deploy.runtime.onnxruntime import fused_graph
 from gmmvit_deploy.runtime.server_url import parse_url
 from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.variants import recorded_errors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gmmvit_deploy.artifacts import Bundle
-    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runners.runner import Runner
 
 __all__ = ["TOP", "Agreement", "Answer", "Trial"]
 
@@ -189,7 +188,7 @@ class Trial:
         times.append((self.runner.label, network_ms, {}))
 
         exact, noise = self._reference_logits(inputs)
-        agreements = [self._agreement(self.runner.label, logits, exact, noise, self.runner.precision)]
+        agreements = [self._agreement(self.runner.label, logits, exact, noise, self.runner)]
         server_error = other_bundle = ""
         if self.url is not None:
             try:
@@ -197,7 +196,7 @@ class Trial:
                 other_bundle = server.server.other_bundle
                 for program, rows, ms, parts in _asked(server, inputs, data):
                     times.append((program, ms, parts))
-                    agreements.append(self._agreement(program, rows, exact, noise, server.precision))
+                    agreements.append(self._agreement(program, rows, exact, noise, server))
             except GmmvitError as exc:
                 # Close the connection, so that the next image opens a new connection: the server may run again then.
                 self._forget_server()
@@ -234,10 +233,10 @@ class Trial:
         return exact, Noise(largest=largest, rms=noise.rms, scale=noise.scale)
 
     def _agreement(
-        self, program: str, logits: NDArray[Any], exact: NDArray[Any], noise: Noise, precision: Precision
+        self, program: str, logits: NDArray[Any], exact: NDArray[Any], noise: Noise, runner: Runner
     ) -> Agreement:
-        record = open_variant(self.bundle, precision).record if precision in QUANTIZED else None
-        limit = limit_from_noise(noise, precision, recorded=record.golden["largest_abs"] if record else None)
+        recorded = recorded_errors(self.bundle, runner.precision, for_cpu=runner.device == "cpu")
+        limit = limit_from_noise(noise, runner.precision, recorded=recorded["largest_abs"] if recorded else None)
         same, margin = _compared(self._labels, logits[0], exact[0])
         # Two logits can exchange their order; a threshold is exact.
         noise_margin = limit.largest if self._labels.task == "multi-label" else 2 * limit.largest

@@ -32,18 +32,19 @@ MOST_EXCESS = 3.0
 _MOST_NAMED = 3
 
 
-def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[NDArray[Any]]) -> Check:
+def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[NDArray[Any]], *, for_cpu: bool) -> Check:
     """Compare the calibrated bounds with bounds computed from the data.
 
     batches: the data: real images (B, …) in the form of the graph's input.
+    for_cpu: True for the graph that CPUs run.
     Errors: InputError when there are no batches.
     """
-    record = open_variant(bundle, precision).record
-    calibration = record.calibration if record else None
-    if record is None or calibration is None:
+    variant = open_variant(bundle, precision, for_cpu=for_cpu)
+    calibration = variant.record.calibration if variant.record else None
+    if calibration is None:
         why = f"{precision} needs no calibration"
         return Check(name="calibration", verdict="skipped", summary=why, reasons=(why,))
-    proto = graph_before_quantization(bundle, record)
+    proto = graph_before_quantization(bundle, variant)
     histograms = calibrate(proto, batches)
     made_by = {tensor: node.name for node in proto.graph.node for tensor in node.output}
     excess = {

@@ -63,7 +63,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.reporting import described_bundle
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.variants import recorded_errors
 
 __all__ = ["ParityOptions", "check_parity"]
 
@@ -181,8 +181,7 @@ class _Tally:
     def __init__(self, bundle: Bundle, runner: Runner, options: ParityOptions) -> None:
         self._bundle, self._runner, self._options = bundle, runner, options
         labels = bundle.manifest.labels
-        record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
-        self._recorded = record.golden if record else None
+        self._recorded = recorded_errors(bundle, runner.precision, for_cpu=runner.device == "cpu")
         self._distances: dict[str, Distances] = {}
         self._of_features: dict[str, Distances] = {}
         self._decisions = decisions_of(bundle.manifest.label_set) if bundle.manifest.has_logits else None
@@ -319,7 +318,7 @@ class _Tally:
         pixels = np.stack([sample.pixels for sample in samples])
         inputs = self._bundle.inputs_from_pixels(pixels)
         batches = [inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH)]
-        return check_calibration(self._bundle, precision, batches)
+        return check_calibration(self._bundle, precision, batches, for_cpu=self._runner.device == "cpu")
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, _Known], limit: Limit) -> Check:
         inputs = np.concatenate([known.batch.inputs for known in kept.values()])

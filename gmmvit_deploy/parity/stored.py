@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.crossings import decisions_of
 from gmmvit_deploy.parity.inputs import Batch, golden_batch
 from gmmvit_deploy.parity.invariance import check_invariance
@@ -28,7 +27,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.reporting import described_bundle
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit, Noise
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.variants import recorded_errors
 
 __all__ = ["check_against_stored", "stored_noise"]
 
@@ -80,8 +79,8 @@ def _report(
     logits = runner.rows(golden.inputs)
     distances = Distances("golden", stored=stored_noise(bundle, stored))
     distances.add(logits, stored, stored)
-    record = open_variant(bundle, runner.precision).record if runner.precision in QUANTIZED else None
-    numbers = distances.numbers(runner.precision, record.golden["largest_abs"] if record else None)
+    recorded = recorded_errors(bundle, runner.precision, for_cpu=runner.device == "cpu")
+    numbers = distances.numbers(runner.precision, recorded["largest_abs"] if recorded else None)
     decisions = decisions_of(bundle.manifest.label_set)
     if bundle.manifest.has_logits and comparable(logits, stored):
         whole = np.isfinite(logits).all(1)
@@ -96,7 +95,7 @@ def _report(
         else skipped_check("decisions", "the bundle has no logits"),
         skipped_check("accuracy", needs_model),
         check_invariance(runner, golden.inputs, stored, numbers.limit, on_progress=progress),
-        skipped_check("calibration", _no_calibration(runner, why if record else "")),
+        skipped_check("calibration", _no_calibration(runner, why if recorded else "")),
         check_preprocessing(bundle, runner, numbers.limit, checked=checked),
         _served(bundle, runner, golden, stored, numbers.limit, progress),
         skipped_check("localize", f"needs the model in PyTorch: {why}"),

@@ -17,7 +17,7 @@ from gmmvit_deploy.parity.stored import stored_noise
 from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import limit_from_stored
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.variants import recorded_errors
 
 __all__ = ["Agreement", "label_agreement", "require_golden_answers"]
 
@@ -51,8 +51,8 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
     golden = bundle.golden_set()
     with ExitStack() as opened:
         runner = opened.enter_context(closing(TritonRunner(bundle, grpc_url)))
-        record = open_variant(bundle, runner.precision).record
-        recorded = record.golden["largest_abs"] if record else None
+        errors = recorded_errors(bundle, runner.precision, for_cpu=runner.device == "cpu")
+        recorded = errors["largest_abs"] if errors else None
         limit = limit_from_stored(stored_noise(bundle, golden.logits), runner.precision, recorded=recorded)
         answers = []
         for row in range(len(golden.inputs)):

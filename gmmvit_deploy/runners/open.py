@@ -49,7 +49,7 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     By default, ONNX Runtime is checked without this project's CPU kernels and, if available, with these kernels.
     Errors: BundleError when the bundle has no graph in this precision.
     """
-    fused, why = fused_graph(open_variant(bundle, precision).path)
+    fused, why = fused_graph(open_variant(bundle, precision, for_cpu=True).path)
     if fused is not None:
         return ["onnxruntime", "onnxruntime+kernels"], []
     return ["onnxruntime"], [f"onnxruntime+kernels: {why}"]
@@ -133,9 +133,9 @@ def open_runner(
         return _OF_A_GPU[name](bundle, open_variant(bundle, precision))
     kernels = name.endswith(KERNELS_SUFFIX)
     if name.removesuffix(KERNELS_SUFFIX) == "openvino":
-        variant = open_variant(bundle, graph_precision(precision))
+        variant = open_variant(bundle, graph_precision(precision), for_cpu=True)
         return OpenVinoRunner(bundle, variant, precision=precision, threads=threads, chunk=chunk, kernels=kernels)
-    variant = open_variant(bundle, precision)
+    variant = open_variant(bundle, precision, for_cpu=True)
     return OnnxRuntimeRunner(bundle, variant=variant, threads=threads, chunk=chunk, kernels=kernels)
 
 

@@ -102,7 +102,8 @@ class TritonRunner(Runner):
         return {"server": f"{version} at {self._connection.url}", "model": self._network}
 
     def inspectable(self) -> Inspection:
-        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be inspected")
+        graph = open_variant(self._bundle, self.precision, for_cpu=self.device == "cpu")
+        return stand_in(graph, f"{self.name} cannot be inspected")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._connection.infer(self._network, self._input, batch, output=self.outputs[0])

@@ -124,6 +124,11 @@ class RepositoryOptions:
             if getattr(self, field) < 1:
                 raise InputError(f"{field}: expected at least 1, got {getattr(self, field)}")
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the network runs on a GPU."""
+        return self.backend == "tensorrt" or self.accelerator != "none"
+
     def _check_runtime(self) -> None:
         if self.runtime not in get_args(Runtime):
             raise InputError(f"runtime: expected one of {', '.join(get_args(Runtime))}, got {self.runtime!r}")
@@ -219,8 +224,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
     _add_outputs(config, bundle)
-    on_gpu = options.backend == "tensorrt" or options.accelerator != "none"
-    kind = pb.ModelInstanceGroup.KIND_GPU if on_gpu else pb.ModelInstanceGroup.KIND_CPU
+    kind = pb.ModelInstanceGroup.KIND_GPU if options.on_gpu else pb.ModelInstanceGroup.KIND_CPU
     group = config.instance_group.add(count=options.instances, kind=kind)
     if card is not None and len(card.profiles) > 1:
         group.profile.extend(
@@ -236,6 +240,11 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":
         config.parameters["cpu_kernels"].string_value = "off"  # only the python backend can use the kernels
+        if options.precision == "int8" and not options.on_gpu:
+            # On a CPU without VNNI, products of int8 saturate in ONNX Runtime, unless a session option prevents it
+            # (`onnxruntime_program`). This backend cannot set the option. At the level of basic optimisations, ONNX
+            # Runtime multiplies the dequantised values in float32.
+            config.optimization.graph.level = -1
     if options.backend == "python":
         settings = {
             "runtime": options.runtime,

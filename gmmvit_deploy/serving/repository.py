@@ -162,7 +162,7 @@ def _network_file(
                 hint="remove --engine, or add --backend tensorrt",
             )
         precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
-        return open_variant(bundle, precision).path, "model.onnx"
+        return open_variant(bundle, precision, for_cpu=not options.on_gpu).path, "model.onnx"
     if engine is None:
         raise RepositoryError(
             f"{bundle.path}: --backend tensorrt needs an engine that was built from this bundle",
