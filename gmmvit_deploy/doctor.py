@@ -34,7 +34,7 @@ from gmmvit_deploy.runtime.onnxruntime_providers import CPU, CUDA, TENSORRT, req
 from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
-from gmmvit_deploy.variants import FOR_CPUS, onnx_file, open_variant
+from gmmvit_deploy.variants import FOR_CPUS, how_to_convert, onnx_file, open_variant, record_file
 
 __all__ = ["RETRY", "Check", "examine", "examine_bundle"]
 
@@ -134,7 +134,11 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     on this machine. Another check for each engine tests whether the server can load the engine.
     server: the TensorRT of the server; None skips the checks for a server.
     """
-    present = [precision for precision in PRECISIONS if (bundle.path / onnx_file(precision)).exists()]
+    present = [
+        precision
+        for precision in PRECISIONS
+        if any((bundle.path / name).exists() for name in (onnx_file(precision), record_file(precision)))
+    ]
     graphs = [
         (precision, for_cpu)
         for precision in present
@@ -162,8 +166,8 @@ def _graph(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> str:
     graph = open_variant(bundle, precision, for_cpu=for_cpu)
     if for_cpu and not graph.for_cpu:
         return (
-            f"absent: an earlier version converted this bundle, so CPUs run {graph.path.name} slowly; type gmmvit "
-            f"convert {bundle.path} --precision {precision} --calibration IMAGES --force"
+            f"not in the record: an earlier version converted this bundle, so CPUs run {graph.path.name}, slowly; "
+            f"{how_to_convert(bundle, precision)}"
         )
     return f"complete and unchanged, SHA-256 {graph.sha256[:12]}…"
 

@@ -7,7 +7,7 @@ A variant is the bundle's network in another precision. ``gmmvit convert`` adds 
     model.int8.cpu.onnx       for ``int8`` only: the graph for CPUs
 
 In int8, ``model.int8.onnx`` is the graph for GPUs, in the form and in the data types that TensorRT fuses best. The
-graph for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other operators, because CPUs
+graph for CPUs has the form of ``model.onnx``, with int8 projections, and float32 in all other operators, because CPUs
 compute slowly in fp16 and have other fused kernels. Both graphs have one record, and the same calibration images.
 
 The other files of the bundle do not change. For ``fp32``, the graph is ``model.onnx``, which has no record.
@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["FOR_CPUS", "Variant", "VariantRecord", "onnx_file", "open_variant", "record_file", "recorded_errors"]
+__all__ = [
+    "FOR_CPUS",
+    "Variant",
+    "VariantRecord",
+    "how_to_convert",
+    "onnx_file",
+    "open_variant",
+    "record_file",
+    "recorded_errors",
+]
 
 VARIANT_FORMAT = "gmmvit-variant/1"
 FOR_CPUS: tuple[Precision, ...] = ("int8",)
@@ -77,8 +86,11 @@ class VariantRecord:
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
-        masks, cpu = [asdict(mask) for mask in self.masks], self.cpu and self.cpu.to_json()
-        return {"format": VARIANT_FORMAT, **data, "masks": masks, "cpu": cpu}
+        data["masks"] = [asdict(mask) for mask in self.masks]
+        # Earlier versions refuse a record with the field ``cpu``, so the other precisions do not have it.
+        data.pop("cpu")
+        cpu = {} if self.cpu is None else {"cpu": self.cpu.to_json()}
+        return {"format": VARIANT_FORMAT, **data, **cpu}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
@@ -145,39 +157,48 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
         variant = Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)
         _require_contract(bundle, variant)
         return variant
-    again = f"type gmmvit convert {bundle.path} --precision {precision} --force"
+    again = how_to_convert(bundle, precision)
     record_path = bundle.path / record_file(precision)
-    if not path.is_file() or not record_path.is_file():
-        hint = again.removesuffix(" --force")
-        got = "only one of them" if path.is_file() or record_path.is_file() else "neither"
+    record = _read_record(record_path, again) if record_path.is_file() else None
+    of_cpu = record.cpu if record is not None and for_cpu else None
+    if of_cpu is not None:
+        record, path = of_cpu, bundle.path / onnx_file(precision, for_cpu=True)
+    if record is None or not path.is_file():
+        got = "only one of them" if path.is_file() or record is not None else "neither"
         raise BundleError(
-            f"{bundle.path}: expected the graph {path.name} and its record {record_path.name}, got {got}", hint=hint
+            f"{bundle.path}: expected the graph {path.name} and its record {record_path.name}, got {got}", hint=again
         )
-    try:
-        record = VariantRecord.from_json(json.loads(record_path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BundleError(
-            f"{record_path}: expected the JSON record of a graph in another precision: {exc}", hint=again
-        ) from exc
     if record.bundle_sha256 != bundle.sha256:
         raise BundleError(
             f"{path}: expected a graph of the bundle {bundle.sha256[:12]}…, got a graph of the "
             f"bundle {record.bundle_sha256[:12]}…",
             hint=again,
         )
-    of_cpu = record.cpu if for_cpu else None
-    if of_cpu is not None:
-        record, path = of_cpu, bundle.path / onnx_file(precision, for_cpu=True)
-    digest = sha256_of_file(path) if path.is_file() else ""
+    digest = sha256_of_file(path)
     if digest != record.onnx_sha256 or record.precision != precision:
         raise BundleError(
-            f"{path}: the file {'was changed or damaged' if digest else 'is missing'}: expected the file that "
-            f"{record_path.name} describes",
-            hint=again,
+            f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
     variant = Variant(precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None)
     _require_contract(bundle, variant)
     return variant
+
+
+def how_to_convert(bundle: Bundle, precision: Precision) -> str:
+    """Return the command that writes the graphs of a precision into the bundle, as a hint of an error."""
+    calibration = " --calibration IMAGES" if precision in QUANTIZED else ""
+    files = {onnx_file(precision, for_cpu=for_cpu) for for_cpu in (False, True)}
+    force = " --force" if any((bundle.path / name).exists() for name in files) else ""
+    return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{force}"
+
+
+def _read_record(path: Path, again: str) -> VariantRecord:
+    try:
+        return VariantRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BundleError(
+            f"{path}: expected the JSON record of a graph in another precision: {exc}", hint=again
+        ) from exc
 
 
 def _require_contract(bundle: Bundle, variant: Variant) -> None:

@@ -8,9 +8,9 @@ Two checkouts of the project run in three processes:
 
 The process *before* writes a checkpoint of each model of the paper, as the paper authors' code names it (32×32, 10
 classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph with
-our kernels: in ONNX Runtime and OpenVINO in float32, and on request in int8, and in OpenVINO in bf16. For int8, both
-checkouts quantise the graph, calibrated with the same random images. If the kernels of a checkout compute no part of
-its int8 graph, the checkout runs the graph without them, as its users did.
+our kernels, in ONNX Runtime and OpenVINO. The precision is float32, or on request int8, or bf16 in OpenVINO. For int8,
+both checkouts quantise the graph, calibrated with the same random images. If the kernels of a checkout compute no part
+of its int8 graph, the checkout runs the graph without them, as its users did.
 
 A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
 because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with

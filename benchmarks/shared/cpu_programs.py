@@ -44,17 +44,22 @@ if HAS_BF16:
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
     """Load a graph in a runner.  Each call loads a new copy, whose weights have another place in memory.
 
-    runner: the name of the runner; with ``+kernels`` in the name, the program has our kernels.
-    Errors: as `required_fused_graph` and `required_kernels`.
+    runner: the name of the runner, with or without a precision behind it, such as ``openvino+kernels:bf16``; with
+    ``+kernels`` in the name, the program has our kernels.
+    Errors: as `required_fused_graph` and `required_kernels`; KeyError when the name is unknown.
     """
-    if "+kernels" not in runner:
-        if runner == "onnxruntime":
-            return program_from_onnx(path).run
-        return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision]).run
-    if runner == "onnxruntime+kernels":
-        return program_from_onnx(path, fused=required_fused_graph(path)).run
-    kernels = required_kernels(path, precision)
-    return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=kernels).run
+    runtime, plus, _ = runner.partition(":")[0].partition("+")
+    load = {"onnxruntime": _in_onnxruntime, "openvino": _in_openvino}[runtime]
+    return load(path, precision, kernels=bool(plus))
+
+
+def _in_onnxruntime(path: Path, precision: Precision, *, kernels: bool) -> Program:
+    return program_from_onnx(path, fused=required_fused_graph(path) if kernels else None).run
+
+
+def _in_openvino(path: Path, precision: Precision, *, kernels: bool) -> Program:
+    ours = required_kernels(path, precision) if kernels else None
+    return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=ours).run
 
 
 def runner_of(path: Path, runner: str, precision: Precision) -> tuple[str, str]:

@@ -7,12 +7,13 @@ Folding computes each mask once and stores the mask as a constant. Folding for e
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
 line makes the graph for CPUs, ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several
 times the work, and a runtime converts each float16 tensor to float32 and back. If a step fails, neither a graph nor the
-record ``model.<precision>.json`` is written.
+record ``model.<precision>.json`` is written or replaced.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -108,6 +109,8 @@ def variant_from_bundle(
         the difference of a runtime's logits from the golden logits (PyTorch's logits, recorded at export) exceeds the
         limit.
         OutputError: a graph exists and ``force`` is not set, or writing fails.
+    All files are on the disk before the first of them replaces an earlier file. If the process is killed between these
+    replacements, the record and a graph do not match, which `open_variant` reports.
     Returns the graph ``model.<precision>.onnx``.
     """
     if precision == "fp32":
@@ -120,11 +123,15 @@ def variant_from_bundle(
     made = [_recorded(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu) for for_cpu in graphs]
     record = replace(made[0][1], cpu=made[1][1] if precision in FOR_CPUS else None)
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    with ExitStack() as files:
-        # Closed in the opposite order: the record, written first, becomes a file last.
-        files.enter_context(new_file(bundle.path / record_file(precision), force=True)).write(text.encode())
-        for path, (data, _) in zip(paths, made, strict=True):
-            files.enter_context(new_file(path, force=force)).write(data)
+    with ExitStack() as closing:
+        files = [closing.enter_context(new_file(path, force=force)) for path in paths]
+        notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
+        for file, (data, _) in zip(files, made, strict=True):
+            file.write(data)
+        notes.write(text.encode())
+        for file in (*files, notes):  # a full disk is met here, before the first file is replaced
+            file.flush()
+            os.fsync(file.fileno())
     return open_variant(bundle, precision)
 
 
@@ -148,15 +155,17 @@ def _recorded(
         golden=golden,
         versions=tool_versions(),
         role_disagreements=prepared.role_disagreements,
-        # No CPU runtime runs the graph for GPUs of a precision that has a graph for CPUs.
-        programs=_proven(bundle, data, precision, file, golden["largest_abs"])
-        if for_cpu or precision not in FOR_CPUS
-        else {},
+        programs=_proven(bundle, data, precision, file, golden["largest_abs"]),
     )
 
 
 def _other_types(precision: Precision, *, for_cpu: bool) -> Precision:
-    """Return the precision whose data types all operators have that are not quantised."""
+    """Return the precision whose data types all operators have that are not quantised.
+
+    Errors: ValueError when ``for_cpu`` is True and the precision has no graph for CPUs.
+    """
+    if for_cpu and precision not in FOR_CPUS:
+        raise ValueError(f"expected a precision with a graph for CPUs, {', '.join(FOR_CPUS)}, got {precision}")
     return "fp32" if for_cpu else precision
 
 
@@ -223,7 +232,9 @@ def graph_from_model(
         completely.
         ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
         InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
+        ValueError: ``for_cpu`` is True, and the precision has no graph for CPUs.
     """
+    types = _other_types(precision, for_cpu=for_cpu)
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(proto.graph, precision, what=what)
@@ -236,7 +247,6 @@ def graph_from_model(
         bounds = bounds_of(histograms, precision)
         proto = quantize_graph(proto, precision, bounds)
         notes = {"images": histograms.images, "bounds": dict(bounds)}
-    types = _other_types(precision, for_cpu=for_cpu)
     proto = cast_graph(proto, types)
     if types == "fp32":  # quantisation and cast change neither the type nor the shape of a tensor that they keep
         kept = {name for node in proto.graph.node for name in node.output}
@@ -274,9 +284,8 @@ def _folded(
     model: Model, precision: Precision, *, padded: bool, for_cpu: bool, passes: Sequence[FoldingPass] | None = None
 ) -> FoldedModel:
     folded = fold(model, passes)
-    if (
-        for_cpu or precision == "fp32"
-    ):  # engines fuse no attention in float32, so the rewritten attentions would only be slower
+    # Engines fuse no attention in float32, and CPUs have other fused kernels: the form for engines would be slower.
+    if for_cpu or precision == "fp32":
         return folded
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 

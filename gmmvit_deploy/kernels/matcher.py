@@ -10,9 +10,10 @@
     before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; ``before`` needs ``after``
 
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
-Q, K and V. Q may be cut from another tensor than K and V. A Transpose and a Reshape merge the heads of O. In the int8
-graphs of Swin, which engines also use, a further Reshape joins windows and heads into a single dimension, and the mask
-and the bias have an entry for each window and head. The matcher refuses every other attention, with the reason.
+Q, K and V. Q may be cut from another tensor than K and V. A Transpose and a Reshape merge the heads of O. In the graphs
+of Swin for engines, a further Reshape joins windows and heads into a single dimension, and the mask and the bias have
+an entry for each window and head. CPUs run such a graph if an earlier version converted the bundle to int8. The matcher
+refuses every other attention, with the reason.
 
 The matcher reads a graph through the interface `GraphView` of `graph_view.py`. ``gmmvit repository`` copies this file
 into the folder of a served model, so this file imports only modules that are copied with it.

@@ -50,7 +50,7 @@ class OpenVinoRunner(Runner):
     ) -> None:
         """Load and compile a graph.
 
-        variant: the int8 graph for int8, the float32 graph for fp32 and bf16.
+        variant: the int8 graph for CPUs for int8, the float32 graph for fp32 and bf16.
         threads: number of threads; 0 uses a thread per core.  kernels: True to use this project's CPU kernels.
         chunk: the maximum number of images in a chunk, a power of two; 0 uses the default of `OpenVinoProgram`.
         read: a function with the arguments and errors of `read_graph`; runners of the same file can share what it read.

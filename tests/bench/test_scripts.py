@@ -144,6 +144,7 @@ PROGRAMS = (
     "straight openvino",
     "onnxruntime+kernels",
     "openvino+kernels:bf16",
+    "onnxruntime+kernels:int8",
     "openvino+kernels:int8",
 )  # torch.compile takes a minute
 

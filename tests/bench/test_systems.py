@@ -29,6 +29,8 @@ from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
 from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.runtime.onnxruntime_program import OnnxRuntimeProgram
+from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 from gmmvit_deploy.specs import MaskSpec, input_shape
 
 NEEDS_KERNELS = pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels are not available here")
@@ -237,6 +239,19 @@ def test_a_runner_without_work_for_our_kernels_is_measured_without_them(tmp_path
     for batch in (1, 3):
         images = np.random.default_rng(batch).standard_normal((batch, *input_shape(spec)), dtype=np.float32)
         np.testing.assert_allclose(run(images), eager(model)(images), rtol=1e-4, atol=1e-4)
+
+
+@NEEDS_KERNELS
+@pytest.mark.export
+def test_a_program_runs_in_the_runtime_of_its_name(tmp_path: Path) -> None:
+    _, path = saved("vit", MaskSpec(kind="gmm", kernels=2), tmp_path)
+    for runtime, kind in (("onnxruntime", OnnxRuntimeProgram), ("openvino", OpenVinoProgram)):
+        for runner in (runtime, f"{runtime}+kernels"):
+            for name in (runner, f"{runner}:int8"):
+                program: Any = cpu_programs.cpu_program(path, name, "fp32")
+                assert isinstance(program.__self__, kind), name
+    with pytest.raises(KeyError):
+        cpu_programs.cpu_program(path, "straight export", "fp32")
 
 
 def test_a_kernel_that_is_not_available_stops_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -47,10 +48,14 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     answer = json.loads(made.stdout)
     assert list(answer["precisions"]) == ["fp16", "int8"]
     assert answer["precisions"]["int8"]["calibration"]["images"] == 16
-    more = gmmvit("convert", bundle, "--precision", "bf16")
+    assert answer["precisions"]["int8"]["cpu"]["calibration"]["images"] == 16
+    more = gmmvit("convert", bundle, "--precision", "bf16,int8", *precisions[2:], "--force")
     assert more.returncode == 0, more.stderr
     assert "blocks.2.attention" in more.stdout
-    assert more.stdout.splitlines()[-1] == str(bundle / "model.bf16.onnx")
+    assert re.search(r"int8 +\S+ +\S+ +\d+% +16 images", more.stdout)
+    assert re.search(r"int8, for CPUs +\S+ +\S+ +\d+% +16 images", more.stdout)
+    written = [str(bundle / f"model.{name}.onnx") for name in ("bf16", "int8", "int8.cpu")]
+    assert more.stdout.splitlines()[-3:] == written
     build = ("build", bundle, "--compute-capability", "8.9", "--require-fused", "--require-precision")
     text = gmmvit(*build, "--mask-cost", "--batch", "1", "--batch", "2:4:8")
     assert text.returncode == 0, text.stderr

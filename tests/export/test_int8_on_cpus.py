@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -17,18 +19,22 @@ from onnx import TensorProto
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import BundleError, OutputError
-from gmmvit_deploy.export.variants import graph_from_model, variant_from_bundle
+from gmmvit_deploy.export import variants as module
+from gmmvit_deploy.export.variants import graph_from_model, prepared_graph, variant_from_bundle
 from gmmvit_deploy.families import FAMILIES, model_from_spec
 from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
 from gmmvit_deploy.parity.calibration import check_calibration
 from gmmvit_deploy.runners.open import open_runner
 from gmmvit_deploy.runtime.image_batches import open_images
+from gmmvit_deploy.runtime.openvino import int8_saturates
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.specs import MaskSpec, input_shape
 from gmmvit_deploy.variants import onnx_file, open_variant, recorded_errors
 from gmmvit_deploy.writing import sha256_of_file
+from tests.kernels.test_masked_attention import needs_kernel
 
+right_in_openvino = pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
 GPU, CPU = "model.int8.onnx", "model.int8.cpu.onnx"
 
 
@@ -71,6 +77,7 @@ def test_only_int8_has_a_graph_for_cpus(precise_bundle: Bundle) -> None:
     assert sorted(path.name for path in precise_bundle.path.glob("*.cpu.*")) == [CPU]
 
 
+@needs_kernel
 @pytest.mark.export
 @pytest.mark.parametrize("family", ["cait", "deepvit"])
 def test_our_kernel_computes_mixed_heads_in_int8(family: str) -> None:
@@ -88,7 +95,15 @@ def test_our_kernel_computes_mixed_heads_in_int8(family: str) -> None:
     assert taken[0] > 0
 
 
-@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime+kernels", "openvino", "openvino+kernels"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "onnxruntime",
+        pytest.param("onnxruntime+kernels", marks=needs_kernel),
+        pytest.param("openvino", marks=right_in_openvino),
+        pytest.param("openvino+kernels", marks=[needs_kernel, right_in_openvino]),
+    ],
+)
 def test_runners_on_a_cpu_run_the_graph_for_cpus(name: str, precise_bundle: Bundle) -> None:
     with closing(open_runner(name, precise_bundle, precision="int8")) as runner:
         assert runner.graph is not None
@@ -150,24 +165,87 @@ def test_a_bundle_of_an_earlier_version_still_runs(copied: Bundle) -> None:
     assert recorded_errors(copied, "int8", for_cpu=True) == recorded_errors(copied, "int8", for_cpu=False)
     checks = {check.name: check for check in examine_bundle(copied, None)}
     assert checks[GPU].works
-    assert f"CPUs run {GPU} slowly; type gmmvit convert {copied.path} --precision int8" in checks[CPU].detail
+    assert f"CPUs run {GPU}, slowly; type gmmvit convert {copied.path} --precision int8" in checks[CPU].detail
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.unlink(), "the file is missing: expected the file that model.int8.json describes"),
-        (lambda path: path.write_bytes(b"x"), "the file was changed or damaged: expected the file that"),
+        (lambda path: path.unlink(), f"expected the graph {CPU} and its record model.int8.json, got only one of them"),
+        (lambda path: path.write_bytes(b"x"), f"{CPU}: the file was changed or damaged"),
     ],
 )
 def test_a_graph_for_cpus_that_is_not_whole(damage: Callable[[Path], object], message: str, copied: Bundle) -> None:
     damage(copied.path / CPU)
-    with pytest.raises(BundleError, match=message) as caught:
+    with pytest.raises(BundleError, match=re.escape(message)) as caught:
         open_variant(copied, "int8", for_cpu=True)
-    assert f"{CPU}: " in str(caught.value)
-    assert "--precision int8 --force" in caught.value.hint
+    assert caught.value.hint.endswith("--precision int8 --calibration IMAGES --force")
     assert not {check.name: check for check in examine_bundle(copied, None)}[CPU].works
     open_variant(copied, "int8")  # the graph for GPUs is whole
+
+
+def test_a_copy_for_cpus_needs_no_graph_for_gpus(copied: Bundle) -> None:
+    (copied.path / GPU).unlink()
+    assert open_variant(copied, "int8", for_cpu=True).for_cpu
+    with pytest.raises(BundleError, match=re.escape(f"expected the graph {GPU} and its record")):
+        open_variant(copied, "int8")
+    checks = {check.name: check.works for check in examine_bundle(copied, None)}
+    assert (checks[CPU], checks[GPU]) == (True, False)
+
+
+@pytest.mark.parametrize("left", [["model.int8.json"], [CPU], [GPU], ["model.int8.json", CPU], []])
+def test_the_hint_after_a_killed_conversion_works_as_typed(
+    left: list[str], copied: Bundle, calibration_images: Path
+) -> None:
+    for name in ("model.int8.json", CPU, GPU):
+        if name not in left:
+            (copied.path / name).unlink()
+    with pytest.raises(BundleError) as caught:
+        open_variant(copied, "int8")
+    typed = caught.value.hint.split(" convert ")[1].split()
+    assert typed[:5] == [str(copied.path), "--precision", "int8", "--calibration", "IMAGES"]
+    images = open_images(copied, str(calibration_images), limit=4)
+    variant_from_bundle(copied, "int8", calibration=images, force="--force" in typed)
+    assert [open_variant(copied, "int8", for_cpu=for_cpu).for_cpu for for_cpu in (False, True)] == [False, True]
+
+
+def test_no_file_is_replaced_when_the_last_cannot_be_written(
+    copied: Bundle, calibration_images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in copied.path.glob("model.int8*")}
+    written = []
+
+    def fsync(handle: int) -> None:
+        written.append(handle)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    images = open_images(copied, str(calibration_images), limit=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "fsync", fsync)
+        with pytest.raises(OutputError, match="No space left on device"):
+            variant_from_bundle(copied, "int8", calibration=images, force=True)
+    assert len(written) == 3
+    assert {path.name: path.read_bytes() for path in copied.path.glob("model.int8*")} == before
+
+
+def test_force_replaces_both_graphs(copied: Bundle, calibration_images: Path) -> None:
+    before = {name: (copied.path / name).read_bytes() for name in (GPU, CPU)}
+    variant = variant_from_bundle(
+        copied, "int8", calibration=open_images(copied, str(calibration_images), limit=4), force=True
+    )
+    assert all((copied.path / name).read_bytes() != old for name, old in before.items())  # four images, not 64
+    assert variant.record is not None
+    assert variant.record.cpu is not None
+    sources = [record.calibration for record in (variant.record, variant.record.cpu)]
+    assert sources[0]["sha256"] == sources[1]["sha256"]
+    assert [source["images"] for source in sources] == [4, 4]
+
+
+def test_other_precisions_have_no_graph_for_cpus_to_make(copied: Bundle) -> None:
+    with pytest.raises(ValueError, match="expected a precision with a graph for CPUs, int8, got fp16"):
+        prepared_graph(copied, "fp16", for_cpu=True)
+    assert "cpu" not in json.loads((copied.path / "model.fp16.json").read_text())  # earlier versions read this record
 
 
 def test_an_existing_graph_for_cpus_is_kept(copied: Bundle, calibration_images: Path) -> None:

@@ -60,8 +60,9 @@ def test_broken_graphs(name: str, bundle: Bundle, tmp_path: Path) -> None:
 @pytest.mark.export
 def test_every_graph_of_a_bundle_keeps_the_contract(precise_bundle: Bundle) -> None:
     for precision in ("fp32", "fp16", "bf16", "int8", "fp8"):
-        model = onnx.load(open_variant(precise_bundle, precision).path)
-        assert graph_problem(model, input_name="pixels", outputs=("logits",)) == ""
+        for for_cpu in (False, True):
+            model = onnx.load(open_variant(precise_bundle, precision, for_cpu=for_cpu).path)
+            assert graph_problem(model, input_name="pixels", outputs=("logits",)) == ""
 
 
 @pytest.mark.export

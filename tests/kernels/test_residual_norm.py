@@ -199,13 +199,14 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
 @needs_kernel
 @pytest.mark.export
 @pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
-def test_int8_values_move_between_the_windows_of_swin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("for_cpu", [True, False])
+def test_int8_values_move_between_the_windows_of_swin(for_cpu: bool, tmp_path: Path) -> None:
     path = tmp_path / "swin.onnx"
     images = np.random.default_rng(1).standard_normal((CHUNK, 3, 16, 16), dtype=np.float32)
-    onnx.save(
-        graph_from_model(small_swin("gmm"), "int8", preprocessing=None, max_batch=CHUNK, calibration=[images]).proto,
-        path,
+    made = graph_from_model(
+        small_swin("gmm"), "int8", preprocessing=None, max_batch=CHUNK, calibration=[images], for_cpu=for_cpu
     )
+    onnx.save(made.proto, path)
     kernels, _ = our_kernels("int8")
     ours = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
     assert ours.fused_attentions == 4
@@ -223,7 +224,7 @@ def test_int8_values_move_between_the_windows_of_swin(tmp_path: Path) -> None:
 
 @needs_kernel
 def test_our_norms_run_in_a_chunk_and_not_for_a_single_image(precise_bundle: Bundle) -> None:
-    variant = open_variant(precise_bundle, "int8")
+    variant = open_variant(precise_bundle, "int8", for_cpu=True)
     inputs = fresh_inputs(precise_bundle, CHUNK + 1)
     with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True) as runner:
         assert runner.program.fused_norms > 0

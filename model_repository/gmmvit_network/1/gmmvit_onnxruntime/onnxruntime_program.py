@@ -27,13 +27,13 @@ __all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "instruction_set_of", "session_o
 
 ROWS_A_CORE = 4
 """The maximum number of rows in a chunk, unless the caller gives another size."""
-_SESSION_ENTRIES = {"session.intra_op.spin_duration_us": "200", "session.x64quantprecision": "1"}
-"""After its last operator, a thread spins for the first time, looking for more work, before it sleeps. 200 µs cover the
+_SPIN = {"session.intra_op.spin_duration_us": "200"}
+"""After its last operator, a thread spins for this time, looking for more work, before it sleeps. 200 µs cover the
 pauses between the operators of an image. ONNX Runtime's default is about 40 ms, during which other programs cannot use
-the core; `benchmarks/settings/spinning.py` measures the effect.
-
-The second entry has an effect on x86-64 without VNNI only. There, ONNX Runtime's usual products of int8 add pairs of
-products in 16 bits, which saturate; with the entry, ONNX Runtime stores the weights as uint8, and adds in 32 bits."""
+the core; `benchmarks/settings/spinning.py` measures the effect."""
+_EXACT_INT8 = {"session.x64quantprecision": "1"}
+"""This setting has an effect only on x86-64 CPUs without VNNI. There, ONNX Runtime by default adds products of int8 in
+pairs, in 16 bits, and a sum can saturate. With the setting, it stores the weights as uint8, and adds in 32 bits."""
 
 
 def why_not(library: Path) -> str:
@@ -79,7 +79,7 @@ def session_options(threads: int | None, library: Path | None) -> Any:
         threads = cores()
     if threads is not None:
         options.intra_op_num_threads = threads
-    for entry in _SESSION_ENTRIES.items():
+    for entry in (_SPIN | _EXACT_INT8).items():
         options.add_session_config_entry(*entry)
     if library is not None:
         options.register_custom_ops_library(str(library))
