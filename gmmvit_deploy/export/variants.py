@@ -40,7 +40,7 @@ from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.runners.open import proof_programs
 from gmmvit_deploy.runtime.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtime.graph_calibration import calibrate
-from gmmvit_deploy.runtime.openvino import int8_saturates
+from gmmvit_deploy.runtime.int8_products import int8_saturates
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.variants import FOR_CPUS, Variant, VariantRecord, onnx_file, open_variant, record_file
 from gmmvit_deploy.writing import new_file, require_free_file, sha256_of_bytes

@@ -20,7 +20,6 @@ __all__ = [
     "FUSED_ATTENTION",
     "OPENVINO_HINTS",
     "graph_precision",
-    "int8_saturates",
     "kernels_for_graph",
     "our_kernels",
     "read_graph",
@@ -39,23 +38,6 @@ FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "
 An int8 graph quantises only linear maps, not attention. A TensorRT engine computes the attention of an int8 graph in
 fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, otherwise in float32.
 """
-
-
-def int8_saturates(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return why OpenVINO's products in int8 may saturate on this CPU, or an empty string if they cannot.
-
-    Without VNNI, x86-64 multiplies two pairs of int8 values and adds them in 16 bits (``vpmaddubsw``). A sum beyond
-    ±32767 saturates, and the logits are wrong although the graph is right.
-    cpuinfo: the kernel's list of CPUs; tests give other files.
-    """
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return ""
-    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), None)
-    if flags is None or {"avx512_vnni", "avx_vnni"} & set(flags):  # ARM has no line of flags
-        return ""
-    return "this CPU has no VNNI, so OpenVINO adds pairs of int8 products in 16 bits, which can saturate"
 
 
 def read_graph(path: Path) -> Any:

@@ -21,7 +21,7 @@ from gmmvit_deploy.images import image_from_pixels
 from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, refusal_reasons
 from gmmvit_deploy.kernels.libraries import openvino_library
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtime import cores, onnxruntime_program, openvino_program
+from gmmvit_deploy.runtime import cores, int8_products, onnxruntime_program, openvino_program
 from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
 from gmmvit_deploy.runtime.openvino import graph_precision, kernels_for_graph
 from gmmvit_deploy.serving.model_configs import (
@@ -226,7 +226,7 @@ def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kern
     """
     modules: tuple[ModuleType, ...]
     if options.runtime == "onnxruntime":
-        package, modules = _ONNXRUNTIME, (cores, onnxruntime_program)
+        package, modules = _ONNXRUNTIME, (cores, int8_products, onnxruntime_program)
         if kernels.fused is not None:
             (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(kernels.fused.graph)
     else:

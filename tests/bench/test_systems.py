@@ -28,9 +28,9 @@ from gmmvit_deploy.families import FAMILIES, PRESETS, family_named, model_from_s
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
-from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.runtime.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
+from gmmvit_deploy.scores.attention import attention_scores
 from gmmvit_deploy.specs import MaskSpec, input_shape
 
 NEEDS_KERNELS = pytest.mark.skipif(onnxruntime_library()[0] is None, reason="our kernels are not available here")

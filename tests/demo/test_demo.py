@@ -30,7 +30,7 @@ from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.open import default_runners, open_runner
 from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.runtime.openvino import int8_saturates
+from gmmvit_deploy.runtime.int8_products import int8_saturates
 
 pytestmark = pytest.mark.server
 

@@ -26,7 +26,7 @@ from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
 from gmmvit_deploy.parity.calibration import check_calibration
 from gmmvit_deploy.runners.open import open_runner
 from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.runtime.openvino import int8_saturates
+from gmmvit_deploy.runtime.int8_products import int8_saturates
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.specs import MaskSpec, input_shape

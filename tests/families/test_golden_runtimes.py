@@ -26,7 +26,7 @@ from gmmvit_deploy.runners.open import open_runner, open_runners
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.runtime.openvino import int8_saturates
+from gmmvit_deploy.runtime.int8_products import int8_saturates
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import LATER, Golden, golden, once
 from tests.kernels.test_masked_attention import needs_bf16, needs_kernel

@@ -18,7 +18,8 @@ from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
-from gmmvit_deploy.runtime.openvino import int8_saturates, our_kernels
+from gmmvit_deploy.runtime.int8_products import int8_saturates
+from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.variants import open_variant
 from tests.conftest import small_swin

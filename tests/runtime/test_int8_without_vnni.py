@@ -13,6 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from gmmvit_deploy.runtime import onnxruntime_program
+
 EMULATOR = "qemu-x86_64"
 INPUTS, OUTPUTS = 256, 32
 PROGRAM = """
@@ -21,8 +23,9 @@ sys.path[:0] = sys.argv[4:]
 import numpy as np
 import onnxruntime
 if sys.argv[3] == "ours":
-    from gmmvit_deploy.runtime.onnxruntime_program import session_options
-    options = session_options(1, None)
+    from gmmvit_deploy.runtime import onnxruntime_program
+    onnxruntime_program.has_vnni = lambda: False  # in the emulator, the list of CPUs is that of the real CPU
+    options = onnxruntime_program.session_options(1, None)
 else:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -56,6 +59,17 @@ def quantised_product(path: Path) -> tuple[np.ndarray, np.ndarray]:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     x = (generator.integers(90, 128, (4, INPUTS)) * 0.02).astype(np.float32)
     return x, x.astype(np.float64) @ (weights * 0.01)
+
+
+@pytest.mark.parametrize("vnni", [True, False, None])
+def test_the_setting_is_for_cpus_without_vnni(vnni: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime_program, "has_vnni", lambda: vnni)
+    options = onnxruntime_program.session_options(1, None)
+    if vnni:
+        with pytest.raises(RuntimeError, match="does not have configuration"):
+            options.get_session_config_entry("session.x64quantprecision")
+    else:  # also if the list of CPUs does not say
+        assert options.get_session_config_entry("session.x64quantprecision") == "1"
 
 
 @pytest.mark.process

@@ -18,8 +18,9 @@ from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import open_runner, open_runners
 from gmmvit_deploy.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runtime.int8_products import has_vnni, int8_saturates
 from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, int8_saturates
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.variants import Variant, open_variant
 from tests.conftest import has_bf16
@@ -197,3 +198,4 @@ def test_int8_saturates_on_x86_without_vnni(tmp_path: Path, line: str, saturates
 
 def test_a_machine_without_a_list_of_cpus_is_not_judged(tmp_path: Path) -> None:
     assert int8_saturates(tmp_path / "absent") == ""
+    assert has_vnni(tmp_path / "absent") is None
