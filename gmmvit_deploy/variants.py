@@ -6,9 +6,10 @@ A variant is the bundle's network in another precision. ``gmmvit convert`` adds 
     model.<precision>.json    the record: hashes of the bundle and the graph, and the effects of the precision
     model.int8.cpu.onnx       for ``int8`` only: the graph for CPUs
 
-In int8, ``model.int8.onnx`` is the graph for GPUs, in the form and in the data types that TensorRT fuses best. The
-graph for CPUs has the form of ``model.onnx``, with int8 projections, and float32 in all other operators, because CPUs
-compute slowly in fp16 and have other fused kernels. Both graphs have one record, and the same calibration images.
+In int8, ``model.int8.onnx`` is the graph for GPUs: in fp16 outside the projections, with attention in the form that
+TensorRT fuses. The graph for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other
+operators, because CPUs compute slowly in fp16 and have other fused kernels. One file, ``model.int8.json``, holds the
+records of both graphs. Both are calibrated with the same images.
 
 The other files of the bundle do not change. For ``fp32``, the graph is ``model.onnx``, which has no record.
 """
@@ -147,8 +148,8 @@ def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> M
 def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:
     """Open the graph of a bundle in ``precision``.
 
-    for_cpu: True for the graph that CPUs run. If the bundle has no graph for CPUs, as if an earlier version converted
-    the bundle, the result is the graph for GPUs, which CPUs run more slowly.
+    for_cpu: True for the graph that CPUs run; without effect for a precision with a single graph. An int8 bundle of an
+    earlier version has no graph for CPUs: the result is then the graph for GPUs, which CPUs run more slowly.
     Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, when the variant
     was made from another bundle, or when the graph breaks the contract of a bundle (`graphs.contract`).
     """
@@ -185,7 +186,7 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
 
 
 def how_to_convert(bundle: Bundle, precision: Precision) -> str:
-    """Return the command that writes the graphs of a precision into the bundle, as a hint of an error."""
+    """Return the hint of an error message: the command that writes the graphs of a precision into the bundle."""
     calibration = " --calibration IMAGES" if precision in QUANTIZED else ""
     files = {onnx_file(precision, for_cpu=for_cpu) for for_cpu in (False, True)}
     force = " --force" if any((bundle.path / name).exists() for name in files) else ""

@@ -1,11 +1,11 @@
 """Write a bundle's network in another precision, as ``model.<precision>.onnx`` with a record of the checks.
 
-    weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8 and fp8) → cast → check → record
-    weights → model → fold                    → float32 ONNX → Q/DQ (int8)                → check → record
+    GPUs          weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8, fp8) → cast → check → record
+    CPUs, int8    weights → model → fold                    → float32 ONNX → Q/DQ                    → check → record
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
-line makes the graph for CPUs, ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several
+line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several
 times the work, and a runtime converts each float16 tensor to float32 and back. If a step fails, neither a graph nor the
 record ``model.<precision>.json`` is written or replaced.
 """
@@ -220,10 +220,13 @@ def graph_from_model(
     for_cpu: bool = False,
     what: str = "the model",
 ) -> PreparedGraph:
-    """Fold a trained model, rewrite the attentions into forms that engines fuse, and export a strongly typed graph.
+    """Fold a trained model and export a strongly typed graph.
+
+    Unless ``for_cpu`` is True or the precision is fp32, the attentions are rewritten into forms that engines fuse.
 
     for_cpu: True for the graph for CPUs, with attentions in the form of the folded model, and with float32 in all
-    operators that are not quantised. The names of nodes and constants are those of ``model.onnx``.
+    operators that are not quantised. Apart from the Q/DQ nodes and the quantised weights, the names of nodes and
+    constants are those of ``model.onnx``.
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
     what: the subject of the message for an operator without a known role, for example the path of the bundle.

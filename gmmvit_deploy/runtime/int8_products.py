@@ -1,7 +1,8 @@
-"""State whether the sums of int8 products can saturate on this CPU.
+"""State whether sums of int8 products can saturate on this CPU.
 
-Without VNNI, x86-64 multiplies two pairs of int8 values and adds the products in 16 bits (``vpmaddubsw``). A sum beyond
-±32767 saturates, and the logits are wrong although the graph is right.
+On x86-64 CPUs without VNNI, runtimes usually multiply int8 values with ``vpmaddubsw``, which adds two products in 16
+bits. A sum beyond ±32767 saturates, and the logits are wrong although the graph is right. ONNX Runtime has a setting
+against it (`onnxruntime_program`), OpenVINO has none.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
 project.
@@ -17,9 +18,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def has_vnni(cpuinfo: Path = _CPUINFO) -> bool | None:
-    """Return whether this CPU multiplies int8 values into 32 bits; None if the kernel's list of CPUs does not say.
+    """Return whether this CPU multiplies int8 values into 32 bits; None if ``/proc/cpuinfo`` does not say.
 
-    cpuinfo: the kernel's list of CPUs, which has no line of flags on ARM; tests give other files.
+    cpuinfo: the path of ``/proc/cpuinfo``, which has no line of flags on ARM; tests give other files.
     """
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -30,7 +31,7 @@ def has_vnni(cpuinfo: Path = _CPUINFO) -> bool | None:
 
 
 def int8_saturates(cpuinfo: Path = _CPUINFO) -> str:
-    """Return why products in int8 may saturate on this CPU, or an empty string if they cannot.
+    """Return why sums of int8 products may saturate on this CPU; empty if they cannot, or if this is not known.
 
     cpuinfo: as in `has_vnni`.
     """

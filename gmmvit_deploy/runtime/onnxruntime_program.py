@@ -33,9 +33,9 @@ _SPIN = {"session.intra_op.spin_duration_us": "200"}
 pauses between the operators of an image. ONNX Runtime's default is about 40 ms, during which other programs cannot use
 the core; `benchmarks/settings/spinning.py` measures the effect."""
 _EXACT_INT8 = {"session.x64quantprecision": "1"}
-"""For CPUs without VNNI, on which ONNX Runtime otherwise adds products of int8 in pairs, in 16 bits, where a sum can
-saturate (`int8_products`). With this setting, ONNX Runtime stores the weights as uint8 and adds in 32 bits. On CPUs
-with VNNI, the setting would make an int8 network slower: a ViT takes 1.4 times as long."""
+"""For CPUs without VNNI, and for CPUs whose flags are not known. Without VNNI, ONNX Runtime by default adds products of
+int8 in pairs, in 16 bits, where a sum can saturate (`int8_products`). With this setting, ONNX Runtime stores the
+weights as uint8 and adds in 32 bits. With VNNI, the setting would only make an int8 network slower."""
 
 
 def why_not(library: Path) -> str:
