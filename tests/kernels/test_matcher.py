@@ -192,8 +192,9 @@ def test_what_a_server_copies_imports_alone(tmp_path: Path) -> None:
     copied = ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py", "refusal_reasons.py")
     for name in copied:
         shutil.copyfile(Path(kernels.__path__[0]) / name, package / name)
-    for folder, program in ((package, "openvino_program.py"), (other, "onnxruntime_program.py")):
-        for name in (program, "cores.py"):
+    programs = ((package, ("openvino_program.py",)), (other, ("onnxruntime_program.py", "int8_products.py")))
+    for folder, names in programs:
+        for name in (*names, "cores.py"):
             shutil.copyfile(Path(runtime.__path__[0]) / name, folder / name)
     onnx.save(onnx_graph(), tmp_path / "model.onnx")
     code = (

@@ -90,11 +90,11 @@ class TestAnswer:
         inputs = trial.bundle.inputs_from_pixels(trial.bundle.manifest.image.pixels_from_bytes(data)[None])
         exact, noise = trial._reference_logits(inputs)
         other = exact.astype(np.float32) + np.float32(1e-2)
-        assert not trial._agreement("off", other, exact, noise, "fp32").agrees
+        assert not trial._agreement("off", other, exact, noise, trial.runner).agrees
         swapped = exact.astype(np.float32)[:, ::-1]
-        assert not trial._agreement("swapped", swapped, exact, noise, "fp32").agrees
+        assert not trial._agreement("swapped", swapped, exact, noise, trial.runner).agrees
         broken = np.full_like(other, np.nan)
-        assert not trial._agreement("not finite", broken, exact, noise, "fp32").agrees
+        assert not trial._agreement("not finite", broken, exact, noise, trial.runner).agrees
 
     def test_of_the_golden_images(self, trial: Trial) -> None:
         stored = trial.bundle.golden_set().image_logits
