@@ -38,6 +38,7 @@ __all__ = [
     "VariantRecord",
     "how_to_convert",
     "onnx_file",
+    "onnx_files",
     "open_variant",
     "record_file",
     "recorded_errors",
@@ -124,10 +125,15 @@ class Variant:
 
 
 def onnx_file(precision: Precision, *, for_cpu: bool = False) -> str:
-    """Return the name of a graph's file.  for_cpu: True for the graph for CPUs, if the precision has one."""
+    """Return the name of a graph's file.  for_cpu: True for the graph that CPUs run."""
     if precision == "fp32":
         return "model.onnx"
     return f"model.{precision}.cpu.onnx" if for_cpu and precision in FOR_CPUS else f"model.{precision}.onnx"
+
+
+def onnx_files(precision: Precision) -> tuple[str, ...]:
+    """Return the names of the files of all graphs in a precision: for GPUs, then for CPUs if that file differs."""
+    return tuple(dict.fromkeys(onnx_file(precision, for_cpu=for_cpu) for for_cpu in (False, True)))
 
 
 def record_file(precision: Precision) -> str:
@@ -188,8 +194,7 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
 def how_to_convert(bundle: Bundle, precision: Precision) -> str:
     """Return the hint of an error message: the command that writes the graphs of a precision into the bundle."""
     calibration = " --calibration IMAGES" if precision in QUANTIZED else ""
-    files = {onnx_file(precision, for_cpu=for_cpu) for for_cpu in (False, True)}
-    force = " --force" if any((bundle.path / name).exists() for name in files) else ""
+    force = " --force" if any((bundle.path / name).exists() for name in onnx_files(precision)) else ""
     return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{force}"
 
 

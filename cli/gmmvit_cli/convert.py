@@ -56,16 +56,15 @@ def convert(
     with progress("convert") as on_progress:
         from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.runtime.image_batches import require_images
-        from gmmvit_deploy.variants import FOR_CPUS, onnx_file
+        from gmmvit_deploy.variants import onnx_file, onnx_files
         from gmmvit_deploy.writing import require_free_file
 
         opened = open_bundle(bundle)
         permit_class(opened, model)
         for name in precisions:
             if name != "fp32":
-                require_free_file(opened.path / onnx_file(name), force=force, fixed_name=True)
-            if name in FOR_CPUS:
-                require_free_file(opened.path / onnx_file(name, for_cpu=True), force=force, fixed_name=True)
+                for file in onnx_files(name):
+                    require_free_file(opened.path / file, force=force, fixed_name=True)
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
         variants = converted(

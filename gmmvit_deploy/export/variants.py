@@ -42,7 +42,7 @@ from gmmvit_deploy.runtime.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtime.graph_calibration import calibrate
 from gmmvit_deploy.runtime.int8_products import int8_saturates
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from gmmvit_deploy.variants import FOR_CPUS, Variant, VariantRecord, onnx_file, open_variant, record_file
+from gmmvit_deploy.variants import FOR_CPUS, Variant, VariantRecord, onnx_file, onnx_files, open_variant, record_file
 from gmmvit_deploy.writing import new_file, require_free_file, sha256_of_bytes
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def variant_from_bundle(
     if precision == "fp32":
         return open_variant(bundle, precision)
     graphs = (False, True) if precision in FOR_CPUS else (False,)
-    paths = [bundle.path / onnx_file(precision, for_cpu=for_cpu) for for_cpu in graphs]
+    paths = [bundle.path / name for name in onnx_files(precision)]
     # Checked first, because calibration can take minutes.
     for path in paths:
         require_free_file(path, force=force, fixed_name=True)
