@@ -215,11 +215,17 @@ class Manifest:
         fields["image"] = image_from_json(fields["image"])
         fields["outputs"] = tuple(OutputRecord(**{**o, "shape": tuple(o["shape"])}) for o in fields["outputs"])
         for name in ("masks", "biases"):
-            fields[name] = tuple(ConstantRecord(**{**m, "shape": tuple(m["shape"])}) for m in fields[name])
+            fields[name] = tuple(_constant_record(record) for record in fields[name])
         for name in ("labels", "folding", "role_disagreements"):
             fields[name] = tuple(fields[name])
         fields["thresholds"] = tuple(fields.get("thresholds", ()))
         return cls(**fields)
+
+
+def _constant_record(data: Mapping[str, Any]) -> ConstantRecord:
+    # Earlier versions also recorded a hash of the mask before its scale was merged, which the graph does not store.
+    fields = {name: value for name, value in data.items() if name != "trained_sha256"}
+    return ConstantRecord(**{**fields, "shape": tuple(fields["shape"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from gmmvit_deploy.tolerances import Noise, limit_from_noise, limit_from_stored
+from tests.exact import exact_logits
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -27,7 +30,7 @@ MANIFEST: dict[str, dict[str, Any]] = {}
 """Name of a golden checkpoint → its entry in the manifest, with the folder of its files.
 
 family: of the model.  file: the checkpoint, NAME.pth by default.  inputs: images and logits, NAME.npz by default.
-hints: arguments of `LoadHints`.  atol: largest distance of ONNX Runtime's logits, 2e-5 by default.
+hints: arguments of `LoadHints`.
 mask, trainable_parameters: what the checkpoint holds; a test requires both.
 """
 for _folder, _entries in _manifests():
@@ -57,25 +60,37 @@ class Golden:
         return str(MANIFEST[self.name]["family"])
 
     @property
-    def atol(self) -> float:
-        """Largest allowed distance of ONNX Runtime's logits from the stored logits."""
-        return float(MANIFEST[self.name].get("atol", 2e-5))
+    def exact(self) -> np.ndarray:
+        """The float64 logits: of the training code where the file has them, else of the checkpoint in this package."""
+        return _float64_logits(self.name)
 
     @property
-    def exact(self) -> np.ndarray:
-        """The float64 logits of the training code; the files of `RELEASED` have no such logits."""
-        logits: np.ndarray = np.load(_arrays(self.name))["logits64"]
-        return logits
+    def noise(self) -> Noise:
+        """The difference between the stored float32 logits and the float64 logits."""
+        noise, scale = np.abs(self.logits - self.exact).max(), np.abs(self.exact).max()
+        return Noise(largest=float(noise), rms=0.0, scale=float(scale))
+
+    @property
+    def atol(self) -> float:
+        """Largest distance of float32 logits of any processor from the stored float32 logits, which one computed."""
+        return limit_from_stored(self.noise).largest
 
     def limit(self, precision: Precision = "fp32", *, recorded: float | None = None) -> float:
         """Return parity's limit for the distance of a runner's logits from `exact`, on the images of this file.
 
         recorded: for int8, the largest difference of the graph that conversion recorded.
         """
-        noise, scale = np.abs(self.logits - self.exact).max(), np.abs(self.exact).max()
-        return limit_from_noise(
-            Noise(largest=float(noise), rms=0.0, scale=float(scale)), precision, recorded=recorded
-        ).largest
+        return limit_from_noise(self.noise, precision, recorded=recorded).largest
+
+
+@functools.cache
+def _float64_logits(name: str) -> np.ndarray:
+    arrays = np.load(_arrays(name))
+    if "logits64" in arrays:
+        stored: np.ndarray = arrays["logits64"]
+        return stored
+    case = golden(name)
+    return exact_logits(load_checkpoint(case.path, case.hints).model, case.inputs)
 
 
 def _arrays(name: str) -> Path:

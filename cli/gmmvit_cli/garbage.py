@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["collect_rarely", "end_without_collection"]
+__all__ = ["collect_rarely"]
 
 _THRESHOLDS = (100_000, 50, 100)
 """Containers, and collections of the younger generation, between two collections; Python 3.11's own: 700, 10, 10."""
@@ -20,12 +20,3 @@ def collect_rarely() -> None:
     Not for a service: a cycle may hold the body of a request, and would hold it for thousands of requests.
     """
     gc.set_threshold(*_THRESHOLDS)
-
-
-def end_without_collection() -> None:
-    """Take all objects out of the collector's reach, at the end of a process: Python would read all of them again.
-
-    Functions that were registered with ``atexit`` still run, so temporary folders are removed.
-    """
-    gc.freeze()
-    gc.disable()

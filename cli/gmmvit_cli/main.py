@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import signal
@@ -22,7 +21,6 @@ import typer
 
 import gmmvit_deploy
 from gmmvit_cli.commands import SUMMARIES, Commands, typing_hint
-from gmmvit_cli.garbage import end_without_collection
 from gmmvit_cli.output import complain
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtime.cores import limit_libraries
@@ -82,7 +80,6 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, _terminated)
-    atexit.register(end_without_collection)
     limit_libraries(os.environ)  # before a command imports NumPy or PyTorch
     try:
         # Typer would print usage errors in its own form.

@@ -156,7 +156,7 @@ def _write(
     proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
     masks, biases = prove_folded(proto, folded, foreign=folded.model.foreign)
     notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
-    notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.trained_sha256 for mask in masks}
+    notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
     for key, value in notes.items():
         proto.metadata_props.add(key=key, value=value)
     (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))

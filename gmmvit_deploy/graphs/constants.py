@@ -21,15 +21,11 @@ __all__ = ["ConstantRecord", "LayerConstant", "LayerConstants", "MaskChange", "a
 class LayerConstant(Protocol):
     """The mask, or the bias, on the scores of an attention.
 
-    layer: the name of the attention.  trained: the matrix in the trained model.  constant: the matrix in the graph.
-    ``trained`` and ``constant`` are arrays or tensors on the CPU.
+    layer: the name of the attention.  constant: the matrix in the graph, an array or a tensor on the CPU.
     """
 
     @property
     def layer(self) -> str: ...
-
-    @property
-    def trained(self) -> Any: ...
 
     @property
     def constant(self) -> Any: ...
@@ -50,16 +46,13 @@ class ConstantRecord:
     """Record of the mask, or of the bias, on the scores of an attention.
 
     layer: the name of the attention.  shape: the shape of the matrix.
-    constant: the name of the constant in ``model.onnx`` that stores the matrix.
-    trained_sha256: the SHA-256 of the matrix that the trained model multiplies with the scores, or adds to the scores.
-    constant_sha256: the SHA-256 of the constant in the graph. For a mask M, the constant is M · d^(−1/2) if folding
-    merged the factor d^(−1/2) into the mask.
-    Each SHA-256 is computed from little-endian float32 bytes.
+    constant: the name of the constant in ``model.onnx`` that stores the matrix. For a mask M, the constant is
+    M · d^(−1/2) if folding merged the factor d^(−1/2) into the mask.
+    constant_sha256: the SHA-256 of the constant's little-endian float32 bytes in the graph.
     """
 
     layer: str
     shape: tuple[int, ...]
-    trained_sha256: str
     constant_sha256: str
     constant: str
 

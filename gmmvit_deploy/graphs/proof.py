@@ -106,7 +106,6 @@ def _find_constants(
             ConstantRecord(
                 layer=folded_constant.layer,
                 shape=tuple(folded_constant.constant.shape),
-                trained_sha256=sha256_of_bytes(bytes_of_array(folded_constant.trained)),
                 constant_sha256=sha256_of_bytes(data),
                 constant=name,
             )

@@ -2,7 +2,7 @@
 
 A runner is a runtime, an engine or a server that computes the logits.
 
-    constants         the masks and biases in the graph equal, bit for bit, the masks and biases computed from the
+    constants         the masks and biases in the graph are those of the manifest, and those computed from the
                       bundle's weights
     reference         PyTorch's logits on this machine equal PyTorch's logits at export, within a tolerance
     numeric           the runner's logits are near PyTorch's float64 logits; the limit is derived from the error of

@@ -35,6 +35,7 @@ __all__ = [
     "mask_from_spec",
     "squared_distances",
     "stored_base",
+    "stored_base_limits",
 ]
 
 SIGMA_EPS = 1e-5  # ε, which keeps the exponent 1/(σ²+ε) finite; the models were trained with this ε
@@ -58,8 +59,24 @@ def stored_base(grid: Grid) -> Float[Tensor, "1 1 n n"]:
     grid: as in `squared_distances`.
     The order of operations matters: before the root is taken, exp(−d²) is subnormal for d² ≥ 88 and zero for d² ≥ 104.
     The paper authors' models were trained with these zeros.
+    The float32 exponential differs between processors in the last bit, so exp is computed in float64 and rounded once.
     """
-    return torch.sqrt(torch.exp(-squared_distances(grid)))[None, None]
+    return torch.exp(-squared_distances(grid).double()).float().sqrt()[None, None]
+
+
+def stored_base_limits(grid: Grid) -> Float[Tensor, "1 1 n n"]:
+    """Return the largest difference from `stored_base` that a float32 exp and sqrt of any processor may cause, float64.
+
+    exp may be off by two units in the last place, which are 2⁻¹⁴⁹ where exp(−d²) is subnormal, and the root by one.
+    Where exp(−d²) is less than a quarter of 2⁻¹⁴⁹, every processor gives zero.
+    """
+    exact = torch.exp(-squared_distances(grid).double())
+    unit = (exact * 2.0**-23).clamp_min(2.0**-149)
+    root = exact.sqrt()
+    above = (exact + 2 * unit).sqrt() - root
+    below = root - (exact - 2 * unit).clamp_min(0).sqrt()
+    limits = above.maximum(below) + root * 2.0**-23
+    return torch.where(exact < 2.0**-151, 0.0, limits)[None, None]
 
 
 class Mask(Multiply):

@@ -9,6 +9,7 @@ from gmmvit_deploy.families.vit.model import ViT
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.specs import MaskSpec
+from tests.exact import exact_logits
 from tests.families.oracle import logits_of
 
 MASKS = [
@@ -48,8 +49,8 @@ def test_trained_and_folded_agree_with_the_formulas(spec: ViTSpec, seed: int) ->
     image = torch.randn(1, 3, spec.image_size, spec.image_size)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     expected = logits_of(spec, state, image[0].numpy())
-    with torch.inference_mode():
-        trained, folded = model(image)[0].numpy(), fold(model).model(image)[0].numpy()
-    # float32 against float64 on logits of order 1: 7.3e-7 was the largest seen over 600 specs
-    np.testing.assert_allclose(trained, expected, rtol=0, atol=5e-6)
-    np.testing.assert_allclose(folded, expected, rtol=0, atol=5e-6)
+    trained = exact_logits(model, image)
+    folded = exact_logits(fold(model.double()).model, image)
+    # Both in float64, so that the limit holds for every network: 2e-14 was the largest seen over 600 specs.
+    np.testing.assert_allclose(trained[0], expected, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(folded[0], expected, rtol=0, atol=1e-11)
