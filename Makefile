@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all frozen test-fast check docs format hooks release bench clean
+.PHONY: demo test test-fast test-rest test-all frozen check docs format hooks release bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
@@ -13,21 +13,34 @@ demo: $(INSTALLED)
 # One more than there are cores, four at most: some of the time a test waits for a server or a browser.
 WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A worker that ends without a word ends the run, which names the test that the worker ran.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0
+FAST := not (server or engine or export or process or browser or further or rest or alone)
 
-# Of checks that repeat for many networks and precisions, the cases that represent the others (tests/matrix.py);
-# without long measurement scripts. docs/pages/developing.md states what is left out.
+# Other instructions and another order of sums than this processor's own: nothing may depend on either.
+OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
+SINGLY := ATEN_CPU_CAPABILITY=avx2 $(OTHER_ARITHMETIC)
+NUMERIC := $(addprefix tests/,scores layers folding families checkpoints parity graphs pictures training timm)
+
+# docs/pages/developing.md states what each target holds.
 test: $(INSTALLED)
-	$(PYTEST) -m "not matrix"
+	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "not (rest or alone)"
+	$(OTHER_ARITHMETIC) $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC)
 
-test-all: $(INSTALLED)
-	$(PYTEST)
-
-# No server, engine, export, browser or process of its own: the rest takes a minute.
 test-fast: $(INSTALLED)
-	$(PYTEST) -m "not (server or engine or export or process or browser or matrix)"
+	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "$(FAST)"
 
-# Compute every frozen value again: graphs, logits, mistakes and engines of the golden checkpoints, a minute each.
+# What make test leaves out: further cases, whole jobs, other processors; last, the tests that judge a time or memory.
+test-rest: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile -m "rest and not alone"
+	set -e; for setting in $(SINGLY); do \
+	  env OMP_NUM_THREADS=1 $$setting $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC); \
+	done
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
+
+test-all: test test-rest
+
+# Compute again the graphs, logits, mistakes and engines that were stored on one machine; another one's bits may differ.
 frozen: $(INSTALLED)
 	$(BIN)/python -m tests.frozen.check
 
@@ -36,6 +49,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/tables.py --check
 	$(MAKE) --no-print-directory docs
 
 # A warning fails the build. The extension in docs/ is found by PYTHONPATH.

@@ -2,6 +2,7 @@
 
     python benchmarks/tables.py            prints the tables
     python benchmarks/tables.py --write    replaces the tables between their markers, and writes the pages of results
+    python benchmarks/tables.py --check    names each page whose tables are not current; the exit status is then 1
 
 A marker is a pair of HTML comments around a table, such as ``<!-- served -->`` and ``<!-- /served -->``.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from pathlib import Path
 
 from benchmarks.shared import tables_rejected, tables_reported, tables_settings
 from benchmarks.shared.places import BENCHMARKS, KINDS, RESULTS, ROOT
@@ -19,7 +21,7 @@ from benchmarks.shared.systems import MEASURED
 from benchmarks.shared.tables_engines import every_engine
 from benchmarks.shared.tables_serving import every_input
 
-__all__ = ["ENGINES", "HOSTILE", "OVERVIEW", "engines_page", "hostile_page", "overview", "tables"]
+__all__ = ["question", "tables"]
 
 ENGINES = RESULTS / "reported" / "engines.md"
 HOSTILE = RESULTS / "reported" / "hostile.md"
@@ -107,17 +109,38 @@ def written(text: str) -> str:
     return text
 
 
-def main() -> None:
+def current() -> dict[Path, str]:
+    """Return each page with tables of results → its text with the current tables."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md")))
+    texts = {page: written(page.read_text(encoding="utf-8")) for page in pages}
+    return {**texts, OVERVIEW: overview(), ENGINES: engines_page(), HOSTILE: hostile_page()}
+
+
+def problems() -> list[str]:
+    """Return a sentence for each page whose tables are not current, and each table that is not on exactly one page."""
+    texts = current()
+    stale = [page for page, text in texts.items() if page.read_text(encoding="utf-8") != text]
+    reasons = [f"{page.relative_to(ROOT)}: not current: run benchmarks/tables.py --write" for page in stale]
+    for marker in tables():
+        places = [str(page.relative_to(ROOT)) for page, text in texts.items() if f"<!-- {marker} -->" in text]
+        if len(places) != 1:
+            reasons.append(f"{marker}: expected the marker on one page, got {', '.join(places) or 'none'}")
+    return reasons
+
+
+def main() -> int:
+    if "--check" in sys.argv:
+        reasons = problems()
+        print("\n".join(reasons or ["every table is current"]))
+        return 1 if reasons else 0
     if "--write" in sys.argv:
-        for page in (ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))):
-            page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
-        OVERVIEW.write_text(overview())
-        ENGINES.write_text(engines_page())
-        HOSTILE.write_text(hostile_page())
-        return
+        for page, text in current().items():
+            page.write_text(text, encoding="utf-8")
+        return 0
     for marker, table in tables().items():
         print(f"{marker}\n{table}\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

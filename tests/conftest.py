@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import fcntl
-import functools
 import gc
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +35,16 @@ from gmmvit_deploy.images import ImageSpec
 from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
-from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.specs import MaskKind, MaskSpec
 from gmmvit_deploy.variants import open_variant
+from tests.cases import mark_further_cases
 from tests.forked import command_line
 from tests.golden_files import GOLDEN as GOLDEN
 from tests.golden_files import LATER as LATER
 from tests.golden_files import MANIFEST as MANIFEST
 from tests.golden_files import NAMES as NAMES
 from tests.golden_files import RELEASED, Golden, golden
-from tests.matrix import mark_matrix
-from tests.shared_exports import FOLDER_VARIABLE, shared_exports
+from tests.serving.shared import Running, shared_service
 
 
 def has_bf16() -> bool:
@@ -79,96 +74,25 @@ def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
 
 
 def pytest_configure() -> None:
-    if FOLDER_VARIABLE not in os.environ:  # a pytest-xdist worker inherits the folder of the process that started it
-        folder = tempfile.mkdtemp(prefix="gmmvit-tests-exports-")
-        os.environ[FOLDER_VARIABLE] = folder
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # Imports of torch and onnx leave millions of permanent objects, and tracing a model makes millions more
-    # for seconds: the collector takes a fifth of an export's time to look through all of them again and again.
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
-
-
-_LONGEST = (
-    "tests/serving/test_server.py",
-    "tests/serving/test_gateway.py",
-    "tests/bench/test_scripts.py",
-    "tests/test_docs.py",
-    "tests/rollout/test_rollout.py",
-    "tests/demo/test_demo.py",
-    "tests/serving/test_golden_logits.py",
-    "tests/serving/test_supervisor.py",
-    "tests/serving/test_front.py",
-    "tests/page/test_browser.py",
-    "tests/demo/test_timm_demo.py",
-    "tests/training/test_train.py",
-    "tests/engines/test_build.py",
-    "tests/cli/test_cli.py",
-    "tests/families/test_contract.py",
-    "tests/kernels/test_timm_attention.py",
-    "tests/families/test_golden_runtimes.py",
-    "tests/families/test_spt_lsa.py",
-    "tests/families/test_planted_mistakes.py",
-    "tests/parity/test_faults.py",
-    "tests/runtime/test_openvino.py",
-    "tests/cli/test_engines_cli.py",
-    "tests/export/test_channels.py",
-    "tests/bench/test_bench.py",
-    "tests/parity/test_check.py",
-    "tests/families/test_counts.py",
-)
-"""The slowest files, slowest first: at the end of a run they would keep a single worker busy."""
+    # Imports of torch and onnx leave millions of permanent objects, and tracing a model makes millions more for
+    # seconds: the collector takes a quarter of an export's time to look through all of them again and again.
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest files. Mark tests by the fixtures they use, for `make test-fast`, and the cases that
-    `make test` leaves out; tests marked ``gpu`` run wherever there is a GPU.
-    """
-    place = {name: number for number, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+    """Mark tests by the fixtures they use, and the cases that `make test` leaves out; skip ``gpu`` without a GPU."""
     no_gpu = visible_gpu() is None
     for item in items:
         for marker in mark_by_fixtures(getattr(item, "fixturenames", ())):
             item.add_marker(marker)
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
-    mark_matrix(items)
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """`make test-fast` leaves exports out by their marker, so a test that exports without the marker, in a fixture of
-    any scope or by itself, fails. The same model is exported once in a run; a test that patches code exports by itself.
-    """
-
-    def unmarked(*arguments: object, **options: object) -> None:
-        pytest.fail(f"{item.nodeid} exports a model: mark it with pytest.mark.export")
-
-    with pytest.MonkeyPatch.context() as patch:
-        if not any(item.get_closest_marker(marker) for marker in ("export", "engine", "server")):
-            patch.setattr(torch.onnx, "export", unmarked)
-            yield
-        elif "monkeypatch" in getattr(item, "fixturenames", ()):
-            yield
-        else:
-            with shared_exports():
-                yield
+    mark_further_cases(items)
 
 
 @pytest.fixture(params=RELEASED)
 def each_golden(request: pytest.FixtureRequest) -> Golden:
     return golden(request.param)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _exporter_knows_its_operators_once() -> Iterator[None]:
-    """Cache the table of operators, which torch.onnx builds again for every export: a fifth of an export's time."""
-    with pytest.MonkeyPatch.context() as patch:
-        with contextlib.suppress(ImportError, AttributeError):  # it is no part of torch's public interface
-            from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -312,10 +236,9 @@ def repository(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Repo
 
 
 @pytest.fixture(scope="session")
-def server(repository: Repository) -> Iterator[TritonServer]:
-    """A real Triton server with the pixel bundle."""
-    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
-        yield running
+def server(bundle: Bundle, shared: Path) -> Running:
+    """A real Triton server with the pixel bundle, which all processes of the run ask."""
+    return shared_service("bare", bundle.path, shared)["server"]
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ __all__ = ["command_line"]
 
 _PRELOADED = (
     "tests.forked",
-    "tests.shared_exports",
     "torch",
     "torch.onnx",
     "onnx",
@@ -51,7 +50,5 @@ def _run(arguments: list[str], outputs: tuple[Path, Path], settings: dict[str, s
     os.chdir(cwd)
     sys.argv = ["gmmvit", *arguments]
     from gmmvit_cli.main import main
-    from tests.shared_exports import shared_exports
 
-    with shared_exports():
-        main()
+    main()

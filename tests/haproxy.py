@@ -13,8 +13,7 @@ import ssl
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,9 @@ import grpc
 import pytest
 
 from tests.certificates import Certificate, self_signed
+from tests.waiting import wait_until
 
-__all__ = ["KEY", "SmallGateway", "held", "needs_haproxy", "small_gateway", "wait_until"]
+__all__ = ["KEY", "SmallGateway", "held", "needs_haproxy", "small_gateway"]
 
 KEY = "k3y-of-alice"
 
@@ -112,7 +112,7 @@ def small_gateway(
             )
         stack.callback(process.wait, 10)
         stack.callback(process.terminate)
-        wait_until(lambda: (folder / "stats").exists() or process.poll() is not None)
+        wait_until(lambda: (folder / "stats").exists() or process.poll() is not None, "HAProxy's statistics")
         assert process.poll() is None, (folder / "log").read_text()
         ports = {name: listener.getsockname()[1] for name, listener in listeners.items()}
         yield SmallGateway(
@@ -185,16 +185,9 @@ def held(gateway: SmallGateway, protocol: str) -> Iterator[None]:
     """Keep a request to the server open, so that a gateway with ``maxconn=1`` has no place for another request."""
     backend = "triton_http" if protocol == "http" else "triton_grpc"
     with _half_a_post(gateway) if protocol == "http" else _open_stream(gateway):
-        wait_until(lambda: gateway.count(backend, "triton", "scur") == 1)
+        wait_until(lambda: gateway.count(backend, "triton", "scur") == 1, "a request to the server")
         yield
-    wait_until(lambda: gateway.count(backend, "triton", "scur") == 0)
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"nothing happened in {timeout_s:g} s"
-        time.sleep(0.01)
+    wait_until(lambda: gateway.count(backend, "triton", "scur") == 0, "the end of the request to the server")
 
 
 @contextmanager

@@ -27,6 +27,8 @@ import gmmvit_deploy
 from gmmvit_deploy.kernels.libraries import ready_name
 from tests.repositories import ROOT, repository_with
 
+pytestmark = pytest.mark.rest
+
 needs_a_checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these sources are not in a git checkout")
 
 

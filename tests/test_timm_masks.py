@@ -170,6 +170,7 @@ def test_golden_checkpoints(name: str) -> None:
 # ---- the formulas ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(3)
 @each_model
 def test_mixture_is_multiplied_after_the_scale_and_before_the_bias(name: str) -> None:
     model = build(name).double()
@@ -206,6 +207,7 @@ def test_decay_is_added_to_the_scores(name: str) -> None:
     assert not [path for path, _ in model.named_parameters() if ".mask." in path]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("mask", "shapes"),
     [
@@ -258,6 +260,7 @@ def trained_step(model: nn.Module, batch: Tensor) -> tuple[float, float]:
     return losses[0], losses[1]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["vit", "registers, qk norm", "swin", "pit", "maxvit"])
 def test_masks_train(name: str) -> None:
     model = build(name)
@@ -344,6 +347,7 @@ def test_compiles_as_one_graph() -> None:
 # ---- folding and export ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", ["vit", "swin", "beit"])
 @pytest.mark.parametrize("mask", ["gmm", "elm", "decay"])
 def test_folding_changes_no_bit(name: str, mask: str) -> None:

@@ -5,7 +5,7 @@ projection is computed as Qᵀ = Wᵀ xᵀ, a reshape splits the result into hea
 (`channels_first.py`). This script measures the total time of the paper's models in both layouts, with a mask and
 without. Both layouts run as programs of our runner. The script stops if the logits of the layouts differ.
 
-    python benchmarks/rejected/layouts.py [--rounds 15] [--family vit]
+    python benchmarks/rejected/layouts.py [--rounds 15] [--family vit] [--check]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import onnx
 
 from benchmarks.rejected.channels_first import channels_first
 from benchmarks.shared.families import FAMILIES, graphs_of, pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import time_rounds
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, family=["vit"])
     with run_card.written(arguments.output, "layouts.py", rounds=arguments.rounds) as results:
         results["families"] = {}
         for name in arguments.family or FAMILIES:

@@ -11,7 +11,7 @@ this equation it could compute a mask of low rank. The script answers two questi
    it would replace (product, mask, softmax, product)? The time to compute Q̃ and K̃ is not included, which favours
    fused attention.
 
-    python benchmarks/rejected/low_rank.py [--rounds 120] [--output RESULT]
+    python benchmarks/rejected/low_rank.py [--rounds 120] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.shared.families import FAMILIES, pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -124,7 +125,7 @@ def main() -> None:
         "--family", choices=FAMILIES, action="append", help="ranks of this family only; may be repeated"
     )
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, family=["vit"])
     with run_card.written(
         arguments.output, "low_rank.py", rounds=arguments.rounds, batch=BATCH, heads=HEADS, tokens=TOKENS, d=HEAD_DIM
     ) as results:

@@ -5,7 +5,7 @@ Gaussian mixture mask (32×32, uint8 pixels). A real Triton server runs the netw
 CPUs, so that the messages take the largest share of the time. NVIDIA's client sends the requests in sequence, and the
 two ways take turns. The times include filling and reading the shared memory. The logits must be equal.
 
-    python benchmarks/rejected/shared_memory.py [--rounds 60]
+    python benchmarks/rejected/shared_memory.py [--rounds 60] [--check]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import shared_memory
 
-from benchmarks.shared.bundles import random_bundle
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -33,6 +33,7 @@ from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.random_bundles import random_bundle
 
 BATCHES = (1, 8, 64)
 CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, batch=[1])
     with (
         run_card.written(arguments.output, "shared_memory.py", rounds=arguments.rounds) as results,
         tempfile.TemporaryDirectory() as folder,

@@ -12,7 +12,7 @@ The expected rate is 0.9 of the smaller rate of runner and decoder. If both need
 of the first batches are not counted: a run of ``bulk`` is measured from the moment at which twice as many batches are
 done as there are processes, to the last batch, with two shards a process.
 
-    python benchmarks/reported/bulk.py [--rounds 5] [--output RESULT]
+    python benchmarks/reported/bulk.py [--rounds 5] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import torch
 from PIL import Image
 
 from benchmarks.shared.bulk_source import write_images
-from benchmarks.shared.bundles import bundle_of, random_vit
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench import run_card
@@ -46,6 +46,7 @@ from gmmvit_deploy.bulk.source import Entry, open_source
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtime.cores import cores
+from tests.random_bundles import bundle_of, random_vit
 
 RUNNER = "onnxruntime"
 LEAST_SHARE = 0.9
@@ -142,7 +143,7 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
     for number in range(rounds + 1):  # the first round is a warm-up
         for name in generator.permutation([*programs]):
             rate = programs[str(name)]()
-            if number:
+            if number or not rounds:
                 rates[str(name)].append(rate)
     slower = [min(pair) for pair in zip(rates["runner"], rates["decoder"], strict=True)]
     limit = [1 / (1 / a + 1 / b) for a, b in zip(rates["runner"], rates["decoder"], strict=True)]
@@ -161,12 +162,12 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
 def main() -> None:
     least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0 measures the warm-up")
     parser.add_argument("--png", type=int, default=max(4096, least), metavar="IMAGES")
-    parser.add_argument("--jpeg", type=int, default=max(1024, least), metavar="IMAGES")
+    parser.add_argument("--jpeg", type=int, default=max(1024, least), metavar="IMAGES", help="0: without this row")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
-    if min(arguments.png, arguments.jpeg) < least:
+    arguments = parsed(parser, rounds=0, png=least, jpeg=0)
+    if arguments.png < least or 0 < arguments.jpeg < least:
         parser.error(f"on {cores()} cores, type at least --png {least} and --jpeg {least}")
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(cores())
@@ -177,10 +178,9 @@ def main() -> None:
         folder = Path(temporary)
         small = random_vit()
         large = random_vit(image_size=224, patch_size=16)
-        cells = {
-            "PNG, 16×16": (small, write_images(folder / "png", arguments.png), arguments.png),
-            "JPEG, 224×224": (large, photo_like(folder / "jpeg", arguments.jpeg), arguments.jpeg),
-        }
+        cells = {"PNG, 16×16": (small, write_images(folder / "png", arguments.png), arguments.png)}
+        if arguments.jpeg:
+            cells["JPEG, 224×224"] = (large, photo_like(folder / "jpeg", arguments.jpeg), arguments.jpeg)
         results["cores"], results["rows"] = cores(), {}
         for number, (name, (model, source, images)) in enumerate(cells.items()):
             bundle = bundle_of(model, folder, name=f"bundle_{number}")

@@ -12,7 +12,7 @@ masks. A quiet run gives the expected rows. Each of these jobs must end with the
 A lost, doubled or changed row, and a run that does not end as expected, make the result INVALID and the exit status 1.
 Mounting a disk needs root.
 
-    python benchmarks/reported/bulk_kills.py [--images 100000] [--kills 20] [--output RESULT]
+    python benchmarks/reported/bulk_kills.py [--images 100000] [--kills 20] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.bulk_source import command, rows_of, shards_in, write_images
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
@@ -41,6 +42,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 SHARD_IMAGES = 512
 """A multiple of the batch: the batches of a job of a single shard are then those of the other jobs."""
 WORKERS = 2
+JOBS = ("kills", "full disk", "two runs", "same shard", "ray")
 _RUN_S = 3600.0
 _POLL_S = 0.01
 
@@ -208,8 +210,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument(
+        "--job", choices=JOBS, action="append", help="only this job after the quiet run; may be repeated"
+    )
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, images=4 * SHARD_IMAGES, kills=1, job=["two runs"])
     cifar = dataset("cifar10")
     options = ExportOptions(mean=cifar.mean, std=cifar.std, labels=cifar.labels)
     with (
@@ -231,8 +236,8 @@ def main() -> None:
         }
         results["shard_images"] = SHARD_IMAGES
         results["jobs"] = {}
-        for name, step in steps.items():
-            results["jobs"][name] = step()
+        for name in ("quiet", *(arguments.job or JOBS)):
+            results["jobs"][name] = steps[name]()
             print(name, results["jobs"][name], flush=True)
         results["problems"] = problems(results, arguments.images)
     if results["problems"]:

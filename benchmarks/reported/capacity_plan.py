@@ -10,7 +10,7 @@ utilisations, and compares them with the model. The model states the latency of 
 utilisation, a run of some seconds can be far from it by chance. So the script also computes what a queue of these
 instances gives with the very arrivals of the run (*same arrivals*), which leaves out the chance of the arrivals.
 
-    python benchmarks/reported/capacity_plan.py [--seconds 20] [--output RESULT]
+    python benchmarks/reported/capacity_plan.py [--seconds 20] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shared import stand_in
 from benchmarks.shared.open_loop import KEY, closed_loop, http_request, http_sender, open_loop
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.manifests.plan import Station, latency
@@ -41,6 +41,7 @@ from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import GatewayFiles, GatewaySettings, Upstream
 from gmmvit_deploy.serving.local_http import headers_from_url
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.serving import sleeping_network
 
 SLEEP_S = 0.02
 SERVERS = (1, 2, 4)
@@ -178,28 +179,30 @@ def compared(seen: dict[str, Any], due: Sequence[float], station: Station, rate:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--most-servers", type=int, choices=SERVERS, default=max(SERVERS))
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, seconds=2.0, most_servers=1)
     card = run_card.written(
         arguments.output, "capacity_plan.py", timed=False, seconds=arguments.seconds, sleep_s=SLEEP_S, **SETTINGS
     )
+    counts = [count for count in SERVERS if count <= arguments.most_servers]
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     with card as results, tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-        models = stand_in.sleeping_repository(Path(temporary) / "models", sleep_s=SLEEP_S)
+        models = sleeping_network.sleeping_repository(Path(temporary) / "models", sleep_s=SLEEP_S)
         servers = [
-            stack.enter_context(TritonServer(models, options=ServerOptions(**ports))) for _ in range(max(SERVERS))
+            stack.enter_context(TritonServer(models, options=ServerOptions(**ports))) for _ in range(max(counts))
         ]
         rows = results["rows"] = []
-        for count in SERVERS:
+        for count in counts:
             place = Path(temporary) / f"{count}"
             place.mkdir()
             with gateway(servers[:count], models, place) as port:
                 if count == 1:
                     capacity = asyncio.run(_capacity(port))
                     idle = asyncio.run(measured(port, arrivals(5.0, 6.0, seed=0)))
-                    service_s = stand_in.INSTANCES / capacity
+                    service_s = sleeping_network.INSTANCES / capacity
                     station = Station(
-                        instances=stand_in.INSTANCES,
+                        instances=sleeping_network.INSTANCES,
                         service_s=service_s,
                         overhead_s=max(0.0, idle["mean_ms"] / 1000 - service_s),
                     )

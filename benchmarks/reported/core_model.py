@@ -13,7 +13,7 @@ The error is the prediction divided by the measurement. Times on one core are pa
 Predictions for 4, 8, 16 and 64 cores are marked as unchecked: no machine has checked them. They are made for the
 measured distance of the cores and for distant cores.
 
-    python benchmarks/reported/core_model.py [--rounds 9] [--output RESULT]
+    python benchmarks/reported/core_model.py [--rounds 9] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 import onnx
 
 from benchmarks.shared.families import graphs_of, pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.core_model import CoreModel
@@ -97,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1)
     if cores() < 2:
         raise SystemExit("core_model.py needs two cores")
     with (

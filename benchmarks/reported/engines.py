@@ -20,7 +20,7 @@ the script also builds a small ViT twice: as it is, and with the head dim padded
 The script also builds the systems of `benchmarks/shared/systems.py` at the full size of their presets, each with a run
 card of its own. If a system has a plain twin, the script also builds the twin in fp16.
 
-    python benchmarks/reported/engines.py [--family vit …] [--system rmt …] [--output RESULT] [--systems-output FOLDER]
+    python benchmarks/reported/engines.py [--family vit …] [--check] [--output RESULT] [--systems-output FOLDER]
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ import numpy as np
 import onnx
 import torch
 
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import FAMILIES, result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
-from benchmarks.shared.unfolded import unfolded_half
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.engines.card import LAYERS_FILE, EngineCard
 from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
@@ -52,6 +52,7 @@ from gmmvit_deploy.layers.model import Model
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.specs import MaskSpec, input_shape
+from tests.engines.unfolded import unfolded_half
 
 MASKS = {"gmm": MaskSpec(kind="gmm", kernels=5), "elm": MaskSpec(kind="elm"), "plain": MaskSpec()}
 HEAD_DIMS = (6, 8, 9, 12, 16, 20, 21, 24, 32)
@@ -193,7 +194,7 @@ def main() -> None:
     parser.add_argument(
         "--systems-output", type=Path, default=systems_output, help="folder for the results of the systems"
     )
-    arguments = parser.parse_args()
+    arguments = parsed(parser, family=["vit"], system=None, precision=["fp16"], mask=["gmm"], no_head_dims=True)
     flavor = find_flavor("tensorrt-rtx")
     settings = {"flavor": f"{flavor.name} {flavor.version}", "capability": CAPABILITY}
     everything = not (arguments.family or arguments.system)

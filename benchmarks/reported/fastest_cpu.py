@@ -87,4 +87,11 @@ def add_programs(family: Family) -> None:
 
 
 if __name__ == "__main__":
-    main(__file__, str(__doc__), graphs=("trained", "int8_cpu"), add_programs=add_programs, device="cpu")
+    main(
+        __file__,
+        str(__doc__),
+        graphs=("trained", "int8_cpu"),
+        add_programs=add_programs,
+        device="cpu",
+        checked_alone=("straight export", "openvino+kernels"),
+    )

@@ -94,6 +94,13 @@ if __name__ == "__main__":
         raise SystemExit("nothing was measured: expected a GPU that both nvidia-smi and PyTorch can use")
     graphs = ("trained", "plain", "trained_fp16", "plain_fp16")  # `Family.saved` makes the others when they are needed
     try:
-        main(__file__, str(__doc__), graphs=graphs, add_programs=add_programs, device="gpu")
+        main(
+            __file__,
+            str(__doc__),
+            graphs=graphs,
+            add_programs=add_programs,
+            device="gpu",
+            checked_alone=("tensorrt", "tensorrt:fp16"),
+        )
     except GmmvitError as exc:
         raise SystemExit(str(exc)) from exc

@@ -14,7 +14,7 @@ after the command, in which Python starts and frees its objects, is a part of it
 the sessions, compilations and digests of the same bytes that the process computed more than once. With ``--before``, a
 second checkout of the project takes turns with this checkout in each round, and the ratio is after / before.
 
-    python benchmarks/reported/first_output.py [--before CHECKOUT] [--rounds 5] [--output RESULT]
+    python benchmarks/reported/first_output.py [--before CHECKOUT] [--rounds 5] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.shared.bundles import random_vit
 from benchmarks.shared.checkouts import commit_of, environment_of
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -45,6 +45,7 @@ from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.serving.local_http import answers
+from tests.random_bundles import random_vit
 
 TIMER = ROOT / "benchmarks" / "shared" / "timed_parts.py"
 COMMANDS = ("export", "parity", "classify", "serve")
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=COMMANDS, action="append", help="only this command; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, only=["classify"])
     checkouts = {AFTER: ROOT} if arguments.before is None else {BEFORE: arguments.before.resolve(), AFTER: ROOT}
     commits = {name: commit_of(path) for name, path in checkouts.items()}
     card = run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds, commits=commits)

@@ -5,7 +5,7 @@ network, so the share of the gateway is as large as it can be. Each request has 
 their answers (closed loop), send raw bytes, and share the processors with Triton and HAProxy. Triton directly, and
 through the gateway with a key, take turns in each round.
 
-    python benchmarks/reported/gateway_cost.py [--rounds 10] [--output RESULT]
+    python benchmarks/reported/gateway_cost.py [--rounds 10] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import grpc.aio
 import numpy as np
 
 from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, http_request, http_sender, message
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.statistics import ratio
@@ -32,12 +33,13 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 CLIENTS = (1, 16)
-ROUND_S = 1.0
 MOST_MS, LEAST_SHARE = 0.5, 0.75
 PLACES = ("direct", "gateway")
 
 
-async def rates(direct: TritonServer, gateway: Gateway, rounds: int) -> dict[str, dict[str, list[float]]]:
+async def rates(
+    direct: TritonServer, gateway: Gateway, rounds: int, seconds: float
+) -> dict[str, dict[str, list[float]]]:
     """Return ``PROTOCOL, N clients`` → place → requests a second in each round."""
     async with AsyncExitStack() as stack:
         senders: dict[tuple[str, str], Send] = {}
@@ -55,8 +57,8 @@ async def rates(direct: TritonServer, gateway: Gateway, rounds: int) -> dict[str
                 for clients in CLIENTS:
                     row = measured.setdefault(f"{protocol}, {clients} clients", {place: [] for place in PLACES})
                     for place in generator.permutation(PLACES):
-                        rate = await closed_loop(senders[protocol, str(place)], clients=clients, seconds=ROUND_S)
-                        if number:
+                        rate = await closed_loop(senders[protocol, str(place)], clients=clients, seconds=seconds)
+                        if number or not rounds:
                             row[str(place)].append(rate)
     return measured
 
@@ -88,7 +90,7 @@ def problems(rows: dict[str, Any]) -> list[str]:
     return reasons
 
 
-def measured_rows(folder: Path, rounds: int) -> dict[str, Any]:
+def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Start server and gateway, and measure."""
     with ExitStack() as stack:
         cifar10 = dataset("cifar10")
@@ -104,17 +106,18 @@ def measured_rows(folder: Path, rounds: int) -> dict[str, Any]:
         behind = behind_gateway(ServerOptions(), gateway.admin_secret)
         server = stack.enter_context(TritonServer(models.path, options=behind))
         gateway.start(server)
-        return described(asyncio.run(rates(server, gateway, rounds)))
+        return described(asyncio.run(rates(server, gateway, rounds, seconds)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="0 measures the warm-up")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time of each measurement in a round")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
-    card = run_card.written(arguments.output, "gateway_cost.py", rounds=arguments.rounds, round_s=ROUND_S)
+    arguments = parsed(parser, rounds=0, seconds=0.2)
+    card = run_card.written(arguments.output, "gateway_cost.py", rounds=arguments.rounds, round_s=arguments.seconds)
     with card as results, tempfile.TemporaryDirectory() as temporary:
-        rows = results["rows"] = measured_rows(Path(temporary), arguments.rounds)
+        rows = results["rows"] = measured_rows(Path(temporary), arguments.rounds, arguments.seconds)
         results["problems"] = problems(rows)
         for name, row in rows.items():
             rate = row["requests_per_second"]

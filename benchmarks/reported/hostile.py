@@ -1,6 +1,6 @@
 """Which hostile inputs stop a command or the server, and what is answered to them?
 
-The inputs are lines in the tables of ``benchmarks/shared/hostile``: checkpoints, bundles, images, HTTP requests and
+The inputs are lines in the tables of ``tests/hostile``: checkpoints, bundles, images, HTTP requests and
 gRPC calls. Anyone can add a line.
 
 - ``gmmvit export`` runs on each checkpoint, and ``gmmvit parity``, ``repository`` and ``classify --bundle`` on each
@@ -15,7 +15,7 @@ what was answered, and whether an input was answered that should be refused. It 
 40 s, nor within 160 s to the same input again), files outside the folders of the input, and the memory of the service's
 processes after each round of all inputs.
 
-    python benchmarks/reported/hostile.py [--gateway | --unprotected] [--rounds N] [--kind KIND] [--only TEXT]
+    python benchmarks/reported/hostile.py [--gateway | --unprotected] [--rounds N] [--kind KIND] [--only TEXT] [--check]
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.hostile.asking import PATIENCE, Asker, recorded
-from benchmarks.shared.hostile.bundles import BUNDLES, sound_bundle
-from benchmarks.shared.hostile.case import ANSWERED, CRASH, HANG, KINDS, Case
-from benchmarks.shared.hostile.checkpoints import CHECKPOINTS, small_checkpoint
-from benchmarks.shared.hostile.commands import Sandbox, gmmvit
-from benchmarks.shared.hostile.grpc_requests import GRPC
-from benchmarks.shared.hostile.http_requests import HTTP
-from benchmarks.shared.hostile.images import IMAGES, photo
-from benchmarks.shared.hostile.service import Service
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
+from tests.hostile.asking import PATIENCE, Asker, recorded
+from tests.hostile.bundles import BUNDLES, sound_bundle
+from tests.hostile.case import ANSWERED, CRASH, HANG, KINDS, Case
+from tests.hostile.checkpoints import CHECKPOINTS, small_checkpoint
+from tests.hostile.commands import Sandbox, gmmvit
+from tests.hostile.grpc_requests import GRPC
+from tests.hostile.http_requests import HTTP
+from tests.hostile.images import IMAGES, photo
+from tests.hostile.service import Service
 
 CASES: tuple[Case, ...] = (*CHECKPOINTS, *BUNDLES, *IMAGES, *HTTP, *GRPC)
 FILES = ("checkpoint", "bundle")
@@ -156,7 +157,7 @@ def main() -> None:
         "--only", action="append", default=[], help="only inputs with this text in their names; may be repeated"
     )
     parser.add_argument("--output", type=Path, default=result_of(__file__, suffix=""), help="folder of the results")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, kind=["http"], only=["unknown input"])
     target = "gateway" if arguments.gateway else "unprotected" if arguments.unprotected else "direct"
     for name, kinds in (("commands", FILES), (target, tuple(kind for kind in KINDS if kind not in FILES))):
         cases = chosen(tuple(kind for kind in kinds if kind in (arguments.kind or KINDS)), arguments.only)

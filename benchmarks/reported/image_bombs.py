@@ -5,7 +5,7 @@ image of 32×32 each in closed loop. In turn, nothing else arrives, or bombs do:
 images of 49 million pixels (150 kB each) in sequence. A bomb within the budget of pixels is decoded, and a bomb
 above it is refused. The phases alternate, so that a change of the machine's speed concerns both.
 
-    python benchmarks/reported/image_bombs.py [--rounds 6] [--seconds 5] [--output RESULT]
+    python benchmarks/reported/image_bombs.py [--rounds 6] [--seconds 5] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.shared.bundles import random_bundle
-from benchmarks.shared.hostile.images import bomb, photo
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.runtime.triton import TritonConnection
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.hostile.images import bomb, photo
+from tests.random_bundles import random_bundle
 
 CLIENTS, BOMBERS = 2, 2
 BOMBS: dict[str, int] = {"49 Mpx": 1, "196 Mpx": 4, "1,568 Mpx, refused": 32}
@@ -103,7 +104,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, seconds=0.5)
     with (
         run_card.written(
             arguments.output,

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.side_by_side import BATCHES, Family, checked
 from benchmarks.shared.systems import MEASURED, SYSTEMS
@@ -96,14 +97,17 @@ def main() -> None:
     parser.add_argument("--family", choices=MODELS, action="append", help="only this model; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="only this runner; may be repeated")
-    parser.add_argument(
-        "--check", action="store_true", help="check the logits of every program; time nothing, and write nothing"
-    )
     folder_of_results = result_of(__file__, suffix="")
     parser.add_argument(
         "--output", type=Path, default=folder_of_results, help="folder for the results, a file for each model"
     )
-    arguments = parser.parse_args()
+    arguments = parsed(
+        parser,
+        check="check the logits of every program, and time nothing",
+        family=["vit"],
+        batch=[1],
+        runner=["onnxruntime+kernels"],
+    )
     generator = np.random.default_rng(0)
     cells = list(product(arguments.batch or BATCHES, arguments.runner or RUNNERS))
     for name in arguments.family or MODELS:  # models are not compared, so each has its own run card

@@ -20,8 +20,12 @@ outputs are compared with the formula in float64; wrong outputs stop the script.
 from __future__ import annotations
 
 import argparse
+import getpass
 import math
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +34,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -159,13 +164,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--check", action="store_true", help="compare the outputs; time nothing, and write nothing")
     parser.add_argument("--output", default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, check="compare the outputs, and time nothing")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("nothing was measured: expected a GPU that PyTorch can use; --check --device cpu needs none")
     if arguments.device == "cpu" and not arguments.check:
         raise SystemExit("--device cpu goes with --check: the times are those of a GPU")
+    if arguments.device == "cpu":
+        # FlexAttention's code for CPUs is right for one number of threads, which PyTorch's cache does not compare.
+        name = f"torchinductor_{getpass.getuser()}_{torch.get_num_threads()}_threads"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir(), name))
     torch.backends.cuda.matmul.allow_tf32 = False
     shapes = SHAPES if arguments.device == "cuda" else SMALL
     types = TYPES if arguments.device == "cuda" else {"float32": torch.float32}

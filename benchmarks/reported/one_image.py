@@ -14,7 +14,7 @@ The script measures a bundle whose input is pixels (uint8), and a bundle whose i
 each in ONNX Runtime and in OpenVINO.
 The client and the server share the machine's cores. The answers are compared with PyTorch's float64 logits.
 
-    python benchmarks/reported/one_image.py [--runtime onnxruntime] [--rounds 20] [--requests 100] [--output RESULT]
+    python benchmarks/reported/one_image.py [--runtime onnxruntime] [--rounds 20] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import torch
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
@@ -142,7 +143,7 @@ def measured(bundle: Bundle, kind: Kind, runtime: Runtime, folder: Path, rounds:
                 if name in models:
                     after = timings_of(asked, models[name])
                     parts[name].append(server_parts(models[name], before, after))
-        check = expected.judged(served.precision, answers=rounds * requests, largest=largest, sha256="")
+        check = expected.judged(served.precision, for_cpu=True, answers=rounds * requests, largest=largest, sha256="")
         if not check.right:
             raise SystemExit(f"{kind}: the logits differ by {largest:.2g}, expected at most {check.limit:.2g}")
     return {
@@ -193,7 +194,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100, help="requests of each step in a round")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     parser.add_argument("--runtime", choices=get_args(Runtime), action="append", help="only this runtime; repeatable")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, requests=5, runtime=["onnxruntime"])
     conditions = {"rounds": arguments.rounds, "requests": arguments.requests, "target_over_in_process_ms": TARGET_MS}
     with run_card.written(arguments.output, "one_image.py", **conditions) as results:
         results["inputs"] = {}

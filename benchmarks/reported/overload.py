@@ -9,7 +9,7 @@ more?
 The gateway (HAProxy) passes at most 16 requests at a time to Triton; others wait for at most 250 ms, and are then
 refused with 503 and Retry-After, or RESOURCE_EXHAUSTED.
 
-    python benchmarks/reported/overload.py [--seconds 12] [--output RESULT]
+    python benchmarks/reported/overload.py [--seconds 12] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 
 import grpc.aio
 
-from benchmarks.shared import stand_in
 from benchmarks.shared.open_loop import (
     KEY,
     Send,
@@ -35,16 +34,19 @@ from benchmarks.shared.open_loop import (
     open_loop,
     summary,
 )
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import GatewayService
+from tests.serving import sleeping_network
 
 SLEEP_S = 0.02
-CAPACITY = stand_in.INSTANCES / SLEEP_S
+CAPACITY = sleeping_network.INSTANCES / SLEEP_S
 OVERLOAD = 3
+PROTOCOLS = ("grpc", "http")
 DEADLINE_S = 0.5
 IN_FLIGHT, QUEUE_TIMEOUT_MS = 16, 250
 BOUND_MS = QUEUE_TIMEOUT_MS + 100
@@ -92,7 +94,7 @@ async def measured(where: TritonServer | Gateway, protocol: str, seconds: float,
 def row_of(place: str, protocol: str, seconds: float, folder: Path) -> dict[str, Any]:
     """Start a new server, so that no request of another row waits in it, and a gateway for the place ``gateway``."""
     models = folder / f"{protocol}-{place}"
-    stand_in.sleeping_repository(models, sleep_s=SLEEP_S)
+    sleeping_network.sleeping_repository(models, sleep_s=SLEEP_S)
     (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     chosen = {"in_flight": IN_FLIGHT, "queue_timeout_ms": QUEUE_TIMEOUT_MS}
@@ -124,14 +126,15 @@ def problems(row: dict[str, Any], capacity: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="only this protocol; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, seconds=1.0, protocol=["grpc"])
     settings = {"in_flight": IN_FLIGHT, "queue_timeout_ms": QUEUE_TIMEOUT_MS, "deadline_s": DEADLINE_S}
     card = run_card.written(
         arguments.output, "overload.py", timed=False, seconds=arguments.seconds, overload=OVERLOAD, **settings
     )
     with card as results, tempfile.TemporaryDirectory() as temporary:
-        for protocol in ("grpc", "http"):
+        for protocol in arguments.protocol or PROTOCOLS:
             rows = results[protocol] = {
                 place: row_of(place, protocol, arguments.seconds, Path(temporary)) for place in ("direct", "gateway")
             }

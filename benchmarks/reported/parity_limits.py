@@ -10,7 +10,7 @@ on the inputs recorded at export and on random inputs:
     mistakes      the distance of each mistake that `parity.suspects` can make in the model, divided by the limit.
                   Parity detects a mistake if this ratio is above 1
 
-    python benchmarks/reported/parity_limits.py [--model vit_gmm] [--output RESULT]
+    python benchmarks/reported/parity_limits.py [--model vit_gmm] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
@@ -79,7 +80,7 @@ def main() -> None:
     models = json.loads((GOLDEN / "manifest.json").read_text())
     parser.add_argument("--model", choices=list(models), action="append")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, model=["vit_plain"])
     with (
         run_card.written(arguments.output, "parity_limits.py", timed=False, random=RANDOM) as results,
         tempfile.TemporaryDirectory() as folder,

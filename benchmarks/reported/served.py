@@ -10,7 +10,7 @@ All runners take turns in each round, and logits beyond the limits of parity sto
 Then the script searches, for each protocol, the highest rate of single images at random times (Poisson arrivals) whose
 p99 latency stays within the bound.
 
-    python benchmarks/reported/served.py [--rounds 10] [--output RESULT]
+    python benchmarks/reported/served.py [--rounds 10] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.bundles import random_bundle
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
@@ -37,9 +37,9 @@ from gmmvit_deploy.runners.open import open_runners
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.random_bundles import random_bundle
 
 RUNTIMES: tuple[tuple[Runtime, Precision], ...] = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"))
-BATCH = 64
 BOUND_MS = 100.0
 
 
@@ -49,19 +49,19 @@ def name_of(runtime: Runtime, precision: Precision) -> str:
 
 
 def served(
-    bundle: Bundle, runtime: Runtime, precision: Precision, folder: Path, rounds: int, *, searched: bool
+    bundle: Bundle, runtime: Runtime, precision: Precision, folder: Path, plan: Plan, *, searched: bool
 ) -> dict[str, Any]:
     settings = RepositoryOptions(runtime=runtime, precision=precision, cpu_kernels="on")
     repository = repository_from_bundle(bundle, folder / f"{runtime}-{precision}", settings)
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
-    inputs = fresh_inputs(bundle, 4 * BATCH)
+    inputs = fresh_inputs(bundle, 4 * plan.batches[0])
     expected = Expected(bundle, inputs)
     names = [name_of(runtime, precision), "triton-grpc", "triton-http"]
     with ExitStack() as stack:
         server = stack.enter_context(TritonServer(repository.path, options=ports))
         urls = [server.grpc_url, server.http_url]
         runners = stack.enter_context(open_runners(names, bundle, urls=urls))
-        cells = measure(runners, inputs, expected, Plan(batches=(BATCH,), rounds=rounds, seconds=rounds * 1.0))
+        cells = measure(runners, inputs, expected, plan)
         offline = [cell for cell in cells if cell.scenario == "Offline"]
         for cell in cells:
             if not cell.outputs.right:
@@ -88,6 +88,8 @@ def _described(cell: Cell) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=1.0, help="approximate time of a runner in a round")
+    parser.add_argument("--batch", type=int, default=64, help="images of a request")
     parser.add_argument(
         "--runtime",
         choices=[name_of(a, b) for a, b in RUNTIMES],
@@ -96,9 +98,11 @@ def main() -> None:
     )
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, seconds=0.1, batch=4, runtime=[name_of(*RUNTIMES[0])], no_arrivals=True)
+    seconds = arguments.rounds * arguments.seconds
+    plan = Plan(batches=(arguments.batch,), rounds=arguments.rounds, seconds=seconds)
     with run_card.written(
-        arguments.output, "served.py", rounds=arguments.rounds, batch=BATCH, bound_ms=BOUND_MS
+        arguments.output, "served.py", rounds=arguments.rounds, batch=arguments.batch, bound_ms=BOUND_MS
     ) as results:
         results["runtimes"] = {}
         with tempfile.TemporaryDirectory() as temporary:
@@ -108,7 +112,7 @@ def main() -> None:
                 name = name_of(runtime, precision)
                 if name not in (arguments.runtime or [name]):
                     continue
-                row = served(bundle, runtime, precision, folder, arguments.rounds, searched=not arguments.no_arrivals)
+                row = served(bundle, runtime, precision, folder, plan, searched=not arguments.no_arrivals)
                 results["runtimes"][name] = row
                 for cell in row["cells"]:
                     print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")

@@ -9,7 +9,7 @@ After the warm-up, a fifth of the time and at most ten minutes, a line is fitted
 within its limit with 95 % confidence, 8 MiB or 5 % of the memory and 4 descriptors; otherwise the result is INVALID
 and the exit status 1, as after a lost request, a wrong answer or a restart.
 
-    python benchmarks/reported/soak.py [--minutes 60] [--rate 60] [--output RESULT]
+    python benchmarks/reported/soak.py [--minutes 60] [--rate 60] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.bundles import bundle_of, random_vit
-from benchmarks.shared.checked_load import KINDS, CheckedLoad
 from benchmarks.shared.growth import Sampler, grown
 from benchmarks.shared.mixed_load import EXPECTED, MixedLoad
 from benchmarks.shared.open_loop import KEY
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from benchmarks.shared.state_service import StateService
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
+from tests.random_bundles import bundle_of, random_vit
+from tests.rollout.checked_load import KINDS, CheckedLoad
+from tests.rollout.state_service import StateService
 
 MAX_BODY_BYTES = 1_000_000
 WARM_UP_SHARE, LONGEST_WARM_UP_S = 0.2, 600.0
@@ -83,6 +84,11 @@ def measured(
 
 
 def problems(result: Mapping[str, Any]) -> list[str]:
+    """Return what a service promises and did not keep, what the run did not show, and what grew."""
+    return broken_promises(result) + grown(result["growth"])
+
+
+def broken_promises(result: Mapping[str, Any]) -> list[str]:
     """Return what a service promises and did not keep, and what the run did not show."""
     reasons = [f"{result[kind]} requests were {kind}" for kind in ("lost", "wrong") if result[kind]]
     if result["unexpected"]:
@@ -95,7 +101,7 @@ def problems(result: Mapping[str, Any]) -> list[str]:
     for part in ("tritonserver", "haproxy", "front"):
         if result["processes"].get(part, 1) > 1:
             reasons.append(f"{part} was started {result['processes'][part]} times")
-    return reasons + grown(result["growth"])
+    return reasons
 
 
 def main() -> None:
@@ -103,7 +109,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=60.0)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, minutes=0.1)
     settings = {"minutes": arguments.minutes, "rate": arguments.rate, "max_body_bytes": MAX_BODY_BYTES}
     card = run_card.written(arguments.output, Path(__file__).name, timed=False, **settings)
     with card as results, tempfile.TemporaryDirectory() as temporary:
@@ -120,7 +126,7 @@ def main() -> None:
             for name, each in quantities.items():
                 interval = f"{each.growth:.2f} ({each.low:.2f} to {each.high:.2f})"
                 print(f"{kind}, {name}: mean {each.mean:.1f}, grew by {interval}")
-    if results["problems"]:
+    if broken_promises(results) or (results["problems"] and not arguments.check):
         raise SystemExit(1)
 
 

@@ -5,7 +5,7 @@ run once, each in a new process, in a random order. The ratio is the time of the
 bare import. Both times include the start of Python. typer itself imports more for a command with options than the bare
 import does; the help of a typer program with a single option shows how much.
 
-    python benchmarks/reported/startup.py [--rounds 25] [--output RESULT]
+    python benchmarks/reported/startup.py [--rounds 25] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_cli.commands import JOBS
 from gmmvit_deploy.bench import run_card
@@ -70,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1)
     with run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds) as results:
         results["programs"] = measured(arguments.rounds)
         for name, row in results["programs"].items():

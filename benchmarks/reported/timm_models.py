@@ -18,7 +18,7 @@ checks:
 The checks and the speed of a model are separate results with separate run cards, so that the times can be measured on a
 quiet machine: ``--part checks`` exports to ``--exports``, and ``--part speed`` reads this folder.
 
-    python benchmarks/reported/timm_models.py [--model vit_tiny_patch16_224] [--rounds 10] [--part checks|speed]
+    python benchmarks/reported/timm_models.py [--model NAME] [--rounds 10] [--part checks|speed] [--check]
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.straight_export import straight_graph
-from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, attention_effects, network_of
+from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, network_of
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import Program, time_in_turn
@@ -56,6 +57,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtime.emulated_precision import emulated_logits
 from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx, session_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from tests.uneven_attention import attention_effects
 
 MAX_BATCH = 8
 BATCHES = (1, 2, 3, MAX_BATCH)
@@ -212,7 +214,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("checks", "speed"), help="only the checks or only the speed")
     parser.add_argument("--exports", type=Path, help="folder that keeps the exports; the next run reads them")
     parser.add_argument("--output", type=Path, default=result_of(__file__, suffix=""), help="folder for the results")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, model=["test_vit3"], rounds=1)
     names: Sequence[str] = arguments.model or list(ARCHITECTURES)
     with tempfile.TemporaryDirectory() as folder:
         exports, failures = arguments.exports or Path(folder), []

@@ -21,7 +21,7 @@ The time of the products is compared with the best rate on the shapes of the mod
 by the number of cores. The script also computes how much time a target speed would leave for all other operators, if
 the products ran at the best rate.
 
-    python benchmarks/reported/where_time_goes.py [--family vit …] [--runs 40] [--output FILE] [--systems-output FOLDER]
+    python benchmarks/reported/where_time_goes.py [--family vit …] [--runs 40] [--check] [--output FILE]
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ import onnx
 
 from benchmarks.shared.cpu_programs import required_fused_graph, required_kernels, runner_of
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench import run_card
@@ -288,7 +289,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--output", type=Path, default=result_of(__file__), help="the result of the paper's families")
     parser.add_argument("--systems-output", type=Path, default=result_of(__file__, suffix=""))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, family=["vit"], program=["onnxruntime+kernels"], runs=2)
     chosen = arguments.family or MEASURED
     families = [name for name in chosen if name not in SYSTEMS]
     if families:

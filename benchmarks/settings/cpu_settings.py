@@ -5,7 +5,7 @@ chunks run at once, each on its own core. The network is the paper's ViT d9 with
 classes, random weights). `ROWS_A_CORE` in gmmvit_deploy/runtime/onnxruntime_program.py and `CHUNK` in
 openvino_program.py follow from the results of this script on two cores.
 
-    python benchmarks/settings/cpu_settings.py [--rounds 12] [--output RESULT]
+    python benchmarks/settings/cpu_settings.py [--rounds 12] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import onnx
 import openvino
 
 from benchmarks.shared.families import pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import time_rounds
@@ -79,7 +80,7 @@ def main() -> None:
         "--chunk", type=int, choices=CHUNKS, action="append", help="only this chunk size; may be repeated"
     )
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, chunk=[32])
     with run_card.written(arguments.output, "cpu_settings.py", rounds=arguments.rounds, batch=BATCH) as results:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"

@@ -9,7 +9,7 @@ cost out, so the ratio is the worst case of the kernel as it is.
 The sizes are compared in every instruction set of this CPU, each in a process of its own, because the kernels choose
 their set once in a process. The outputs are compared with each other, and with the formula in float64.
 
-    python benchmarks/settings/kernel_tails.py [--rounds 40] [--output RESULT]
+    python benchmarks/settings/kernel_tails.py [--rounds 40] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.shared.kernel_arguments import MaskedAttention
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -36,6 +36,7 @@ from gmmvit_deploy.bench.statistics import Ratio, ratio
 from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.kernels.libraries import onnxruntime_library
 from gmmvit_deploy.runtime.onnxruntime_program import why_not
+from tests.kernels.kernel_arguments import MaskedAttention
 
 SETS = ("avx512", "avx2", "neon")
 """The instruction sets in float32.  A set that this CPU does not have is left out."""
@@ -167,7 +168,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     parser.add_argument("--this-process", action="store_true", help="print the rows of this process's instruction set")
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1)
     if arguments.this_process:
         rows = of_this_process(arguments.rounds)
         print(json.dumps(rows, default=asdict))

@@ -15,7 +15,7 @@ Two threads need at least half of the time of a single thread. The script prints
 runner: the time of the runner, divided by half of the time of one thread. The networks are the paper's, as in
 `fastest_cpu.py`. The script stops if the logits of a setting differ from those of the runner.
 
-    python benchmarks/settings/one_image_openvino.py [--rounds 20] [--family swin] [--precision fp32] [--output RESULT]
+    python benchmarks/settings/one_image_openvino.py [--rounds 20] [--family swin] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import onnx
 
 from benchmarks.shared.close_logits import require_close
 from benchmarks.shared.families import FAMILIES, graphs_of, pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import time_rounds
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this type; may be repeated")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1, family=["vit"], precision=["fp32"])
     if arguments.rounds < 1:
         parser.error("expected --rounds of at least 1")
     here = [each for each in PRECISIONS if each != "bf16" or "avx512_bf16" in cpu_features()]

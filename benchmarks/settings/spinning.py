@@ -11,7 +11,7 @@ setting, the script measures:
 
 `_SESSION_ENTRIES` in onnxruntime_program.py follows from these results.
 
-    python benchmarks/settings/spinning.py [--rounds 25] [--output RESULT]
+    python benchmarks/settings/spinning.py [--rounds 25] [--check] [--output RESULT]
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import onnx
 import onnxruntime
 
 from benchmarks.shared.families import graphs_of, pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
@@ -111,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--output", type=Path, default=result_of(__file__))
-    arguments = parser.parse_args()
+    arguments = parsed(parser, rounds=1)
     with run_card.written(arguments.output, Path(__file__).name, rounds=arguments.rounds) as results:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"

@@ -19,7 +19,9 @@ from types import TracebackType
 import numpy as np
 from scipy import stats
 
-__all__ = ["Growth", "Sampler", "fitted", "grown", "kinds_of"]
+from tests.serving.processes import kinds_of
+
+__all__ = ["Growth", "Sampler", "fitted", "grown"]
 
 BLOCKS = 12
 MEBIBYTE = 2**20
@@ -143,38 +145,6 @@ def grown(growths: Mapping[str, Mapping[str, Growth]]) -> list[str]:
         for name, each in quantities.items()
         if not each.high <= each.limit
     ]
-
-
-def kinds_of(first: int) -> dict[int, str]:
-    """Return PID → kind for a process and all processes below it, zombies left out."""
-    children: dict[int, list[int]] = {}
-    arguments: dict[int, list[str]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue  # the process ended meanwhile
-        if state not in "ZX":
-            arguments[int(folder.name)] = command
-            children.setdefault(int(parent), []).append(int(folder.name))
-    waiting, kinds = [first], {}
-    while waiting:
-        pid = waiting.pop()
-        if pid in arguments:
-            kinds[pid] = "gmmvit serve" if pid == first else _kind(arguments[pid])
-        waiting += children.get(pid, [])
-    return kinds
-
-
-def _kind(arguments: Sequence[str]) -> str:
-    """Return the kind of a process of a service: the program, or the model of a worker, or ``front``."""
-    name = Path(arguments[0]).name
-    if name == "triton_python_backend_stub":
-        return f"worker {Path(arguments[1]).parents[1].name}"
-    if any("serving.front" in argument for argument in arguments):
-        return "front"
-    return name
 
 
 _COUNTED = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")

@@ -17,6 +17,7 @@ import onnx
 import torch
 
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench import run_card
@@ -315,13 +316,20 @@ def measured(
 
 
 def main(
-    script: str, description: str, *, graphs: Sequence[str], add_programs: Callable[[Family], None], device: Device
+    script: str,
+    description: str,
+    *,
+    graphs: Sequence[str],
+    add_programs: Callable[[Family], None],
+    device: Device,
+    checked_alone: Sequence[str],
 ) -> None:
     """Run the command line of a script.
 
     script: the path of the script.  description: the description in the help text.
     graphs: the names of the graphs, as for `graphs_of`.
     add_programs: a function that adds the script's programs to a family, which already has eager PyTorch.
+    checked_alone: the programs that ``--check`` without other options checks.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -334,13 +342,16 @@ def main(
     parser.add_argument(
         "--program", action="append", help="only eager PyTorch and this program, such as openvino+kernels; repeatable"
     )
-    parser.add_argument(
-        "--check", action="store_true", help="check the logits of every program; time nothing, and write nothing"
-    )
     parser.add_argument("--no-roofline", action="store_true", help="leave the rooflines out of the results")
     result = result_of(script, suffix="")
     parser.add_argument("--output", type=Path, default=result, help="folder for the results, a file for each family")
-    arguments = parser.parse_args()
+    arguments = parsed(
+        parser,
+        check="check the logits of every program, and time nothing",
+        family=["vit"],
+        batch=[1],
+        program=list(checked_alone),
+    )
     batches = arguments.batch or BATCHES
 
     def family_of(name: str, folder: Path) -> Family:

@@ -21,6 +21,7 @@ import onnx
 import torch
 
 from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
+from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
 from gmmvit_deploy.bench import run_card
@@ -152,11 +153,10 @@ def main(script: str, description: str, *, forms: Mapping[str, Form], systems: S
     )
     parser.add_argument("--system", choices=systems, action="append", help="only this system; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
-    parser.add_argument(
-        "--check", action="store_true", help="check the logits of every program; time nothing, and write nothing"
-    )
     parser.add_argument("--output", type=Path, default=result_of(script))
-    arguments = parser.parse_args()
+    arguments = parsed(
+        parser, check="check the logits of every program, and time nothing", system=[systems[0]], batch=[1]
+    )
     batches = arguments.batch or BATCHES
     with ExitStack() as stack:
         # Exports and compilations come before the run card, which describes the machine before the measurements.

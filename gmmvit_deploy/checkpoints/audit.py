@@ -141,7 +141,7 @@ def _audit_bases(
 
 def _audit_base(layer: str, base: Tensor, grid: tuple[int, int]) -> Iterator[Finding]:
     difference = (base - stored_base(grid)).abs()
-    if bool((difference > stored_base_limits(grid)).any()):  # within the limits, another processor computed the base
+    if not bool((difference <= stored_base_limits(grid)).all()):  # within the limits, another processor computed it
         largest = float(difference.max())
         yield Finding(
             severity="note" if largest < 1e-6 else "warning",

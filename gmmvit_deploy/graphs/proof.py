@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto
 
-__all__ = ["constant_nodes", "prove_folded", "unfolded_operators"]
+__all__ = ["constant_nodes", "prove_folded", "stored_constants", "unfolded_operators"]
 
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
 """Operators with which an unfolded graph computes its masks.  A folded graph contains no such operator."""
@@ -113,21 +114,21 @@ def _find_constants(
     return tuple(records)
 
 
+def stored_constants(graph: GraphProto) -> dict[str, NDArray[Any]]:
+    """Return name → values of each constant that the graph stores, as an initializer or in a Constant node."""
+    from onnx import numpy_helper
+
+    tensors = {initializer.name: initializer for initializer in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            tensors.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+    return {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+
+
 def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[bytes, list[str]]:
     """Map bytes to the names of all float32 constants with these bytes, for constants with a shape in ``shapes``."""
-    from onnx import TensorProto, numpy_helper
-
-    tensors = [(initializer.name, initializer) for initializer in graph.initializer]
-    tensors += [
-        (node.output[0], attribute.t)
-        for node in graph.node
-        if node.op_type == "Constant"
-        for attribute in node.attribute
-        if attribute.name == "value"
-    ]
     names_by_bytes: dict[bytes, list[str]] = {}
-    for name, tensor in tensors:
-        if tensor.data_type == TensorProto.FLOAT and tuple(tensor.dims) in shapes:
-            values = numpy_helper.to_array(tensor)
-            names_by_bytes.setdefault(np.ascontiguousarray(values).astype("<f4", copy=False).tobytes(), []).append(name)
+    for name, values in stored_constants(graph).items():
+        if values.dtype == np.float32 and values.shape in shapes:
+            names_by_bytes.setdefault(bytes_of_array(values), []).append(name)
     return names_by_bytes

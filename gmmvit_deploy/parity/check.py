@@ -143,7 +143,7 @@ def check_parity(
         versions=tool_versions(),
         data=_described_data(stream),
         checks=(
-            check_constants(bundle, reference.model),
+            check_constants(bundle, reference),
             check_stored(stored, kept["golden"].trained, kept["golden"].exact),
         ),
         runners=tuple(reports),

@@ -5,27 +5,25 @@ Folding computes each mask and bias once from the trained weights, and stores th
     graph against manifest   the stored bytes: SHA-256
     graph against weights    |stored − folded here| ≤ 8 · noise + last bit,   noise = max |folded in float32 − float64|
 
-The exp and pow of two processors differ in the last bits, so a bundle that was exported on another machine need not have
-the bits that folding gives here. A constant that folding only moves has no noise, and must be equal bit for bit.
+The exp and pow of two processors differ in the last bits, so a bundle that was exported on another machine may differ
+from what folding gives here. A constant that folding only moves has no noise, and must be equal bit for bit.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.folding.fold import FoldedConstant, fold, recorded_passes
 from gmmvit_deploy.graphs.constants import ConstantRecord, array_of, bytes_of_array
-from gmmvit_deploy.graphs.proof import prove_folded
-from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.graphs.proof import prove_folded, stored_constants
+from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from gmmvit_deploy.writing import sha256_of_bytes
@@ -50,22 +48,22 @@ class _StoredConstants:
     biases: tuple[_Stored, ...]
 
 
-def check_constants(bundle: Bundle, model: Model) -> Check:
-    """Compare the constants in the graph with the manifest, and with the constants folded from ``model``.
+def check_constants(bundle: Bundle, reference: Reference) -> Check:
+    """Compare the constants in the graph with the manifest, and with the constants folded from the weights.
 
     The reasons of the check name each layer whose constant differs.
-    model: the network rebuilt from the bundle's weights, in float32.
+    reference: the network rebuilt from the bundle's weights.
     """
-    passes = recorded_passes(model.spec, bundle.manifest.folding)
-    folded, exact = fold(model, passes), fold(copy.deepcopy(model).double(), passes)
+    passes = recorded_passes(reference.model.spec, bundle.manifest.folding)
+    folded, exact = fold(reference.model, passes), fold(reference.exact, passes)
     proto = onnx.load(bundle.onnx_path)
-    graph = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    graph = stored_constants(proto.graph)
     masks, mask_reasons = _stored("mask", graph, bundle.manifest.masks, folded.masks, exact.masks)
     biases, bias_reasons = _stored("bias", graph, bundle.manifest.biases, folded.biases, exact.biases)
     reasons = [f"{bundle.onnx_path.name}: {reason}" for reason in (*mask_reasons, *bias_reasons)]
     if not reasons:
         try:
-            prove_folded(proto, _StoredConstants(masks=masks, biases=biases), foreign=model.foreign)
+            prove_folded(proto, _StoredConstants(masks=masks, biases=biases), foreign=reference.model.foreign)
         except ExportError as exc:
             reasons.append(f"{bundle.onnx_path.name}: {exc}")
     count = len(folded.masks) + len(folded.biases)
@@ -95,11 +93,12 @@ def _stored(
 ) -> tuple[tuple[_Stored, ...], list[str]]:
     """Return the constants that the graph stores for the layers, and the reasons why they are not right.
 
-    folded, exact: the constants folded from the weights in float32 and in float64, in the same order.
+    folded, exact: the constants folded from the weights, in float32 and in float64.
     """
     left = list(records)
+    in_float64 = {(constant.layer, constant.step): array_of(constant.constant) for constant in exact}
     stored, reasons = [], []
-    for here, precise in zip(folded, exact, strict=True):
+    for here in folded:
         record = next((record for record in left if record.layer == here.layer), None)
         if record is None:
             reasons.append(f"{here.layer}: the manifest has no {kind} of this layer, but folding the weights gives one")
@@ -116,7 +115,8 @@ def _stored(
                 f"{here.layer}: the {kind} in the graph differs from the {kind} in the manifest: expected SHA-256 "
                 f"{record.constant_sha256[:12]}…, got {digest[:12]}…"
             )
-        if difference := _difference(constant, array_of(here.constant), array_of(precise.constant)):
+        folded_here = array_of(here.constant)
+        if difference := _difference(constant, folded_here, in_float64.get((here.layer, here.step), folded_here)):
             reasons.append(f"{here.layer}: the {kind} in the graph differs from the {kind} folded here: {difference}")
     reasons += [f"{record.layer}: the manifest has a {kind} of this layer, but folding gives none" for record in left]
     return tuple(stored), reasons

@@ -68,7 +68,8 @@ def stored_base_limits(grid: Grid) -> Float[Tensor, "1 1 n n"]:
     """Return the largest difference from `stored_base` that a float32 exp and sqrt of any processor may cause, float64.
 
     exp may be off by two units in the last place, which are 2⁻¹⁴⁹ where exp(−d²) is subnormal, and the root by one.
-    Where exp(−d²) is less than a quarter of 2⁻¹⁴⁹, every processor gives zero.
+    Where exp(−d²) is less than a quarter of 2⁻¹⁴⁹, every processor gives zero. A processor that sets subnormal results
+    to zero is beyond the limits.
     """
     exact = torch.exp(-squared_distances(grid).double())
     unit = (exact * 2.0**-23).clamp_min(2.0**-149)

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.bench import served_load
+from gmmvit_deploy.bench import products, served_load
 from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.measure import Plan, measure, ratios
@@ -35,9 +35,10 @@ from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import open_runners
 from gmmvit_deploy.runtime.cores import cores
 from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
-from gmmvit_deploy.serving.server import TritonServer
 from tests.browser import accessibility_problems
 from tests.pages import require_readable_page
+from tests.serving.shared import Running
+from tests.waiting import best_of
 
 QUICK = Plan(batches=(1, 4), rounds=3, seconds=0.1)
 
@@ -84,15 +85,20 @@ def test_settings_of_every_runner_are_recorded(report: BenchReport) -> None:
     assert report.runners["onnxruntime"]["rows at once on a core"] == str(ROWS_A_CORE)
 
 
+@pytest.mark.alone
 def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:
-    inputs = fresh_inputs(bundle, 8)
-    with OnnxRuntimeRunner(bundle) as quick, Slower(bundle) as slow:
-        slow.precision = "fp32"
-        cells = measure([quick, slow], inputs, Expected(bundle, inputs), replace(QUICK, batches=(1,), offline=False))
-    assert [cell.median_ms > 10 for cell in cells] == [False, True]
-    ((cell, first, relative),) = ratios(cells)
-    assert (cell, first) == (cells[1], cells[0])
-    assert relative.low > 1
+    inputs, plan = fresh_inputs(bundle, 8), replace(QUICK, batches=(1,), offline=False)
+
+    def quick_over_slow() -> float:
+        with OnnxRuntimeRunner(bundle) as quick, Slower(bundle) as slow:
+            slow.precision = "fp32"
+            cells = measure([quick, slow], inputs, Expected(bundle, inputs), plan)
+        assert cells[1].median_ms > 10
+        ((cell, first, relative),) = ratios(cells)
+        assert (cell, first) == (cells[1], cells[0])
+        return max(1 / relative.low, cells[0].median_ms / 10)
+
+    assert best_of(3, quick_over_slow, enough=1) < 1
 
 
 def test_wrong_answers_make_a_run_invalid(bundle: Bundle) -> None:
@@ -160,28 +166,38 @@ def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
 
 
 class Pausing(OnnxRuntimeRunner):
-    """A runner that pauses once, as a machine may."""
+    """A runner that pauses once, as a machine may: after 100 batches, in the first trial."""
 
     name = "onnxruntime"
-    pause_at = 0.0
+    batches = 0
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        if self.pause_at and time.monotonic() > self.pause_at:
-            self.pause_at = 0.0
+        self.batches += 1
+        if self.batches == 100:
             time.sleep(1.5)
         return super()._run(batch)
 
 
+@pytest.mark.alone
 def test_one_pause_of_the_machine_does_not_end_the_search(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trials after the pause stay within the bound."""
     monkeypatch.setattr(served_load, "_STEPS", 1)
     inputs = fresh_inputs(bundle, 8)
-    with Pausing(bundle) as runner:
-        runner.pause_at = time.monotonic() + 1  # in the first trial, which takes more than two seconds
-        load = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=400, most=500)
-    assert [point.holds for point in load.points] == [False, True, True]
-    assert load.best is not None
-    assert load.best.p99_ms == max(point.p99_ms for point in load.points[1:])
-    assert load.outputs.right
+
+    def worst_share_of_the_bound() -> float:
+        with Pausing(bundle) as runner:
+            load = search_rate(runner, inputs, Expected(bundle, inputs), bound_ms=400, most=500)
+        first, *others = load.points
+        assert not first.holds
+        assert load.outputs.right
+        worst_ms = max(point.p99_ms for point in others)
+        if worst_ms <= 400:
+            assert [point.holds for point in others] == [True, True]
+            assert load.best is not None
+            assert load.best.p99_ms == worst_ms
+        return worst_ms / 400
+
+    assert best_of(3, worst_share_of_the_bound, enough=1) <= 1
 
 
 @pytest.mark.parametrize(
@@ -224,6 +240,15 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     assert measured_roofline(works, "fp8") is None
 
 
+def test_the_matrix_product_of_a_roofline_reads_its_own_copy_of_the_input() -> None:
+    shape = (2048, 512, 64)
+    program = products._openvino("f32")(shape)
+    (product,) = program().values()  # type: ignore[union-attr]  # Program returns object
+    left = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
+    right = np.random.default_rng(0).standard_normal(shape[1:], dtype=np.float32)
+    np.testing.assert_allclose(product, left @ right, atol=1e-3)
+
+
 def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
     """A stand-in for nvidia-smi prints the state of two GPUs; another program uses the second."""
     stub = tmp_path / "nvidia-smi"
@@ -256,14 +281,19 @@ def test_a_gpu_has_its_own_roofline_or_a_reason_why_not(bundle: Bundle) -> None:
     assert "roofline in fp32 on the gpu: no supported library multiplies in this precision here" in bench_report.skipped
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
 def test_a_gpu_is_held_to_its_own_rates(bundle: Bundle, precision: str) -> None:
     works = [network_work(bundle, 64)]
-    here, there = measured_roofline(works, "fp32"), measured_roofline(works, precision, "gpu")
-    assert here is not None
-    assert there is not None
-    assert there.best.gflops > here.best.gflops
+
+    def cpu_over_gpu() -> float:
+        here, there = measured_roofline(works, "fp32"), measured_roofline(works, precision, "gpu")
+        assert here is not None
+        assert there is not None
+        return here.best.gflops / there.best.gflops
+
+    assert best_of(3, cpu_over_gpu, enough=1) < 1
 
 
 def test_shares_of_the_roofline(report: BenchReport) -> None:
@@ -271,13 +301,25 @@ def test_shares_of_the_roofline(report: BenchReport) -> None:
     assert {(share.runner, share.batch) for share in shares} == {
         (runner, batch) for runner in ("onnxruntime", "openvino") for batch in (1, 4)
     }
-    assert all(0 < share.share < 1.2 for share in shares)
+    assert all(share.share > 0 for share in shares)
     slower = tuple(replace(line, rates=(replace(line.rates[0], gflops=1e-3),)) for line in report.rooflines)
     reasons = replace(report, rooflines=slower).reasons
     assert any(
         "onnxruntime, batch 4: " in reason and "the machine was slower while the roofline was measured" in reason
         for reason in reasons
     )
+
+
+@pytest.mark.alone
+def test_no_runner_is_much_faster_than_the_roofline(bundle: Bundle) -> None:
+    """20% is the error of a measurement of a tenth of a second."""
+
+    def largest_share() -> float:
+        with open_runners(["onnxruntime", "openvino"], bundle) as runners:
+            measured = bench(bundle, runners, BenchOptions(plan=QUICK, samples=16, waterfall=False))
+        return max(share.share for share in measured.shares())
+
+    assert best_of(3, largest_share, enough=1.2) < 1.2
 
 
 def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_path: Path) -> None:
@@ -426,7 +468,7 @@ def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
 
 @pytest.mark.server
 def test_bench_of_a_live_server_from_the_command_line(
-    bundle: Bundle, server: TritonServer, gmmvit: Any, tmp_path: Path
+    bundle: Bundle, server: Running, gmmvit: Any, tmp_path: Path
 ) -> None:
     out, page = tmp_path / "result.json", tmp_path / "page.html"
     urls = ["--url", server.grpc_url, "--url", server.http_url]

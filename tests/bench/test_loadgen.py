@@ -46,9 +46,11 @@ def test_every_sample_is_answered_once(
 
 
 def test_latency_of_a_known_program() -> None:
+    """A query is sent when the query before it was answered, so all latencies fit into the time of the run."""
+    began = time.monotonic()
     run = drive(slow, Work(scenario="SingleStream", inputs=INPUTS, queries=20))
     assert run.latencies_ms.min() >= 5
-    assert np.median(run.latencies_ms) < 50
+    assert run.latencies_ms.sum() <= 1e3 * (time.monotonic() - began)
 
 
 def test_a_batch_is_one_call() -> None:
@@ -70,12 +72,16 @@ def test_latency_counts_from_the_scheduled_time() -> None:
 
 
 def test_a_server_may_answer_several_at_once() -> None:
-    lock, under_way, most = threading.Lock(), [0], [0]
+    lock, under_way, most, together = threading.Lock(), [0], [0], threading.Event()
 
     def counted(batch: NDArray[Any]) -> NDArray[Any]:
+        """Wait for the first three calls to be under way together, and be slow enough for a fourth."""
         with lock:
             under_way[0] += 1
             most[0] = max(most[0], under_way[0])
+            if most[0] == 3:
+                together.set()
+        assert together.wait(60)
         answer = slow(batch)
         with lock:
             under_way[0] -= 1

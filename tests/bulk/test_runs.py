@@ -23,6 +23,7 @@ from gmmvit_deploy.bulk.storage import JOB_FOLDER
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from tests.bulk.sources import images, write_folder, write_tar
+from tests.waiting import wait_until
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 COUNT, BROKEN, SHARD = 240, 101, 16
@@ -63,10 +64,8 @@ def started(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 def await_shards(folder: Path, count: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a run has written ``count`` shards, and has begun the next."""
-    end = time.monotonic() + 120
-    while len(shards_in(folder)) < count and process.poll() is None:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    enough = lambda: len(shards_in(folder)) >= count or process.poll() is not None  # noqa: E731
+    wait_until(enough, f"{count} shards", within_s=120, poll_s=0.005)
 
 
 def test_rows_are_those_of_the_network(quiet: dict[str, bytes], bundle: Bundle, tmp_path: Path) -> None:
@@ -172,10 +171,8 @@ def test_two_runs_of_which_one_is_killed(quiet: dict[str, bytes], source: Path, 
     killed.wait()
     assert other.wait(120) == 0
     assert shards_in(folder) == quiet
-    end = time.monotonic() + 30
-    while left := subprocess.run(["pgrep", "-s", str(killed.pid)], capture_output=True, check=False).stdout:
-        assert time.monotonic() < end, f"workers {left!r} outlive their parent"
-        time.sleep(0.1)
+    left = ["pgrep", "-s", str(killed.pid)]
+    wait_until(lambda: subprocess.run(left, capture_output=True).returncode == 1, "the end of the worker", poll_s=0.1)
 
 
 def test_a_worker_that_is_killed_is_reported(source: Path, bundle: Bundle, tmp_path: Path) -> None:

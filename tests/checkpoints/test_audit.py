@@ -41,6 +41,24 @@ def test_underflow_is_counted() -> None:
     assert note.what.startswith("21792 of 65536 entries")
 
 
+def bases_times(factor: float) -> State:
+    """Return the released state with every base mask of the layers changed alike."""
+    state = {key: tensor.clone() for key, tensor in released_state().items()}
+    for key, tensor in state.items():
+        if key.endswith("mask") and tensor.ndim == 4:
+            tensor.mul_(factor)
+    return state
+
+
+def test_a_base_that_another_processor_rounded_is_no_finding(tmp_path: Path) -> None:
+    assert len(findings(bases_times(1 + 2.0**-23), tmp_path)) == 1  # the underflow
+
+
+def test_another_base_is_noted(tmp_path: Path) -> None:
+    noted = [finding for finding in findings(bases_times(1 + 1e-6), tmp_path) if "sqrt(exp(−d²))" in finding[2]]
+    assert [severity for severity, _, _ in noted] == ["note"]
+
+
 @pytest.mark.parametrize(
     ("state", "where", "what"),
     [

@@ -79,6 +79,7 @@ def refusal(name: str, path: Path) -> str:
     return f"{caught.value} {caught.value.hint}".replace(str(path), "")
 
 
+@pytest.mark.first(3)
 @each_name
 def test_a_missing_key(name: str, tmp_path: Path) -> None:
     for key in used_keys(name):
@@ -95,6 +96,7 @@ def _twice_as_long(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor])
 
 
+@pytest.mark.first(3)
 @each_name
 @pytest.mark.parametrize("change", [_with_another_dimension, _twice_as_long], ids=["dimension", "length"])
 def test_a_tensor_of_another_shape(name: str, change: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
@@ -106,6 +108,7 @@ def test_a_tensor_of_another_shape(name: str, change: Callable[[Tensor], Tensor]
         assert expected in message, f"{key}: {message}"
 
 
+@pytest.mark.first(3)
 @each_name
 def test_a_tensor_with_nan(name: str, tmp_path: Path) -> None:
     for key in used_keys(name):

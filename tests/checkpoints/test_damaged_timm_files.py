@@ -27,6 +27,8 @@ from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import GOLDEN, MANIFEST, golden
 
+pytestmark = pytest.mark.rest
+
 pytest.importorskip("timm")
 
 FOLDER = GOLDEN / "timm"

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from tests.families.test_families import cait_specs, pit_specs, swin_specs, t2t_
 from tests.families.test_vit import small_specs
 
 
+@pytest.mark.rest
 @given(spec=st.one_of(small_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()), seed=st.integers(0, 2**16))
 @settings(max_examples=120, deadline=None)
 def test_spec_and_weights_survive(spec: ModelSpec, seed: int) -> None:

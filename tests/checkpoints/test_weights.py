@@ -55,6 +55,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
     return path
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", RELEASED)
 def test_the_model_of_a_bundle_equals_the_trained_model(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle, case = tensor_bundles[name], golden(name)

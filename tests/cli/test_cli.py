@@ -13,11 +13,11 @@ import torch
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.runners.open import default_runners
-from gmmvit_deploy.serving.server import TritonServer
 from tests.checkpoints.test_loading import released_state, saved
 from tests.checkpoints.test_reading import RunsCode
 from tests.cli.terminal import without_progress
 from tests.conftest import GOLDEN
+from tests.serving.shared import Running
 from tests.test_preprocess import encoded, photo
 
 Gmmvit = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -211,7 +211,7 @@ def test_export_json_has_the_manifest(gmmvit: Gmmvit, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_classify_and_parity_on_a_live_server(
-    protocol: str, gmmvit: Gmmvit, server: TritonServer, bundle: Bundle, tmp_path: Path
+    protocol: str, gmmvit: Gmmvit, server: Running, bundle: Bundle, tmp_path: Path
 ) -> None:
     url = server.grpc_url if protocol == "grpc" else server.http_url
     (tmp_path / "a.png").write_bytes(encoded(photo(32, 32), "PNG"))
@@ -333,7 +333,7 @@ def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, server: TritonServer) -> None:
+def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, server: Running) -> None:
     url = server.grpc_url if protocol == "grpc" else server.http_url
     answer = gmmvit("classify", GOLDEN / "manifest.json", "--url", url, "--served-name", "resnet")
     assert answer.returncode == 1

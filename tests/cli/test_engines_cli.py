@@ -14,9 +14,9 @@ import pytest
 
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.engines.card import open_engine
-from gmmvit_deploy.serving.server import TritonServer
 from tests.cli.terminal import without_progress
 from tests.conftest import GOLDEN
+from tests.serving.shared import Running
 from tests.serving.test_repository import served_by_tensorrt
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
@@ -138,7 +138,7 @@ def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Pa
 
 
 def test_doctor_of_a_bundle(
-    gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, server: TritonServer, tmp_path: Path
+    gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, server: Running, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "b"
     shutil.copytree(precise_bundle.path, bundle)

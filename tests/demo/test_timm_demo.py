@@ -32,6 +32,8 @@ from gmmvit_deploy.errors import InputError, MissingDependencyError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.specs import MaskKind
 
+pytestmark = pytest.mark.rest
+
 MASKS: Sequence[MaskKind] = ("plain", "gmm", "elm", "decay")
 
 
@@ -58,7 +60,6 @@ def few(digits: Digits, count: int) -> Digits:
 @pytest.mark.server
 @pytest.mark.engine
 @pytest.mark.export
-@pytest.mark.matrix
 def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole demo with a short training, so that the accuracy is only compared between the programs."""
     monkeypatch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))

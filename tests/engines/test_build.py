@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.shared.unfolded import unfolded_half
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.engines import builder
@@ -44,6 +42,8 @@ from gmmvit_deploy.specs import MaskSpec
 from gmmvit_deploy.variants import open_variant
 from gmmvit_deploy.writing import sha256_of_file
 from tests.conftest import golden
+from tests.engines.unfolded import unfolded_half
+from tests.waiting import wait_until
 
 ADA = BuildOptions(precision="fp16", capabilities=("8.9",))
 GMM = MaskSpec(kind="gmm", kernels=5)
@@ -60,6 +60,7 @@ def saved(proto: onnx.ModelProto, path: Path) -> Path:
 
 
 # CaiT's Gaussian masks differ by head, so its head mixing has no form that fuses: see below.
+@pytest.mark.cases("name")
 @pytest.mark.parametrize(
     ("name", "attentions"),
     [
@@ -372,7 +373,7 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
     child = _builder_of(process.pid)
     os.kill(child, signal.SIGSTOP)  # so that the build outlasts the interrupt
     os.kill(process.pid, number)
-    time.sleep(0.5)
+    wait_until(lambda: _is_to_end(child), "the builder is told to end")
     with contextlib.suppress(ProcessLookupError):  # interrupted while it was being started, the kernel ended it
         os.kill(child, signal.SIGCONT)
     out, errors = process.communicate(timeout=60)
@@ -380,10 +381,17 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
     assert "Traceback" not in errors
     assert out == ""
     assert list(tmp_path.iterdir()) == []
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{child}").exists()
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), "the end of the builder")
+
+
+def _is_to_end(pid: int) -> bool:
+    """Return whether SIGTERM waits for a process that is stopped, or the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return True
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return status["State"].startswith(("Z", "X")) or bool(int(status["ShdPnd"], 16) >> signal.SIGTERM - 1 & 1)
 
 
 def run_builder(bundle: Bundle, folder: Path, **changes: object) -> subprocess.Popen[str]:
@@ -433,15 +441,16 @@ def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, t
 
 def _builder_of(parent: int) -> int:
     """Return the process ID of the builder within milliseconds of its start: a build may take less than a second."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def found() -> int:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):  # the process ended meanwhile
                 its_parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
                 if its_parent == parent and b"_build.py" in (process / "cmdline").read_bytes():
                     return int(process.name)
-        time.sleep(0.005)
-    raise AssertionError("no builder was started")
+        return 0
+
+    return wait_until(found, "a builder", poll_s=0.005)
 
 
 def test_the_verdict_follows_the_layers_and_not_the_graph(engine: Engine, precise_bundle: Bundle) -> None:

@@ -42,6 +42,7 @@ def graph_in(name: str, precision: Precision) -> onnx.ModelProto:
     ).proto
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_stays_within_the_limits(name: str, precision: Precision) -> None:
@@ -61,6 +62,7 @@ def test_half_precision_stays_within_the_limits(name: str, precision: Precision)
     assert np.sqrt(np.mean(error**2)) <= limit.rms
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", ["clip", "swin_padded", "cait"])
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_projections_are_quantised(name: str, precision: Precision) -> None:

@@ -28,6 +28,7 @@ def test_a_file_of_every_family_with_averaged_weights_is_here() -> None:
     assert asked == {golden(name).family for name in BOTH}
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", BOTH)
 def test_the_wrong_kind_of_weights_is_far_from_the_golden_logits(name: str) -> None:
     case = golden(name)

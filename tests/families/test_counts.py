@@ -129,6 +129,7 @@ def test_macs_of_cait_in_table_1() -> None:
     assert multiply_accumulates(named("cait", PLAIN)) / MILLION == pytest.approx(595.7, abs=0.05)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["vit", "swin", "cait", "pit", "t2t"])
 def test_a_mask_costs_no_macs(name: str) -> None:
     masked, plain = named(name, GMM), named(name, PLAIN)
@@ -137,6 +138,7 @@ def test_a_mask_costs_no_macs(name: str) -> None:
     assert multiply_accumulates(masked) == multiply_accumulates(plain)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("image_size", [32, 64])
 def test_every_preset_runs_at_both_sizes(name: str, image_size: int) -> None:

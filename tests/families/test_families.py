@@ -15,6 +15,7 @@ from gmmvit_deploy.families.swin.spec import SwinSpec
 from gmmvit_deploy.families.t2t.spec import T2TSpec
 from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.specs import MaskSpec, ModelSpec
+from tests.exact import exact_logits
 from tests.families.oracle import logits_of
 from tests.families.test_vit import MASKS
 
@@ -101,11 +102,10 @@ def check(spec: ModelSpec, seed: int) -> None:
     image = torch.randn(1, 3, spec.image_size, spec.image_size)
     state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     expected = logits_of(spec, state, image[0].numpy())
-    with torch.inference_mode():
-        trained, folded = model(image)[0].numpy(), fold(model).model(image)[0].numpy()
+    trained, folded = exact_logits(model, image), exact_logits(fold(model.double()).model, image)
     scale = max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(trained, expected, rtol=0, atol=2e-5 * scale)
-    np.testing.assert_allclose(folded, expected, rtol=0, atol=2e-5 * scale)
+    np.testing.assert_allclose(trained[0], expected, rtol=0, atol=1e-11 * scale)
+    np.testing.assert_allclose(folded[0], expected, rtol=0, atol=1e-11 * scale)
 
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

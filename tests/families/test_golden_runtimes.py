@@ -86,12 +86,14 @@ def require_parity(runners: list[Runner], bundle: Bundle) -> None:
         assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
 
 
+@pytest.mark.cases
 @each_name
 def test_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     with open_runner("onnxruntime", tensor_bundles[name]) as runner:
         require_golden(runner, golden(name))
 
 
+@pytest.mark.cases
 @each_precision
 @each_name
 def test_openvino(name: str, precision: Precision, tensor_bundles: dict[str, Bundle]) -> None:
@@ -101,6 +103,7 @@ def test_openvino(name: str, precision: Precision, tensor_bundles: dict[str, Bun
         require_parity([runner], bundle)
 
 
+@pytest.mark.cases
 @each_name
 def test_the_kernels_take_the_attentions_of_the_table(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     matches = attentions_of_kernel(onnx.load(tensor_bundles[name].onnx_path))
@@ -112,6 +115,7 @@ def test_the_table_has_every_golden_checkpoint() -> None:
     assert set(KERNEL_ATTENTIONS) == set(LATER)
 
 
+@pytest.mark.cases
 @needs_kernel
 @each_precision
 @each_name
@@ -150,6 +154,7 @@ def with_int8(bundle: Bundle, folder: Path) -> Bundle:
     return once(folder / f"{bundle.path.name}-int8", make)
 
 
+@pytest.mark.cases
 @each_name
 def test_int8_in_openvino(name: str, tensor_bundles: dict[str, Bundle], shared: Path) -> None:
     bundle = with_int8(tensor_bundles[name], shared)

@@ -76,7 +76,7 @@ def logits_of(path: Path, hints: LoadHints = CASE.hints) -> np.ndarray:
 
 def test_the_oracle_equals_the_golden_logits() -> None:
     logits = tutorial_logits(tutorial_state(), sinusoidal_positions(50, 8)[0], torch.from_numpy(CASE.inputs))
-    np.testing.assert_allclose(logits.numpy(), CASE.logits, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits.numpy(), CASE.logits, rtol=0, atol=CASE.atol)
 
 
 @pytest.mark.parametrize("key", KEYS)

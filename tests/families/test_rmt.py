@@ -83,6 +83,7 @@ def test_other_decomposed_stages_raise_no_error_and_give_other_logits(name: str,
     assert np.abs(logits - stored(name, "logits64")).max() > 1e-3
 
 
+@pytest.mark.first(1)
 @each_file
 def test_each_mistake_with_the_decay_is_far_from_the_golden_logits(name: str) -> None:
     made = set()
@@ -98,6 +99,7 @@ def test_each_mistake_with_the_decay_is_far_from_the_golden_logits(name: str) ->
     } <= made
 
 
+@pytest.mark.first(1)
 @each_file
 def test_each_mistake_is_far_from_the_golden_logits(name: str) -> None:
     model, made = loaded(name).model, set()
@@ -241,6 +243,7 @@ def test_a_typed_preset_gives_side_and_stages() -> None:
 # ---- presets -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("preset", "count"),
     preset_counts.RMT.items(),

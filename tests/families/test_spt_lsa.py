@@ -509,6 +509,7 @@ COUNTS = {
 """The released code's parameters: plain, LSA, SPT, both; then plain and both for 64×64 pixels and 200 classes."""
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameters_of_the_presets(name: str) -> None:
     variants = [(10, 32, spt, lsa) for spt in (False, True) for lsa in (False, True)]

@@ -70,6 +70,7 @@ def by_classic_code(positions: Tensor, prefix: int, rows: int, **how: Any) -> Te
     return torch.cat([positions[:, :prefix], patches.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "size", "prefix", "also"),
     [
@@ -95,6 +96,7 @@ def test_equals_timm_with_positions_of_timm(name: str, size: int, prefix: int, a
     assert ours.spec.interpolation == "timm"
 
 
+@pytest.mark.rest
 def test_the_default_for_a_file_of_deit_is_deits_algorithm() -> None:
     network, tensors = built("timm_deit_distilled"), tensors_of("timm_deit_distilled")
     tensors["pos_embed"] = by_classic_code(tensors["pos_embed"], 2, 6, size=(6, 6), align_corners=False)
@@ -104,6 +106,7 @@ def test_the_default_for_a_file_of_deit_is_deits_algorithm() -> None:
     torch.testing.assert_close(logits(ours.model), logits(network), **EXACT)
 
 
+@pytest.mark.rest
 def test_the_default_for_a_file_of_dino_is_dinos_algorithm() -> None:
     network, tensors = built("dino_linear"), tensors_of("dino_linear")
     scale = (6 + 0.1) / 4
@@ -137,6 +140,7 @@ def test_the_convolution_stem_equals_torchvision() -> None:
     torch.testing.assert_close(logits(ours.model), logits(network), **EXACT)
 
 
+@pytest.mark.rest
 def test_each_algorithm_gives_another_network() -> None:
     algorithms: tuple[Interpolation, ...] = ("timm", "torchvision", "deit", "dino")
     outputs = [logits(loaded("timm_deit_distilled", resize_to=SIZE, interpolation=name).model) for name in algorithms]
@@ -190,6 +194,7 @@ SMALL: Mapping[str, tuple[str, dict[str, Any], int, int]] = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("case", SMALL)
 def test_tables_equal_those_of_timms_loading(case: str, tmp_path: Path) -> None:
     """For Swin and BEiT, timm resizes tables when it loads a file; for relpos, the test calls timm's function."""
@@ -224,6 +229,7 @@ def test_the_windows_of_swin_stay_and_so_do_the_tables() -> None:
         assert tensor.equal(after.model.state_dict()[name]), name
 
 
+@pytest.mark.rest
 def test_positions_of_a_pit_lie_over_rows_and_columns(tmp_path: Path) -> None:
     args = {"base_dims": [8, 8, 8], "depth": [1, 1, 1], "heads": [1, 2, 4], "num_classes": 5}
     path = saved(tmp_path, timm.create_model("pit_ti_224", **args, img_size=64))
@@ -276,6 +282,7 @@ def masked_hints(form: str, **more: Any) -> LoadHints:
     )  # fmt: skip
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("kind", "form"), [("gmm", "closed"), ("decay", "closed")])
 def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path: Path) -> None:
     from timm.layers import resample_abs_pos_embed
@@ -293,6 +300,7 @@ def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path:
     torch.testing.assert_close(logits(ours.model), logits(network), rtol=0, atol=1e-11)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("kind", "form", "reason"), [("elm", "stored", "an elementwise learnable mask"), ("gmm", "stored", "the base mask")]
 )
@@ -304,6 +312,7 @@ def test_masks_of_the_grid_of_training_are_refused(kind: str, form: str, reason:
     assert "leave --resize-to out" in caught.value.hint
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", ["elm", "gmm"])
 def test_masks_inside_windows_that_stay_are_kept(kind: str, tmp_path: Path) -> None:
     model_args = {**SMALL["swin"][1], "depths": [2], "num_heads": [2]}

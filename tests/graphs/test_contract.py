@@ -10,12 +10,12 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.shared.hostile.bundles import GOLDEN
-from benchmarks.shared.hostile.graphs import GRAPHS
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.graphs.contract import graph_problem
 from gmmvit_deploy.variants import open_variant
+from tests.hostile.bundles import GOLDEN
+from tests.hostile.graphs import GRAPHS
 
 
 def signed(bundle: Bundle, folder: Path, name: str, content: bytes) -> Bundle:

@@ -167,6 +167,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_of_every_family(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     proto = onnx.load(tensor_bundles[name].onnx_path)
@@ -181,6 +182,7 @@ def test_operators_of_every_family(name: str, tensor_bundles: dict[str, Bundle])
         assert multiplied == len(masks) + scales
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", RELEASED)
 def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph

@@ -16,6 +16,7 @@ from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision, Role
 from tests.conftest import RELEASED
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", RELEASED)
 def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
@@ -28,6 +29,7 @@ def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_b
         assert tuple(kinds) == PRECISIONS
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", RELEASED)
 def test_attentions_have_the_names_of_their_modules(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
@@ -159,6 +161,7 @@ def test_declaring_again_replaces_and_keeps_other_notes() -> None:
     assert (node.metadata_props[0].key, node.metadata_props[0].value) == ("theirs", "kept")
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", RELEASED)
 def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph

@@ -14,7 +14,7 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 import transformers
 
-from benchmarks.shared.timm_architectures import perturbed
+from tests.uneven_attention import perturbed
 
 __all__ = ["ARCHITECTURES", "BACKBONES", "LABELS", "built", "edited", "processed", "saved"]
 

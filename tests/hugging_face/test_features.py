@@ -58,6 +58,7 @@ CASES = {
 """Name of a test → (test folder, arguments of its class, ``--pool``, width of the features)."""
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_features_of_a_backbone_are_those_of_transformers(case: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ LACKS = 2
 """Status of the program where the processor chooses another instruction set than the expected set."""
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.rest]
 
 
 def compiled_program(compiler: list[str], out: Path, kernels: Path = KERNELS) -> Path:

@@ -17,7 +17,6 @@ import pytest
 from ml_dtypes import bfloat16
 from openvino import opset13 as ops
 
-from benchmarks.shared.kernel_arguments import MaskedAttention
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.kernels import libraries as compiling
@@ -32,6 +31,7 @@ from gmmvit_deploy.runtime.openvino import our_kernels
 from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
 from gmmvit_deploy.specs import MaskKind
 from tests.conftest import swin_graph
+from tests.kernels.kernel_arguments import MaskedAttention
 
 _KERNELS, _WHY = our_kernels("fp32")
 needs_kernel = pytest.mark.skipif(
@@ -327,6 +327,7 @@ def test_an_unknown_arithmetic_is_refused() -> None:
 # ---- in a graph ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cases("name")
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "some"),
@@ -437,6 +438,7 @@ def _graph(**other: Any) -> openvino.Model:
     return openvino.Model([node.output(0) for node in outputs], [stacked], "attention")
 
 
+@pytest.mark.first(8)
 @needs_kernel
 @pytest.mark.parametrize(
     ("other", "replaced"),

@@ -41,6 +41,7 @@ def test_every_golden_checkpoint_is_expected() -> None:
     assert set(EXPECTED) == set(RELEASED)
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", RELEASED)
 def test_what_the_kernel_takes_of_every_family(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     path = tensor_bundles[name].onnx_path

@@ -33,6 +33,7 @@ def attentions(graph: onnx.GraphProto) -> int:
     return sum(node.op_type == "Softmax" for node in graph.node)
 
 
+@pytest.mark.cases("name")
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "ours", "left"),

@@ -50,6 +50,7 @@ def test_each_stage_of_pit_has_its_own_grid(name: str, prefix: int) -> None:
     assert grids(network(name, depth=(1, 1, 1)), 224) == expected
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "model_args", "shape", "expected"),
     [
@@ -73,6 +74,7 @@ def test_windows_and_whole_feature_maps(name: str, model_args: dict, shape: tupl
     assert grids(network(name, **model_args), *shape) == {(*place, (1, 1)) for place in expected}
 
 
+@pytest.mark.rest
 def test_grid_attention_of_maxvit_states_the_distance_of_its_tokens() -> None:
     model = network("maxvit_rmlp_pico_rw_256", depths=(1, 1), embed_dim=(32, 64))
     units = {place.module: place.unit for place in placements(model, (3, 256, 256))}
@@ -82,6 +84,7 @@ def test_grid_attention_of_maxvit_states_the_distance_of_its_tokens() -> None:
     assert grids(network("mobilevit_xxs"), 256) == {(0, (side, side), 4, (2, 2)) for side in (16, 8, 4)}
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "model_args", "reason"),
     [
@@ -123,6 +126,7 @@ def test_multihead_attention_of_pytorch_is_refused() -> None:
         placements(nn.Sequential(nn.Flatten(2), layer), (3, 4, 8))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("name", "pooling"), [("test_vit3", "attn_pool"), ("crossvit_tiny_240", "blocks.0.fusion.0.attn")]
 )

@@ -113,6 +113,12 @@ def chromium() -> Iterator[Browser]:
         yield browser
 
 
+_AT_REST = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(
+  document.getAnimations().every((each) => each.playState !== "running"
+    || each.effect.getComputedTiming().endTime === Infinity)))))"""
+"""Waits two frames, so that an animation that a click has started is listed."""
+
+
 class Visitor:
     """A browser window.  requests: every address that it requested, sockets included."""
 
@@ -141,10 +147,14 @@ class Visitor:
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
 
+    def at_rest(self) -> None:
+        """Wait until the animations of tabs and buttons have ended; those without an end go on."""
+        self.page.wait_for_function(_AT_REST)
+
     def screenshot(self, name: str, *, full: bool = True) -> None:
         """Write a picture for the documentation, if asked for."""
         if SCREENSHOTS:
-            self.page.wait_for_timeout(500)  # animations of tabs and buttons have ended
+            self.at_rest()
             picture = Image.open(io.BytesIO(self.page.screenshot(full_page=full)))
             picture.convert("RGB").quantize(128).save(Path(SCREENSHOTS) / f"page_{name}.png", optimize=True)
 

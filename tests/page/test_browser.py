@@ -377,7 +377,8 @@ class TestEveryone:
         violations = []
         for tab in ("Upload", "Draw", "Examples"):
             visitor.page.get_by_role("tab", name=tab).click()
-            visitor.page.wait_for_timeout(500)  # tabs slide
+            visitor.page.get_by_role("tab", name=tab, selected=True).wait_for()
+            visitor.at_rest()
             if tab == "Examples":
                 visitor.page.get_by_role("button", name="Example 1").click()
                 answered(visitor, "example 1")

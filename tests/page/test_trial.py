@@ -19,7 +19,7 @@ from gmmvit_deploy.page.trial import Answer, Trial
 from gmmvit_deploy.page.view import data_from_url
 from gmmvit_deploy.pictures.attention_of_image import attention_of_bundle
 from gmmvit_deploy.runners.classify import BundleClassifier
-from gmmvit_deploy.serving.server import TritonServer
+from tests.serving.shared import Running
 from tests.test_preprocess import encoded, photo, png_bomb
 
 
@@ -144,7 +144,7 @@ class TestServer:
             Trial(bundle, url="localhost:8001")
 
     @pytest.mark.parametrize("protocol", ["grpc", "http"])
-    def test_answers_as_the_bundle(self, bundle: Bundle, server: TritonServer, data: bytes, protocol: str) -> None:
+    def test_answers_as_the_bundle(self, bundle: Bundle, server: Running, data: bytes, protocol: str) -> None:
         url = server.grpc_url if protocol == "grpc" else server.http_url
         with Trial(bundle, url=url) as trial:
             answer = trial.answer(data)
@@ -164,7 +164,7 @@ class TestServer:
         assert any("_preprocess " in name for name in with_decoding.parts)
         assert f"The server at {url} agrees" in html.agreement_html(answer, url=url)
 
-    def test_of_another_bundle_is_named(self, tensor_bundle: Bundle, server: TritonServer, data: bytes) -> None:
+    def test_of_another_bundle_is_named(self, tensor_bundle: Bundle, server: Running, data: bytes) -> None:
         with Trial(tensor_bundle, url=server.grpc_url) as trial:
             answer = trial.answer(data)
         assert "not from" in answer.server_error  # it takes other inputs, so no request is sent

@@ -33,6 +33,7 @@ from tests.parity.test_faults import labelled_by
 SCHEMA = json.loads(SCHEMA_PATH.read_text())
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", NAMES)
 def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]

@@ -42,7 +42,7 @@ def judged(
         for record in getattr(bundle.manifest, kind)
     ]
     manifest = replace(bundle.manifest, **{kind: tuple(records)}) if recorded else bundle.manifest
-    return check_constants(Bundle(path=folder, manifest=manifest), Reference(bundle).model)
+    return check_constants(Bundle(path=folder, manifest=manifest), Reference(bundle))
 
 
 def last_bit(values: np.ndarray) -> np.ndarray:

@@ -74,7 +74,7 @@ def test_a_bundle_of_an_older_version_still_passes(tmp_path: Path, monkeypatch: 
         bundle = bundle_from_checkpoint(case.path, tmp_path / "bundle", options, hints=case.hints)
     assert [record.layer for record in bundle.manifest.masks][-1] == LAST
     assert "drop_dead_masks" not in bundle.manifest.folding
-    checked = check_constants(bundle, Reference(bundle).model)
+    checked = check_constants(bundle, Reference(bundle))
     assert (checked.verdict, checked.details["masks"]) == ("passed", 4)
     with open_runners(["onnxruntime"], bundle) as runners:
         assert check_parity(bundle, runners, ParityOptions()).passed
@@ -85,7 +85,7 @@ def test_mistakes_in_a_dead_mask_are_not_suspects(tmp_path: Path) -> None:
     bundle = exported(pit((1,)), tmp_path)
     assert bundle.manifest.masks == ()
     reference = Reference(bundle)
-    checked = check_constants(bundle, reference.model)
+    checked = check_constants(bundle, reference)
     assert checked.summary == "the folded model has no masks and biases, so the graph has no constants to compare"
     inputs, _ = bundle.golden()
     trained, _ = reference.logits(inputs)

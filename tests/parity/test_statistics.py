@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmmvit_deploy.errors import InputError
@@ -46,6 +46,7 @@ def test_what_is_not_finite_is_counted_and_left_out() -> None:
     assert math.isnan(distance(np.array([np.inf]), np.zeros(1)))
 
 
+@settings(deadline=None)
 @given(st.floats(1e-15, 1e3))
 def test_a_percentile_of_one_value_is_that_value(value: float) -> None:
     measure = ErrorMeasure()
@@ -80,6 +81,7 @@ def test_the_interval_covers_as_often_as_stated(lost: float, gained: float) -> N
     assert 0.93 <= above <= 1
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 400))
 def test_intervals_are_symmetric_and_hold_the_difference(lost: int, gained: int, same: int) -> None:
     images = lost + gained + same

@@ -109,6 +109,7 @@ def test_the_weights_are_softmax_of_the_scores() -> None:
     assert all("normalised" not in scores.__dict__ for _, scores in attention_scores(model))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "reads", "prefix"),
     [
@@ -137,6 +138,7 @@ def test_models_with_a_rollout(name: str, reads: str | None, prefix: int) -> Non
     json.dumps(attention.to_json(), allow_nan=False)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "reason", "layers"),
     [

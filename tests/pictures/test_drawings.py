@@ -367,6 +367,7 @@ def test_a_model_without_positions_gets_a_sentence() -> None:
     assert "cosine similarity of each position embedding" not in page
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["rmt_2023", "deepvit_patch", "sl_swin", "sl_cait", "eanet_transfer", "timm_vit_gmm"])
 def test_the_page_describes_every_picture(name: str) -> None:
     tree = require_readable_page(page_of(loaded(name), masks_of(loaded(name).model)))

@@ -146,6 +146,7 @@ def pictures_beside_masks(model: Model) -> int:
     )
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", NAMES)
 def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
     case = golden(name)

@@ -67,6 +67,7 @@ def test_map_within_windows_is_what_the_attention_lets_through(shift: int) -> No
             assert np.array_equal(values.reshape(-1), expected, equal_nan=True)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_windows_of_a_family_are_those_of_its_attentions(family: object) -> None:
     for spec in family.small_specs().values():  # type: ignore[attr-defined]

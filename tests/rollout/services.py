@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image
 
-from benchmarks.shared.checked_load import CheckedLoad
-from benchmarks.shared.growth import kinds_of
-from benchmarks.shared.state_service import StateService
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.rollout.state import State
+from tests.rollout.checked_load import CheckedLoad
+from tests.rollout.state_service import StateService
 from tests.serving.gateways import KEY, Answer, request
+from tests.serving.processes import kinds_of
 
 __all__ = ["classifying", "load", "other_bundle", "png", "processes", "promoted"]
 

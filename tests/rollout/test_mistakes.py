@@ -22,6 +22,8 @@ from gmmvit_deploy.rollout.service import Rollouts
 from gmmvit_deploy.rollout.state import State
 from tests.cli.terminal import gmmvit_here
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize(
     ("options", "needs"),

@@ -20,8 +20,8 @@ from gmmvit_deploy.runners.classify import (
     classify_files,
 )
 from gmmvit_deploy.runtime import onnxruntime as runtime_module
-from gmmvit_deploy.serving.server import TritonServer
 from tests.conftest import cifar_options, golden
+from tests.serving.shared import Running
 from tests.test_preprocess import encoded, photo
 
 
@@ -40,7 +40,7 @@ def classifier(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Class
     if request.param == "bundle":
         opened: Classifier = BundleClassifier(bundle)
     else:
-        server: TritonServer = request.getfixturevalue("server")
+        server: Running = request.getfixturevalue("server")
         opened = TritonClassifier(server.grpc_url if request.param == "grpc" else server.http_url)
     with opened:
         yield opened
@@ -113,7 +113,7 @@ def test_a_bundle_without_normalisation_cannot_classify(tensor_bundles: dict[str
         BundleClassifier(tensor_bundles["vit_gmm"])
 
 
-def test_a_model_that_takes_no_images(server: TritonServer) -> None:
+def test_a_model_that_takes_no_images(server: Running) -> None:
     with pytest.raises(
         ServerError, match="expected a model with encoded images as its input IMAGE, got the inputs pixels"
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -27,13 +26,13 @@ def silent_address() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.timeout(45)  # without a limit of its own, a call takes 60 s
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 def test_a_silent_server_ends_the_call(
     silent_address: str, protocol: str, call: Callable[[TritonConnection], object]
 ) -> None:
-    started = time.monotonic()
     url = f"{protocol}://{silent_address}"
-    with TritonConnection(url, timeout_s=0.3) as connection, pytest.raises(ServerError, match=silent_address):
+    message = f"{silent_address}: (no answer within 0.3 s|timed out)"
+    with TritonConnection(url, timeout_s=0.3) as connection, pytest.raises(ServerError, match=message):
         call(connection)
-    assert time.monotonic() - started < 10  # the default limit is 60 s

@@ -1,9 +1,11 @@
-"""Looking for processes that a server left behind."""
+"""The processes of a service, and processes that a server left behind."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 
 def processes_naming(text: str) -> dict[int, str]:
@@ -20,9 +22,38 @@ def processes_naming(text: str) -> dict[int, str]:
     return processes
 
 
-def wait_gone(text: str, *, timeout_s: float = 10.0) -> dict[int, str]:
-    """Wait for these processes to end, and return those that remain, in the form of `processes_naming`."""
-    deadline = time.monotonic() + timeout_s
-    while (left := processes_naming(text)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+def wait_gone(text: str) -> None:
+    """Wait until no live process has ``text`` in its command line."""
+    wait_until(lambda: not processes_naming(text), f"the end of all processes of {text}")
+
+
+def kinds_of(first: int) -> dict[int, str]:
+    """Return PID → kind for a process and all processes below it, zombies left out."""
+    children: dict[int, list[int]] = {}
+    arguments: dict[int, list[str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # the process ended meanwhile
+        if state not in "ZX":
+            arguments[int(folder.name)] = command
+            children.setdefault(int(parent), []).append(int(folder.name))
+    waiting, kinds = [first], {}
+    while waiting:
+        pid = waiting.pop()
+        if pid in arguments:
+            kinds[pid] = "gmmvit serve" if pid == first else _kind(arguments[pid])
+        waiting += children.get(pid, [])
+    return kinds
+
+
+def _kind(arguments: Sequence[str]) -> str:
+    """Return the kind of a process of a service: the program, or the model of a worker, or ``front``."""
+    name = Path(arguments[0]).name
+    if name == "triton_python_backend_stub":
+        return f"worker {Path(arguments[1]).parents[1].name}"
+    if any("serving.front" in argument for argument in arguments):
+        return "front"
+    return name

@@ -13,6 +13,8 @@ from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServ
 from tests.conftest import FREE_PORTS
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:

@@ -28,7 +28,7 @@ from tests.export.test_channels import LABELS, SPEC, exported
 from tests.test_preprocess import encoded, photo
 from tests.test_timm_preprocess import by_timm
 
-pytestmark = pytest.mark.export
+pytestmark = [pytest.mark.export, pytest.mark.rest]
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "center": (3, {"resize": "center-bicubic", "crop_pct": 0.9}),

@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +25,11 @@ from gmmvit_deploy.serving.draining import _is_idle, _Traffic
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve
-from tests.serving.gateways import BEARER, key_file, require_haproxy
-from tests.serving.stand_in import MODEL, infer_body, write_stand_in
+from tests.serving.gateways import BEARER, key_file, request, require_haproxy
+from tests.serving.stand_in import MODEL, batches_begun, infer_body, write_stand_in
+from tests.waiting import best_of, wait_until
+
+pytestmark = pytest.mark.rest
 
 KINDS = {"kept", "new", "grpc"}
 PATH = f"/v2/models/{MODEL}/infer"
@@ -74,14 +79,11 @@ class Clients:
             self.threads.append(threading.Thread(target=target))
             self.threads[-1].start()
 
-    def wait_for_answers(self, *, since: float, within_s: float) -> None:
-        """Wait until each kind of client has got an answer after ``since``."""
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
-            if {kind for when, kind, outcome in self.outcomes if when > since and outcome == "200"} >= KINDS:
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"not each kind of client has an answer within {within_s} s: {self.outcomes[-20:]}")
+    def wait_for_answers(self) -> None:
+        """Wait until each kind of client has got an answer from now on."""
+        since = time.monotonic()
+        kinds = lambda: {kind for when, kind, outcome in self.outcomes if when > since and outcome == "200"}  # noqa: E731
+        wait_until(lambda: kinds() >= KINDS, "an answer to each kind of client")
 
     def note(self, kind: str, outcome: str) -> None:
         self.outcomes.append((time.monotonic(), kind, outcome))
@@ -135,9 +137,9 @@ class Clients:
         client.close()
 
 
-@pytest.fixture
-def stand_in_serve(tmp_path: Path) -> Iterator[Serve]:
-    running = Serve(write_stand_in(tmp_path / "models", delay_s=0.02), "--log", str(tmp_path / "log"))
+@contextmanager
+def serving(models: Path, *arguments: str) -> Iterator[Serve]:
+    running = Serve(models, *arguments)
     yield running
     if running.process.poll() is None:
         running.process.kill()
@@ -145,19 +147,40 @@ def stand_in_serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 @pytest.mark.server
-def test_sigterm_under_load(stand_in_serve: Serve, tmp_path: Path) -> None:
-    where = stand_in_serve.ready()
-    clients = Clients(where)
+def test_sigterm_under_load(tmp_path: Path) -> None:
+    drained_under_load_s(tmp_path)
+
+
+@pytest.mark.alone
+@pytest.mark.server
+def test_sigterm_under_load_takes_seconds_and_clients_are_answered_to_the_end(tmp_path: Path) -> None:
+    """The exit takes less than 10 s, and less than 3 s of them have no answer."""
+
+    def share() -> float:
+        exit_s, silent_s = drained_under_load_s(Path(tempfile.mkdtemp(dir=tmp_path)))
+        return max(exit_s / 10, silent_s / 3)
+
+    assert best_of(3, share, enough=1) < 1
+
+
+def drained_under_load_s(folder: Path) -> tuple[float, float]:
+    """End a server under load with SIGTERM; return the seconds of its exit, and those after the last answer."""
+    models = write_stand_in(folder / "models", delay_s=0.02)
+    with serving(models, "--log", str(folder / "log")) as running:
+        return _drained_s(running)
+
+
+def _drained_s(running: Serve) -> tuple[float, float]:
+    clients = Clients(running.ready())
     idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
     assert clients.ask(idle, "idle", 1.0)
     unused = socket.create_connection((clients._host, clients._port))
     for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
         clients.start(target, number)
-    while len(clients.outcomes) < 100:
-        time.sleep(0.01)
+    wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
     began = time.monotonic()
-    stand_in_serve.process.send_signal(signal.SIGTERM)
-    status, errors = stand_in_serve.end(timeout_s=60)
+    running.process.send_signal(signal.SIGTERM)
+    status, errors = running.end(timeout_s=60)
     ended = time.monotonic()
     clients.done.set()
     for thread in clients.threads:
@@ -165,27 +188,49 @@ def test_sigterm_under_load(stand_in_serve: Serve, tmp_path: Path) -> None:
     unused.close()
     idle.close()
     assert status == 0, errors
-    assert ended - began < 10
     http_outcomes = [(when, kind, outcome) for when, kind, outcome in clients.outcomes if kind != "grpc"]
     # After the last answer, the ports are closed.
     last = max(when for when, _, outcome in http_outcomes if outcome in ("200", "503"))
-    assert ended - last < 3
     assert {(kind, outcome) for when, kind, outcome in http_outcomes if when <= last} == {
         *((kind, outcome) for kind in ("kept", "new") for outcome in ("200", "503")),
         ("idle", "200"),
     }
     over_grpc = [outcome for _, kind, outcome in clients.outcomes if kind == "grpc"]
     assert set(over_grpc) == {"200", "StatusCode.UNAVAILABLE"}
+    return ended - began, ended - last
 
 
 @pytest.mark.server
 def test_kill_and_sigterm_under_load_behind_the_gateway(tmp_path: Path) -> None:
-    """A killed server is back within ten seconds. At SIGTERM, each request that HAProxy read reaches its client."""
+    """A killed server is back. At SIGTERM, each request that HAProxy read reaches its client."""
+    killed_and_drained_s(tmp_path)
+
+
+@pytest.mark.alone
+@pytest.mark.server
+def test_behind_the_gateway_a_killed_server_is_back_and_haproxy_ends_within_seconds(tmp_path: Path) -> None:
+    """Back within 10 s; and HAProxy ends within 5 s: alone, it would wait 10 s for a connection without a request."""
+
+    def share() -> float:
+        back_s, end_s = killed_and_drained_s(Path(tempfile.mkdtemp(dir=tmp_path)))
+        return max(back_s / 10, end_s / 5)
+
+    assert best_of(3, share, enough=1) < 1
+
+
+def killed_and_drained_s(folder: Path) -> tuple[float, float]:
+    """Kill a server under load, and end the service with SIGTERM.
+
+    Returns the seconds until all clients have answers again, and those from SIGTERM to the end of HAProxy.
+    """
     require_haproxy()
-    models, log = write_stand_in(tmp_path / "models", delay_s=0.02), tmp_path / "access.log"
-    running = Serve(
-        models, "--gateway", "--keys", str(key_file(tmp_path)), "--allow-json", "10000", "--access-log", str(log)
-    )
+    models, log = write_stand_in(folder / "models", delay_s=0.02), folder / "access.log"
+    gateway = ("--gateway", "--keys", str(key_file(folder)), "--allow-json", "10000", "--access-log", str(log))
+    with serving(models, *gateway) as running:
+        return _killed_and_drained_s(running, log)
+
+
+def _killed_and_drained_s(running: Serve, log: Path) -> tuple[float, float]:
     where = running.ready()
     clients = Clients(where, BEARER)
     idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
@@ -193,17 +238,16 @@ def test_kill_and_sigterm_under_load_behind_the_gateway(tmp_path: Path) -> None:
     unused = socket.create_connection((clients._host, clients._port))
     for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
         clients.start(target, number)
-    clients.wait_for_answers(since=time.monotonic(), within_s=5)
+    clients.wait_for_answers()
     os.kill(where["pid"], signal.SIGKILL)
     killed = time.monotonic()
-    time.sleep(0.5)  # the answers that were on the way have arrived
-    clients.wait_for_answers(since=time.monotonic(), within_s=9.5)
-    assert time.monotonic() - killed < 10
+    restarted = 'gmmvit_server_restarts_total{reason="exit"} 1'
+    wait_until(lambda: restarted in request(where["metrics"], "/metrics").body.decode(), "a restart of the server")
+    clients.wait_for_answers()
     began = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
-    while Path(f"/proc/{where['gateway_pid']}").exists() and time.monotonic() - began < 30:
-        time.sleep(0.02)
-    assert time.monotonic() - began < 5  # HAProxy alone would wait 10 s for the connection without a request
+    wait_until(lambda: not Path(f"/proc/{where['gateway_pid']}").exists(), "the end of HAProxy")
+    haproxy_ended = time.monotonic()
     status, errors = running.end(timeout_s=60)
     clients.done.set()
     for thread in clients.threads:
@@ -225,20 +269,33 @@ def test_kill_and_sigterm_under_load_behind_the_gateway(tmp_path: Path) -> None:
         "grpc" if kind == "grpc" else "http" for _, kind, outcome in clients.outcomes if outcome == "200"
     )
     assert complete == answered
+    return began - killed, haproxy_ended - began
 
 
 @pytest.mark.server
+def test_an_idle_connection_is_answered_at_the_exit(tmp_path: Path) -> None:
+    exit_with_idle_connection_s(tmp_path)
+
+
+@pytest.mark.alone
+@pytest.mark.server
 def test_an_idle_connection_does_not_hold_up_the_exit(tmp_path: Path) -> None:
-    models = write_stand_in(tmp_path / "models")
+    measure_s = lambda: exit_with_idle_connection_s(Path(tempfile.mkdtemp(dir=tmp_path)))  # noqa: E731
+    assert best_of(3, measure_s, enough=10) < 10
+
+
+def exit_with_idle_connection_s(folder: Path) -> float:
+    models = write_stand_in(folder / "models")
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
         connection.request("GET", "/v2/health/ready")
         connection.getresponse().read()
         began = time.monotonic()
-    assert time.monotonic() - began < 10
+    seconds = time.monotonic() - began
     assert connection.sock is not None
     assert connection.sock.recv(100).startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n")
     connection.close()
+    return seconds
 
 
 WITHOUT_PIDFD_GETFD = """
@@ -270,9 +327,9 @@ def test_what_a_container_forbids_is_in_the_log(tmp_path: Path) -> None:
     clients = Clients(running.ready())
     thread = threading.Thread(target=clients.grpc)
     thread.start()
-    while not clients.outcomes:
-        time.sleep(0.01)
-    time.sleep(0.2)  # the next request is in the server
+    wait_until(lambda: clients.outcomes, "an answer")
+    before = batches_begun(models)
+    wait_until(lambda: batches_begun(models) > before, "the next request is in the server")
     running.process.send_signal(signal.SIGTERM)
     signalled = time.monotonic()
     status, errors = running.end(timeout_s=60)

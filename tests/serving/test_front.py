@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -9,7 +10,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +26,9 @@ from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, Fro
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
 from gmmvit_deploy.serving.server import TritonServer
 from tests.serving.conftest import flat_png
+from tests.serving.shared import Running
 from tests.test_preprocess import encoded, photo, png, png_16_bits, progressive
+from tests.waiting import everything_was_read, wait_until
 
 SECRET = os.urandom(16).hex()
 KEY = {FRONT_HEADER: SECRET}
@@ -39,12 +41,21 @@ def asked(front: FrontProcess, path: str = "/classify", **arguments: Any) -> htt
     return httpx.request(method, f"{front.url}{path}", timeout=30, trust_env=False, **arguments)
 
 
+def asked_until(front: FrontProcess, status: int) -> httpx.Response:
+    """Send a small image until the answer has this status, and return the answer."""
+
+    def matching() -> list[httpx.Response]:
+        return [answer for answer in (asked(front, content=IMAGES[0]),) if answer.status_code == status]
+
+    return wait_until(matching, f"an answer with the status {status}")[0]
+
+
 def files(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", (f"{n}.jpg", image)) for n, image in enumerate(images)]
 
 
 @pytest.fixture(scope="module")
-def front(server: TritonServer) -> Iterator[FrontProcess]:
+def front(server: Running) -> Iterator[FrontProcess]:
     options = FrontOptions(triton_url=server.http_url, max_body_bytes=2_000_000, body_timeout_s=0.5)
     with start_front(server.http_url, 0, SECRET, options=options) as running:
         running.wait_ready()
@@ -53,7 +64,7 @@ def front(server: TritonServer) -> Iterator[FrontProcess]:
 
 class TestAnswers:
     def test_an_image_gets_the_predictions_of_our_client(
-        self, front: FrontProcess, server: TritonServer, bundle: Bundle
+        self, front: FrontProcess, server: Running, bundle: Bundle
     ) -> None:
         answer = asked(front, "/classify?top=3", content=IMAGES[0])
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
@@ -204,7 +215,7 @@ class TestRefusals:
 
 
 class TestOverload:
-    def test_requests_wait_for_a_bounded_time(self, server: TritonServer) -> None:
+    def test_requests_wait_for_a_bounded_time(self, server: Running) -> None:
         options = FrontOptions(triton_url=server.http_url, max_running=1, queue_timeout_s=0.02)
         with start_front(server.http_url, 0, SECRET, options=options) as front, ThreadPoolExecutor(1) as pool:
             front.wait_ready()
@@ -218,32 +229,25 @@ class TestOverload:
         assert refused.headers["retry-after"] == "1"
         assert "no answer could be computed within 0.02 s" in refused.json()["error"]
 
-    def test_no_more_requests_than_the_maximum(self, server: TritonServer) -> None:
+    def test_no_more_requests_than_the_maximum(self, server: Running) -> None:
         options = FrontOptions(triton_url=server.http_url, max_requests=1)
         with start_front(server.http_url, 0, SECRET, options=options) as front:
             front.wait_ready()
             with socket.create_connection(("127.0.0.1", front.port), timeout=10) as slow:
                 head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 9\r\n\r\na"
                 slow.sendall(head.encode())
-                deadline = time.monotonic() + 10
-                while (answer := asked(front, content=IMAGES[0])).status_code == 200 and time.monotonic() < deadline:
-                    time.sleep(0.01)
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            while (answer := asked(front, content=IMAGES[0])).status_code != 200 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert answer.status_code == 200  # the slow client left
+                assert asked_until(front, 503).headers["retry-after"] == "1"
+            asked_until(front, 200)  # the slow client left
 
-    def test_no_more_bytes_than_the_maximum(self, server: TritonServer) -> None:
+    def test_no_more_bytes_than_the_maximum(self, server: Running) -> None:
         options = FrontOptions(triton_url=server.http_url, max_body_bytes=5000, max_buffered_bytes=5000)
         with start_front(server.http_url, 0, SECRET, options=options) as front:
             front.wait_ready()
             with socket.create_connection(("127.0.0.1", front.port), timeout=10) as slow:
                 head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 5000\r\n\r\n"
                 slow.sendall(head.encode())
-                deadline = time.monotonic() + 10
-                while (answer := asked(front, content=IMAGES[0])).status_code == 200 and time.monotonic() < deadline:
-                    time.sleep(0.01)
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+                answer = asked_until(front, 503)
+            assert answer.headers["retry-after"] == "1"
             assert "fill the memory" in answer.json()["error"]
 
     def test_an_overloaded_server_is_passed_on(self, limited_server: TritonServer) -> None:
@@ -262,13 +266,14 @@ class TestOverload:
             probe.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         with start_front(url, 0, SECRET) as front:
-            deadline = time.monotonic() + 20
-            while front.poll() is None and time.monotonic() < deadline:
-                try:
-                    answer = asked(front, content=IMAGES[0])
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.05)
+
+            def answers() -> list[httpx.Response]:
+                assert front.poll() is None
+                with contextlib.suppress(httpx.TransportError):
+                    return [asked(front, content=IMAGES[0])]
+                return []
+
+            (answer,) = wait_until(answers, "an answer of the front")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert answer.json() == {"error": "the server is not reachable; send the request again later"}
             assert not front.ready()
@@ -277,9 +282,7 @@ class TestOverload:
 
 
 class TestProcess:
-    def test_it_writes_no_file_and_ends(
-        self, server: TritonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_writes_no_file_and_ends(self, server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Starlette's own form parser would write the part of 3 MB into the temporary folder."""
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         seen: set[str] = set()
@@ -316,13 +319,15 @@ class TestProcess:
         for name in ("cmdline", "environ"):
             assert SECRET.encode() not in Path(f"/proc/{front.pid}/{name}").read_bytes()
 
-    def test_a_request_that_runs_is_answered_when_the_front_stops(self, server: TritonServer) -> None:
-        with start_front(server.http_url, 0, SECRET) as front, ThreadPoolExecutor(1) as pool:
+    def test_a_request_that_runs_is_answered_when_the_front_stops(self, server: Running) -> None:
+        with start_front(server.http_url, 0, SECRET) as front:
             front.wait_ready()
-            answer = pool.submit(asked, front, content=flat_png(7000, 7000))
-            time.sleep(0.15)  # the request was received; its image takes longer than that
+            connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
+            connection.request("POST", "/classify", flat_png(7000, 7000), KEY)
+            wait_until(lambda: everything_was_read(front.port), "the front has read the request")
             front.stop()
-            assert answer.result().status_code == 200
+            assert connection.getresponse().status == 200
+            connection.close()
             assert front.poll() == -signal.SIGTERM  # uvicorn answers, and then ends by the signal
 
     def test_a_port_in_use(self, front: FrontProcess) -> None:

@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions
 from tests.cli.terminal import gmmvit_here, without_progress
-from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, require_haproxy
+from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, request, require_haproxy
+from tests.waiting import wait_until
 
 PROGRAMS = ("messages.lua", "refuse.lua")
 HASH = hashlib.sha256(KEY.encode()).hexdigest().upper()
@@ -353,12 +354,17 @@ class TestOwnGateway:
         text = re.sub(r"(?<=bind )(\S+):\d+", lambda match: f"{match[1]}:{free.pop()}", config.read_text())
         assert "nbthread" not in text
         config.write_text(text.replace("global\n", "global\n    nbthread 4\n", 1))
+        port = int(re.findall(r"frontend http\n *bind \S+:(\d+)", text)[0])
         process = subprocess.Popen([find_haproxy(), "-db", "-f", config], cwd="/", stderr=subprocess.PIPE, text=True)
+
+        def lives() -> bool:
+            assert process.poll() is None, f"HAProxy ended with status {process.returncode}: {process.communicate()[1]}"
+            with suppress(OSError):
+                return request(f"http://127.0.0.1:{port}", "/v2/health/live", key=None).status == 200
+            return False
+
         try:
-            _, messages = process.communicate(timeout=3)
-            pytest.fail(f"HAProxy ended with status {process.returncode}: {messages}")
-        except subprocess.TimeoutExpired:
-            pass
+            wait_until(lives, "an answer of HAProxy")
         finally:
             process.kill()
             process.communicate()

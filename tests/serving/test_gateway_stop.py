@@ -15,6 +15,9 @@ import pytest
 
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy
 from tests.serving.gateways import require_haproxy
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.rest
 
 CONFIG = """
 global
@@ -37,8 +40,14 @@ backend slow
 
 
 @pytest.fixture
-def haproxy(tmp_path: Path) -> Iterator[tuple[HAProxy, int, int]]:
-    """Yield (HAProxy, its port, the port of a server that answers after a second)."""
+def asked() -> threading.Event:
+    """Set once the slow server has a request."""
+    return threading.Event()
+
+
+@pytest.fixture
+def haproxy(tmp_path: Path, asked: threading.Event) -> Iterator[tuple[HAProxy, int, int]]:
+    """Yield (HAProxy, its port, its process).  The server behind HAProxy answers after a second."""
     program = require_haproxy()
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as slow:
 
@@ -48,6 +57,7 @@ def haproxy(tmp_path: Path) -> Iterator[tuple[HAProxy, int, int]]:
             except OSError:  # the test has ended without a request
                 return
             connection.recv(65536)
+            asked.set()
             time.sleep(1)
             connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nslow")
 
@@ -57,28 +67,27 @@ def haproxy(tmp_path: Path) -> Iterator[tuple[HAProxy, int, int]]:
         config.write_text(CONFIG.format(folder=tmp_path, **ports))
         running = HAProxy(program, config, socket_path=tmp_path / "admin.sock", passed=(listener.fileno(),))
         running.start()
-        deadline = time.monotonic() + 20
-        while not (tmp_path / "admin.sock").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until((tmp_path / "admin.sock").exists, "HAProxy's socket for commands")
         yield running, listener.getsockname()[1], running.pid
         running.kill_now()
         running.stop(1)
 
 
 @pytest.mark.process
-def test_a_request_is_answered_and_an_idle_connection_is_not_waited_for(haproxy: tuple[HAProxy, int, int]) -> None:
+def test_a_request_is_answered_and_an_idle_connection_is_not_waited_for(
+    haproxy: tuple[HAProxy, int, int], asked: threading.Event
+) -> None:
+    """If HAProxy waited for the idle connection, it would wait for all of the ten minutes."""
     running, port, pid = haproxy
     idle, busy = (http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(2))
     idle.request("GET", "/now")
     idle.getresponse().read()
     busy.request("GET", "/slow")
-    time.sleep(0.3)
-    started = time.monotonic()
-    stopping = threading.Thread(target=running.stop, args=(20.0,))
+    assert asked.wait(60)
+    stopping = threading.Thread(target=running.stop, args=(600.0,), daemon=True)
     stopping.start()
     assert busy.getresponse().read() == b"slow"
-    stopping.join(20)
-    assert time.monotonic() - started < 10
+    wait_until(lambda: not stopping.is_alive(), "the end of HAProxy")
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -95,10 +104,7 @@ def test_after_a_handover_kept_connections_get_their_answer(haproxy: tuple[HAPro
     answer = kept.getresponse()
     assert (answer.status, answer.headers["connection"]) == (200, "close")
     answer.read()
-    deadline = time.monotonic() + 10
-    while running.leaving and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not running.leaving
+    wait_until(lambda: not running.leaving, "the end of the HAProxy that handed over")
     assert f"Pid: {running.pid}" in running.command("show info")
 
 
@@ -118,6 +124,6 @@ def test_a_handover_to_an_invalid_configuration_is_refused(haproxy: tuple[HAProx
 def test_a_haproxy_that_was_killed_is_stopped_without_an_error(haproxy: tuple[HAProxy, int, int]) -> None:
     running, _, pid = haproxy
     os.kill(pid, signal.SIGKILL)
-    time.sleep(0.2)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     running.stop(5)
     assert running.ended

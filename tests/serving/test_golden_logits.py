@@ -21,7 +21,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, LATER, RELEASED, golden
 from tests.serving.test_server import PROTOCOLS, url_of
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.rest]
 SERVED = (*RELEASED, *LATER)
 
 

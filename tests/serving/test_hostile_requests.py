@@ -17,6 +17,8 @@ import gmmvit_deploy
 from gmmvit_deploy.serving.server import TritonServer
 from tests.serving.stand_in import MODEL, infer_body
 
+pytestmark = pytest.mark.rest
+
 LAUNCHER = Path(gmmvit_deploy.__file__).parent / "_launch.py"
 GIB = 1 << 30
 

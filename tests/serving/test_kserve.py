@@ -19,14 +19,15 @@ import pytest
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
-from gmmvit_deploy.serving.server import TritonServer
 from tests.certificates import self_signed
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
 from tests.serving.gateways import KEY, key_file
+from tests.serving.shared import Running
 
 PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
 pytestmark = [
+    pytest.mark.rest,
     needs_haproxy,
     pytest.mark.server,
     pytest.mark.process,
@@ -34,7 +35,7 @@ pytestmark = [
 ]
 
 
-def test_binary_tensors_over_http_and_grpc(server: TritonServer, bundle: Bundle, tmp_path: Path) -> None:
+def test_binary_tensors_over_http_and_grpc(server: Running, bundle: Bundle, tmp_path: Path) -> None:
     pixels, logits = bundle.golden()
     np.save(tmp_path / "pixels.npy", pixels)
     (tmp_path / "key.txt").write_text(f"{KEY}\n")

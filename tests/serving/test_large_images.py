@@ -5,12 +5,12 @@ The first tests run the threads alone; the others ask a real Triton server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,8 +34,11 @@ from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder, Job, LargeImages
 from tests.conftest import FREE_PORTS, rgb
 from tests.serving.conftest import flat_png
-from tests.serving.processes import processes_naming
+from tests.serving.processes import kinds_of, processes_naming
 from tests.test_preprocess import encoded, photo, png
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.rest
 
 
 def waits(event: threading.Event) -> Callable[[Decoder], None]:
@@ -75,10 +78,7 @@ class TestThreads:
         assert large.has_room(40)
         assert not large.has_room(41)
         begin.set()
-        deadline = time.monotonic() + 10
-        while not large.has_room(100) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert large.has_room(100)
+        wait_until(lambda: large.has_room(100), "room for 100 pixels")
         large.close()
         assert not large.has_room(1)
 
@@ -206,19 +206,20 @@ class TestServer:
         with running, TritonConnection(running.grpc_url) as connection, ThreadPoolExecutor(1) as pool:
             images = as_input(flat_png(7000, 7000))
             answer = pool.submit(connection.infer, "gmmvit_preprocess", "IMAGE", images, output="pixels")
-            time.sleep(0.15)  # the request was read; its image takes longer than that
+            wait_until(lambda: "python3" in kinds_of(running.pid).values(), "a process that decodes the image")
             running.stop()
             assert answer.result().shape == (1, 32, 32, 3)
 
 
 def infer_again_if_refused(connection: TritonConnection, images: np.ndarray) -> np.ndarray:
     """Send a request again while the image of `refusal_of` waits."""
-    for _ in range(100):
-        try:
-            return connection.infer("gmmvit", "IMAGE", images)
-        except ServerError:
-            time.sleep(0.02)
-    return connection.infer("gmmvit", "IMAGE", images)
+
+    def answers() -> list[np.ndarray]:
+        with contextlib.suppress(ServerError):
+            return [connection.infer("gmmvit", "IMAGE", images)]
+        return []
+
+    return wait_until(answers, "an answer to a large image")[0]
 
 
 def refusal_of(server: TritonServer, image: bytes) -> InferenceServerException | None:

@@ -45,7 +45,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import FREE_PORTS, golden
 
-pytestmark = [pytest.mark.server, pytest.mark.export]
+pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
 SIDE = 16
 NAMES = (*"0123456789", "even", "even")  # the second "even" is a class that no image has
 THRESHOLDS = (0.5,) * 10 + (0.6, 0.9)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,18 +34,20 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, cifar_options, golden
 from tests.serving.commands import Serve
 from tests.serving.processes import processes_naming, wait_gone
+from tests.serving.shared import Running
 from tests.test_preprocess import encoded, photo, png_bomb
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.server
 PROTOCOLS = ("grpc", "http")
 
 
-def url_of(server: TritonServer, protocol: str) -> str:
+def url_of(server: Running, protocol: str) -> str:
     return server.grpc_url if protocol == "grpc" else server.http_url
 
 
 @pytest.fixture(params=PROTOCOLS)
-def connection(request: pytest.FixtureRequest, server: TritonServer) -> Iterator[TritonConnection]:
+def connection(request: pytest.FixtureRequest, server: Running) -> Iterator[TritonConnection]:
     with TritonConnection(url_of(server, request.param)) as opened:
         yield opened
 
@@ -101,7 +102,7 @@ def test_the_whole_way_for_every_family(
 
 class TestAnswers:
     @pytest.mark.parametrize("protocol", PROTOCOLS)
-    def test_parity(self, protocol: str, server: TritonServer, bundle: Bundle) -> None:
+    def test_parity(self, protocol: str, server: Running, bundle: Bundle) -> None:
         with TritonRunner(bundle, url_of(server, protocol)) as runner:
             report = check_parity(bundle, [runner])
         assert report.passed, report.failures()
@@ -117,7 +118,7 @@ class TestAnswers:
     def test_formats(self, kind: str, connection: TritonConnection) -> None:
         assert connection.infer("gmmvit", "IMAGE", as_bytes(encoded(photo(60, 40), kind))).shape == (1, 10)
 
-    def test_classification_extension_names_the_labels(self, server: TritonServer, bundle: Bundle) -> None:
+    def test_classification_extension_names_the_labels(self, server: Running, bundle: Bundle) -> None:
         pixels, logits = bundle.golden()
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://"))
         tensor = tritonclient.grpc.InferInput("pixels", list(pixels.shape), "UINT8")
@@ -131,7 +132,7 @@ class TestAnswers:
             assert label == bundle.manifest.labels[int(index)]
             assert float(score) == pytest.approx(float(scores.max()), abs=1e-4)
 
-    def test_many_at_once_each_get_their_own_answer(self, server: TritonServer, bundle: Bundle) -> None:
+    def test_many_at_once_each_get_their_own_answer(self, server: Running, bundle: Bundle) -> None:
         """Requests of 1 to 3 rows from many threads: the dynamic batcher mixes them."""
         pixels, logits = bundle.golden()
 
@@ -221,12 +222,12 @@ class TestStarting:
         finally:
             server.stop()
 
-    def test_ready_server_has_a_url_for_each_protocol(self, server: TritonServer) -> None:
+    def test_ready_server_has_a_url_for_each_protocol(self, server: Running) -> None:
         assert server.http_url.startswith("http://127.0.0.1:")
         assert server.pid > 0
 
     @pytest.mark.parametrize("service", ["http_port", "grpc_port", "metrics_port"])
-    def test_a_port_in_use(self, service: str, server: TritonServer, repository: Repository) -> None:
+    def test_a_port_in_use(self, service: str, server: Running, repository: Repository) -> None:
         taken = getattr(server, service)
         with pytest.raises(
             ServerError, match=rf"port {taken} on 127\.0\.0\.1 cannot be opened: Address already in use"
@@ -234,7 +235,7 @@ class TestStarting:
             self.start(repository.path, **{service: taken})
         assert f"--{service.replace('_', '-').split('-')[0]}-port" in e.value.hint
 
-    def test_the_first_server_does_not_mind(self, server: TritonServer, repository: Repository, bundle: Bundle) -> None:
+    def test_the_first_server_does_not_mind(self, server: Running, repository: Repository, bundle: Bundle) -> None:
         with pytest.raises(ServerError):
             self.start(repository.path, grpc_port=server.grpc_port)
         with TritonRunner(bundle, server.grpc_url) as runner:
@@ -253,7 +254,7 @@ class TestStarting:
         with pytest.raises(ServerError, match=f"gmmvit_network: .*{reason}") as caught:
             self.start(broken)
         assert "\n  gmmvit_network: " in str(caught.value)
-        assert wait_gone(str(broken)) == {}
+        wait_gone(str(broken))
 
     def test_a_preprocessing_that_does_not_load(self, repository: Repository, tmp_path: Path) -> None:
         broken = tmp_path / "models"
@@ -313,12 +314,11 @@ class TestStopping:
         assert status == 0, errors
         assert "· serve: start the server and load the models" in errors
         assert "Traceback" not in errors
-        assert wait_gone(str(running.path)) == {}
+        wait_gone(str(running.path))
 
     def test_a_signal_while_it_starts(self, serve: Callable[..., Serve]) -> None:
         running = serve()
-        while len(processes_naming(str(running.path))) < 2:
-            time.sleep(0.01)
+        wait_until(lambda: len(processes_naming(str(running.path))) >= 2, "two processes of the service")
         running.process.send_signal(signal.SIGTERM)
         status, errors = running.end()
         assert "Traceback" not in errors
@@ -335,7 +335,7 @@ class TestStopping:
         running.ready()
         running.process.kill()
         running.process.communicate()
-        assert wait_gone(str(running.path), timeout_s=25) == {}
+        wait_gone(str(running.path))
         left = {folder.name for folder in folders.glob("gmmvit-run-*")}
         assert left
         serve().ready()
@@ -367,8 +367,7 @@ class TestStopping:
         threads = [threading.Thread(target=load) for _ in range(4)]
         for thread in threads:
             thread.start()
-        while len(answers) < 20:
-            time.sleep(0.01)
+        wait_until(lambda: len(answers) >= 20, "20 answers")
         running.process.send_signal(signal.SIGTERM)
         status, errors = running.end(timeout_s=60)
         done.set()
@@ -378,7 +377,7 @@ class TestStopping:
         assert status == 0, errors
         assert max(answers) < 1e-5
         assert len(failures) == 4
-        assert wait_gone(str(running.path)) == {}
+        wait_gone(str(running.path))
 
     def test_serving_a_bundle_directly(self, bundle: Bundle, tmp_path: Path) -> None:
         copy = tmp_path / "bundle"
@@ -442,7 +441,7 @@ class TestInstalls:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_another_bundle_on_the_server_is_noticed(
-    protocol: str, server: TritonServer, tensor_bundles: dict[str, Bundle]
+    protocol: str, server: Running, tensor_bundles: dict[str, Bundle]
 ) -> None:
     with pytest.raises(Exception, match="serves gmmvit_network from bundle"):
         TritonRunner(tensor_bundles["vit_gmm"], url_of(server, protocol))
@@ -450,7 +449,7 @@ def test_another_bundle_on_the_server_is_noticed(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_clients_ask_this_machine_without_a_proxy(
-    protocol: str, server: TritonServer, monkeypatch: pytest.MonkeyPatch
+    protocol: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,10 +15,12 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import GatewayService
 from tests.conftest import FREE_PORTS
-from tests.serving.conftest import flat_png
 from tests.serving.gateways import key_file, request, require_haproxy
+from tests.serving.stand_in import answers_held, held_file
+from tests.test_preprocess import encoded, photo
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.export]
+pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
 
 
 @pytest.mark.parametrize(("name", "normalised"), [("cifar", True), ("gmmvit", False)])
@@ -45,25 +46,45 @@ def test_the_front_asks_the_ensemble_of_the_repository_if_there_is_an_ensemble(
         assert "front: POST /classify is not offered: no model of the repository takes encoded images" in lines
 
 
+def hold_answers(repository: Path) -> None:
+    """Let the network of a repository wait inside ``with answers_held(repository):``."""
+    program = repository / "gmmvit_network" / "1" / "model.py"
+    old = "        answers: list[Any] = [None] * len(requests)\n"
+    text = program.read_text()
+    assert text.count(old) == 1
+    wait = f"        while __import__('os').path.exists({str(held_file(repository))!r}):\n"
+    program.write_text(text.replace(old, f"{old}{wait}            __import__('time').sleep(0.01)\n"))
+
+
 def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp_path: Path) -> None:
-    """A request in flight and a waiting request: four others are refused, long before the timeout of the queue."""
+    """A request in flight and a waiting request: others are refused at once, while both have no answer."""
     require_haproxy()
     repository = repository_from_bundle(bundle, tmp_path / "models")
+    hold_answers(repository.path)
     log = tmp_path / "access.log"
     settings = GatewaySettings(
-        keys=key_file(tmp_path), access_log=log, in_flight=1, queue_limit=1, queue_timeout_ms=30_000
+        keys=key_file(tmp_path), access_log=log, in_flight=1, queue_limit=1, queue_timeout_ms=60_000
     )
-    image = flat_png(7000, 7000)
+    image = encoded(photo(32, 32), "PNG")
 
-    def ask(_: int) -> tuple[int, float]:
-        started = time.monotonic()
-        return request(service.http_url, "/classify", image).status, time.monotonic() - started
+    def ask() -> int:
+        return request(service.http_url, "/classify", image).status
 
-    with GatewayService(ServerOptions(**FREE_PORTS), settings) as service, ThreadPoolExecutor(6) as pool:
+    def count() -> int:
+        lines = request(service.metrics_url, "/metrics").body.decode().splitlines()
+        name = 'haproxy_backend_current_sessions{proxy="triton_http"} '
+        return sum(int(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    with GatewayService(ServerOptions(**FREE_PORTS), settings) as service, ThreadPoolExecutor(2) as pool:
         service.start(TritonServer(repository.path, options=service.server_options), cancelled=lambda: False)
-        answers = sorted(pool.map(ask, range(6)))
-    assert [status for status, _ in answers] == [200, 200, 503, 503, 503, 503]
-    assert max(seconds for _, seconds in answers[2:]) < min(seconds for _, seconds in answers[:2])
+        with answers_held(repository.path):
+            taken = []
+            for number in (1, 2):
+                taken.append(pool.submit(ask))
+                wait_until(lambda number=number: count() == number, f"{number} requests in the gateway")
+            assert [ask() for _ in range(4)] == [503] * 4
+            assert not any(future.done() for future in taken)
+        assert [future.result() for future in taken] == [200, 200]
     assert {json.loads(line)["model"] for line in log.read_text().splitlines()} == {"gmmvit"}
 
 

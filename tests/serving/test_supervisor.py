@@ -32,8 +32,9 @@ from gmmvit_deploy.serving.watch import ProbeTimes
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, stub_of
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
+from tests.waiting import best_of, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.rest]
 LONG = "GMMVIT_LONG_TESTS"
 """With this environment variable, the overload lasts a minute."""
 WITHIN_S = 10.0
@@ -69,14 +70,10 @@ def clients(url: str, pixels: np.ndarray, logits: np.ndarray) -> Iterator[list[f
         assert wrong == []
 
 
-def wait_for(condition: Callable[[], object], *, within_s: float, step: Callable[[], object] = lambda: None) -> float:
-    """Wait until the condition holds, and return the seconds that it took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, f"not within {within_s} s"
-        step()
-        time.sleep(0.02)
-    return time.monotonic() - began
+def run_for(supervisor: Supervisor, seconds: float) -> None:
+    """Let the supervisor work for some seconds; a step, such as a restart, may take longer."""
+    end = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > end, "the end of a step", within_s=seconds + 60, step=supervisor.step)
 
 
 def kill_worker(where: dict[str, Any]) -> None:
@@ -94,32 +91,49 @@ def kill_server(where: dict[str, Any]) -> None:
 INCIDENTS = [(kill_worker, "worker"), (kill_idle_worker, "worker"), (kill_server, "exit")]
 
 
-@pytest.mark.parametrize(("incident", "reason"), INCIDENTS, ids=["worker", "idle worker", "server"])
-def test_a_killed_process_under_load(
-    incident: Callable[[dict[str, Any]], None], reason: str, serve: Callable[..., Serve], bundle: Bundle, tmp_path: Path
-) -> None:
-    log = tmp_path / "serve.log"
-    running = serve("--log", str(log))
+def killed_and_back_s(incident: Callable[[dict[str, Any]], None], reason: str, running: Serve, bundle: Bundle) -> float:
+    """Kill a process of a service under load; return the seconds until the restarted server has answered."""
     where = running.ready()
     pixels, logits = bundle.golden()
     with clients(where["grpc"], pixels, logits) as answered:
-        wait_for(lambda: len(answered) > 20, within_s=30)
+        wait_until(lambda: len(answered) > 20, "21 answers")
         incident(where)
         began = time.monotonic()
         restarts = lambda: metric_values(where["metrics"], "gmmvit_server_restarts_total")  # noqa: E731
         up = lambda: metric_values(where["metrics"], "gmmvit_server_up")[""]  # noqa: E731
-        wait_for(lambda: restarts()[f'{{reason="{reason}"}}'] == 1 and up() == 1, within_s=WITHIN_S)
+        wait_until(lambda: restarts()[f'{{reason="{reason}"}}'] == 1 and up() == 1, "a restart")
         ready_at = time.monotonic()
-        wait_for(lambda: answered[-1] > ready_at, within_s=WITHIN_S)
-        assert next(time_ for time_ in answered if time_ > ready_at) - began < WITHIN_S
+        wait_until(lambda: answered[-1] > ready_at, "an answer after the restart")
+        back_s = next(time_ for time_ in answered if time_ > ready_at) - began
     with TritonConnection(where["http"]) as connection:  # the other port is the same, too
         assert connection.infer("gmmvit_network", "pixels", pixels).shape == logits.shape
     running.process.send_signal(signal.SIGTERM)
     assert running.end()[0] == 0
+    return back_s
+
+
+OF_INCIDENTS = pytest.mark.parametrize(("incident", "reason"), INCIDENTS, ids=["worker", "idle worker", "server"])
+
+
+@OF_INCIDENTS
+def test_a_killed_process_under_load(
+    incident: Callable[[dict[str, Any]], None], reason: str, serve: Callable[..., Serve], bundle: Bundle, tmp_path: Path
+) -> None:
+    log = tmp_path / "serve.log"
+    killed_and_back_s(incident, reason, serve("--log", str(log)), bundle)
     text = log.read_text()
     assert "gmmvit serve: " in text
     assert "restart 1 of the server begins after 0 s" in text
     assert "the server is ready again after" in text
+
+
+@pytest.mark.alone
+@OF_INCIDENTS
+def test_a_killed_process_is_back_within_ten_seconds(
+    incident: Callable[[dict[str, Any]], None], reason: str, serve: Callable[..., Serve], bundle: Bundle
+) -> None:
+    measure_s = lambda: killed_and_back_s(incident, reason, serve(), bundle)  # noqa: E731
+    assert best_of(3, measure_s, enough=WITHIN_S) < WITHIN_S
 
 
 def answered_probes(supervisor: Supervisor) -> dict[str, float]:
@@ -136,7 +150,7 @@ def test_a_worker_that_ends_before_the_first_look(snapshot: bool, tmp_path: Path
         if not snapshot:
             server.workers = ()
         supervisor = Supervisor(server)
-        wait_for(lambda: supervisor.metrics.restarts == 1, within_s=30, step=supervisor.step)
+        wait_until(lambda: supervisor.metrics.restarts == 1, "a restart", step=supervisor.step)
         assert f'{{reason="{"worker" if snapshot else "probe"}"}} 1' in supervisor.metrics.text()
         supervisor._end_watch()
 
@@ -147,39 +161,59 @@ def supervised(repository: Repository) -> Iterator[Supervisor]:
     server = TritonServer(repository.path, options=ServerOptions(**FREE_PORTS))
     with server:
         supervisor = Supervisor(server)
-        wait_for(lambda: len(answered_probes(supervisor)) == 3, within_s=20, step=supervisor.step)
+        wait_until(lambda: len(answered_probes(supervisor)) == 3, "a probe of each model", step=supervisor.step)
         yield supervisor
         supervisor._end_watch()
 
 
-def test_a_process_group_that_was_paused_for_three_seconds_under_load(supervised: Supervisor, bundle: Bundle) -> None:
-    """As a container freeze does. The server survives or dies; either way the service is back."""
+def paused_and_back_s(supervised: Supervisor, bundle: Bundle) -> float:
+    """Pause the process group of a server under load for three seconds; return the seconds until it answers again."""
     server = supervised.server
-    pixels, logits = bundle.golden()
-    with clients(server.grpc_url, pixels, logits) as answered:
-        wait_for(lambda: len(answered) > 20, within_s=30, step=supervised.step)
+    with clients(server.grpc_url, *bundle.golden()) as answered:
+        wait_until(lambda: len(answered) > 20, "21 answers", step=supervised.step)
         os.killpg(server.pid, signal.SIGSTOP)
-        paused = time.monotonic()
-        wait_for(lambda: time.monotonic() - paused > 3, within_s=4, step=supervised.step)
+        run_for(supervised, 3)
         os.killpg(server.pid, signal.SIGCONT)
         resumed = time.monotonic()
-        # A paused server may answer once more, and then die: it must answer for a while.
-        wait_for(
-            lambda: time.monotonic() - resumed > 4 and answered[-1] > time.monotonic() - 0.5,
-            within_s=WITHIN_S,
-            step=supervised.step,
-        )
+        run_for(supervised, 4)  # a paused server may answer once more, and then die: it must answer for a while
+        count = len(answered)
+        wait_until(lambda: len(answered) > count + 20, "21 answers after the pause", step=supervised.step)
+        return answered[count] - resumed
+
+
+def test_a_process_group_that_was_paused_for_three_seconds_under_load(supervised: Supervisor, bundle: Bundle) -> None:
+    """As a container freeze does. The server survives or dies; either way the service is back."""
+    assert paused_and_back_s(supervised, bundle) > 0
+
+
+@pytest.mark.alone
+def test_a_paused_process_group_is_back_within_ten_seconds(supervised: Supervisor, bundle: Bundle) -> None:
+    assert best_of(3, lambda: paused_and_back_s(supervised, bundle), enough=WITHIN_S) < WITHIN_S
+
+
+def hung_and_restarted_s(supervised: Supervisor, bundle: Bundle) -> float:
+    """Stop a worker while another model is busy; return the seconds until the server was started again."""
+    restarts = supervised.metrics.restarts
+    with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
+        wait_until(lambda: len(answered) > 20, "21 answers", step=supervised.step)
+        os.kill(stub_of(supervised.server.pid, "gmmvit_preprocess").pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        wait_until(lambda: supervised.metrics.restarts > restarts, "a restart", step=supervised.step)
+        return time.monotonic() - stopped
+
+
+@pytest.mark.alone
+def test_a_server_with_a_worker_that_hangs_is_restarted_within_twenty_seconds(
+    supervised: Supervisor, bundle: Bundle
+) -> None:
+    assert best_of(3, lambda: hung_and_restarted_s(supervised, bundle), enough=20) < 20
 
 
 def test_a_worker_that_hangs_while_another_model_is_busy(supervised: Supervisor, bundle: Bundle) -> None:
     """Its process lives, the server reports that it is ready, and the network answers: only a probe shows it."""
     server = supervised.server
-    pixels, logits = bundle.golden()
-    with clients(server.grpc_url, pixels, logits) as answered:
-        wait_for(lambda: len(answered) > 20, within_s=30, step=supervised.step)
-        before = server.pid
-        os.kill(stub_of(before, "gmmvit_preprocess").pid, signal.SIGSTOP)
-        wait_for(lambda: supervised.metrics.restarts == 1, within_s=20, step=supervised.step)
+    before = server.pid
+    hung_and_restarted_s(supervised, bundle)
     assert 'gmmvit_server_restarts_total{reason="probe"} 1' in supervised.metrics.text()
     assert server.pid != before
     with TritonConnection(server.grpc_url) as connection:
@@ -187,24 +221,30 @@ def test_a_worker_that_hangs_while_another_model_is_busy(supervised: Supervisor,
         assert connection.infer("gmmvit", "IMAGE", image).shape == (1, 10)
 
 
+@pytest.mark.alone
 def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bundle: Bundle) -> None:
+    """In three seconds, each model infers two to four times."""
     address = Address(host="127.0.0.1", port=supervised.server.metrics_port)
-    counts, began = successes(address), time.monotonic()
-    wait_for(lambda: time.monotonic() - began > 3, within_s=4, step=supervised.step)
-    after = successes(address)
-    assert counts is not None
-    assert after is not None
-    assert {model: 2 <= after[model] - counts[model] <= 4 for model in after} == {
-        "gmmvit": True,
-        "gmmvit_network": True,
-        "gmmvit_preprocess": True,
-    }
-    probes, began = answered_probes(supervised), time.monotonic()
-    with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
-        wait_for(lambda: time.monotonic() - began > 3, within_s=4, step=supervised.step)
-    busy = answered_probes(supervised)
-    assert len(answered) > 20
-    assert 2 <= busy['model="gmmvit",result="answered"}'] - probes['model="gmmvit",result="answered"}'] <= 4
+    of_ensemble = 'model="gmmvit",result="answered"}'
+
+    def off_idle() -> float:
+        counts = successes(address)
+        run_for(supervised, 3)
+        after = successes(address)
+        assert counts is not None
+        assert after is not None
+        assert after.keys() == {"gmmvit", "gmmvit_network", "gmmvit_preprocess"}
+        return max(abs(after[model] - counts[model] - 3) for model in after)
+
+    def off_busy() -> float:
+        probes = answered_probes(supervised)
+        with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
+            run_for(supervised, 3)
+        assert len(answered) > 20
+        return abs(answered_probes(supervised)[of_ensemble] - probes[of_ensemble] - 3)
+
+    assert best_of(3, off_idle, enough=1) <= 1
+    assert best_of(3, off_busy, enough=1) <= 1
     assert supervised.metrics.restarts == 0
 
 
@@ -233,7 +273,8 @@ def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
         for restart, steady_s in enumerate((60.0, 60.0, 60.0, 0.0), 1):
             supervisor.options = replace(supervisor.options, steady_s=steady_s)
             server.kill_now()
-            wait_for(lambda least=restart: supervisor.metrics.restarts == least, within_s=10, step=supervisor.step)
+            is_back = lambda number=restart: supervisor.metrics.restarts == number  # noqa: E731
+            wait_until(is_back, f"restart {restart}", step=supervisor.step)
         assert waits_s == [0, 1, 2, 0]
         (models / MODEL / "1" / "model.py").write_text("this is no Python")
         supervisor.options = replace(supervisor.options, steady_s=60.0)
@@ -251,42 +292,45 @@ def test_ten_times_the_capacity_causes_no_restart(tmp_path: Path) -> None:
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
         supervisor = Supervisor(server)
         supervisor.step()
-        with open_loop(server, rate=1000.0) as sent:
-            began = time.monotonic()
-            wait_for(lambda: time.monotonic() - began > seconds, within_s=seconds + 10, step=supervisor.step)
-        assert len(sent) > 500 * seconds
+        with open_loop(server, rate=1000.0) as waiting:
+            run_for(supervisor, seconds)
+            # A machine that sends fewer requests a second needs longer for a queue that shows the overload.
+            wait_until(lambda: waiting() > 500, "500 requests that wait", step=supervisor.step)
         assert supervisor.metrics.restarts == 0, supervisor.metrics.text()
         supervisor._end_watch()
         server.kill_now()  # the queue would take minutes
 
 
 @contextmanager
-def open_loop(server: TritonServer, *, rate: float) -> Iterator[list[float]]:
-    """Send requests at a constant rate without waiting for answers, and yield the times.
+def open_loop(server: TritonServer, *, rate: float) -> Iterator[Callable[[], int]]:
+    """Send requests at a constant rate without waiting for answers, and yield a function: how many have no answer.
 
     Clients give up after ten seconds, so that a minute of requests needs no more memory than ten seconds of them.
     """
     import tritonclient.grpc as triton
 
-    sent: list[float] = []
+    sent, ended = [0], [0]
     done = threading.Event()
     client = triton.InferenceServerClient(server.grpc_url.removeprefix("grpc://"))
     tensor = triton.InferInput("X", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
 
+    def note(result: object, error: object) -> None:
+        ended[0] += 1  # all callbacks run in one thread
+
     def load() -> None:
         began = time.monotonic()
         while not done.is_set():
             # On a machine that cannot send at this rate, the number of due requests is never reached.
-            while len(sent) < (time.monotonic() - began) * rate and not done.is_set():
-                client.async_infer(MODEL, [tensor], callback=lambda result, error: None, client_timeout=10)
-                sent.append(time.monotonic())
+            while sent[0] < (time.monotonic() - began) * rate and not done.is_set():
+                client.async_infer(MODEL, [tensor], callback=note, client_timeout=10)
+                sent[0] += 1
             time.sleep(0.002)
 
     thread = threading.Thread(target=load)
     thread.start()
     try:
-        yield sent
+        yield lambda: sent[0] - ended[0]
     finally:
         done.set()
         thread.join()

@@ -17,7 +17,6 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from benchmarks.shared.timm_architectures import attention_effects, perturbed
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
@@ -26,6 +25,7 @@ from gmmvit_deploy.export import bundle_from_checkpoint as export
 from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
 from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from tests.uneven_attention import attention_effects, perturbed
 
 MAX_BATCH = 5
 SMALL: dict[str, tuple[str, int, dict[str, Any]]] = {

@@ -58,6 +58,7 @@ def block_outputs(model: nn.Module, blocks: int) -> list[Tensor]:
     return outputs[-blocks:]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "blocks", "average"),
     [

@@ -36,7 +36,7 @@ from tests.families.test_naive_vit import tutorial_logits, tutorial_state
 timm = pytest.importorskip("timm")
 from timm.data import create_transform, resolve_data_config  # noqa: E402 - after the check that timm is installed
 
-pytestmark = [pytest.mark.export, pytest.mark.server]
+pytestmark = [pytest.mark.export, pytest.mark.server, pytest.mark.rest]
 
 PROTOCOLS = ("grpc", "http")
 ATOL = 2e-5  # of logits, as for the golden files

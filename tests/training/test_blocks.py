@@ -101,6 +101,7 @@ def test_digits_are_not_mirrored_and_data_sets_have_their_policies() -> None:
     assert recipe_from("light", "cifar10") == RECIPES["light"]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.presets], ids=lambda family: family.name)
 def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # a record
     """Every block has stochastic depth, every parameter of the first block gets a gradient, and the checkpoint needs no

@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from gmmvit_deploy.sources.hints import LoadHints
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, blocks, commands
+from tests.waiting import wait_until
 
 SMALL = ["--data", "digits", "--mask", "gmm", "--image-size", "8"]
 QUICK = [*SMALL, "--recipe", "light", "--padding", "0", "--batch", "16", "--rate", "1e-3", "--epochs", "1"]
@@ -105,10 +105,11 @@ def test_a_run_that_was_killed_twice_writes_the_log_of_a_quiet_run(tmp_path: Pat
     assert len(records(quiet)) == 2 * 16 + 2  # three passes over 1437 images are 16 batches and a rest
     for lines, resume in ((7, []), (22, ["--resume"])):
         run = started("-m", "gmmvit_cli.main", "train", "-o", killed, *words, "--workers", "1", *resume)
-        end = time.monotonic() + _HANGS_S
-        while logged_lines(killed) < lines and run.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        os.killpg(run.pid, signal.SIGKILL)
+        try:
+            at_line = lambda line=lines: logged_lines(killed) >= line or run.poll() is not None  # noqa: B023, E731
+            wait_until(at_line, f"{lines} lines of the log", within_s=_HANGS_S)
+        finally:
+            os.killpg(run.pid, signal.SIGKILL)
         assert run.wait() == -signal.SIGKILL
     assert 22 <= logged_lines(killed) < 34
     trained("-o", killed, *words, "--resume")
@@ -182,6 +183,7 @@ def test_progress_and_log_state_what_a_step_and_an_epoch_gave(tmp_path: Path) ->
     assert "add --resume to continue a run, or add --force to replace the folder" in " ".join(answer.err.split())
 
 
+@pytest.mark.rest
 def test_a_resumed_run_has_the_settings_of_the_run_before(run_of_a_step: Path, tmp_path: Path) -> None:
     words = ["-o", run_of_a_step, *QUICK, "--preset", "vit_d6", "--batch", "1436", "--resume"]
     log = (run_of_a_step / "log.jsonl").read_bytes()

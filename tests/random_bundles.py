@@ -1,4 +1,4 @@
-"""Write bundles of the paper's ViT with random weights, for scripts that start a server."""
+"""Write bundles of the paper's ViT with random weights, for tests and scripts that start a server."""
 
 from __future__ import annotations
 

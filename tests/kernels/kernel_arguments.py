@@ -1,4 +1,4 @@
-"""The arguments of our attention kernel, for callers in Python: benchmarks and tests."""
+"""The arguments of our attention kernel, for callers in Python."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.waiting import wait_until
+
 __all__ = ["KINDS", "CheckedLoad"]
 
 KINDS = ("grpc", "http-kept", "http-new")
@@ -71,6 +73,12 @@ class CheckedLoad:
     @property
     def total(self) -> int:
         return sum(self.sent.values())
+
+    def await_more(self, count: int) -> None:
+        """Wait until each kind of client has sent ``count`` more requests, and has got their answers."""
+        before = Counter(self.sent)
+        enough = lambda: all(self.sent[kind] >= before[kind] + count for kind in KINDS)  # noqa: E731
+        wait_until(enough, f"{count} more requests of each kind of client")
 
     def _run(self, kind: str, number: int) -> None:
         generator = np.random.default_rng(number)

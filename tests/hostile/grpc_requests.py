@@ -9,9 +9,9 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from benchmarks.shared.hostile.case import Case
-from benchmarks.shared.hostile.http_requests import GRPC_PORT, Held, region_key
-from benchmarks.shared.hostile.images import bomb, photo
+from tests.hostile.case import Case
+from tests.hostile.http_requests import GRPC_PORT, Held, region_key
+from tests.hostile.images import bomb, photo
 
 __all__ = ["GRPC", "Call", "images_request", "sound_request"]
 

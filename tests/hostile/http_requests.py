@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.shared.hostile.case import Case
-from benchmarks.shared.hostile.images import bomb, photo
+from tests.hostile.case import Case
+from tests.hostile.images import bomb, photo
 
 __all__ = ["AUTH", "CLASSIFY", "GRPC_PORT", "HTTP", "OWN_REGIONS", "Held", "Request", "region_key"]
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.shared.hostile.case import Case
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.families import model_from_spec
 from gmmvit_deploy.families.vit.spec import ViTSpec
 from gmmvit_deploy.specs import MaskSpec
+from tests.hostile.case import Case
 
 __all__ = ["CHECKPOINTS", "small_checkpoint"]
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.shared.hostile.case import Case
-from benchmarks.shared.hostile.checkpoints import small_checkpoint
-from benchmarks.shared.hostile.graphs import GRAPHS
 from gmmvit_deploy.artifacts import GOLDEN_FILE, LABELS_FILE, MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, Bundle
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from tests.hostile.case import Case
+from tests.hostile.checkpoints import small_checkpoint
+from tests.hostile.graphs import GRAPHS
 
 __all__ = ["BUNDLES", "sound_bundle"]
 

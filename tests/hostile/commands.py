@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.shared.hostile.case import ANSWERED, CRASH, HANG, REFUSED, Outcome
+from tests.hostile.case import ANSWERED, CRASH, HANG, REFUSED, Outcome
 
 __all__ = ["Sandbox", "gmmvit"]
 
@@ -22,8 +22,8 @@ _PRELOADED = (
     "onnxruntime",
     "PIL.Image",
     "gmmvit_cli.main",
-    "benchmarks.shared.hostile.bundles",
-    "benchmarks.shared.hostile.senders",
+    "tests.hostile.bundles",
+    "tests.hostile.senders",
 )
 _ADDRESS_BYTES = 24 << 30
 """The largest address space of a command, so that a bomb cannot take the machine with it; torch reserves some GB."""

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from benchmarks.shared.hostile.commands import Sandbox
-from benchmarks.shared.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 from gmmvit_deploy.serving.front.options import FRONT_HEADER
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
+from tests.hostile.commands import Sandbox
+from tests.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 
 __all__ = ["LIMIT_S", "Service"]
 
@@ -116,9 +116,9 @@ class Service:
             parts = urlsplit(where[protocol])
             self._addresses[protocol] = _Address(str(parts.hostname), int(parts.port or 0))
         folders = {path.name for path in self._sandbox.temporary.glob("gmmvit-run-serve-*")}
-        regions = (path.name for path in Path("/dev/shm").iterdir())  # noqa: S108 - Triton's own shared memory
+        regions = (path.name for path in Path("/dev/shm").iterdir())
         own = [name for name in regions if any(name.startswith(folder) for folder in folders)]
-        OWN_REGIONS[:] = sorted(own, key=lambda name: Path("/dev/shm", name).stat().st_mtime)  # noqa: S108 - as above
+        OWN_REGIONS[:] = sorted(own, key=lambda name: Path("/dev/shm", name).stat().st_mtime)
         if not self._gateway and self._front is None:
             self._front = start_front(self._front_target(), 0, self._secret)
             self._front.wait_ready()

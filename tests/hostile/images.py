@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.shared.hostile.case import Case
+from tests.hostile.case import Case
 
 __all__ = ["IMAGES", "bomb", "photo"]
 

@@ -1,0 +1,35 @@
+"""Commands end quietly: nothing but progress on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.golden_files import GOLDEN
+
+PROGRESS = "· "
+
+
+def errors_of(*arguments: str | Path, timeout_s: float = 240) -> list[str]:
+    """Run a command in a new interpreter, and return the lines on stderr that are no progress."""
+    command = [sys.executable, "-m", "gmmvit_cli.main", *map(str, arguments)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return [line for line in answer.stderr.splitlines() if not line.startswith(PROGRESS)]
+
+
+@pytest.mark.process
+@pytest.mark.export
+def test_export_and_parity(tmp_path: Path) -> None:
+    assert errors_of("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "bundle", "--input", "tensor") == []
+    assert errors_of("parity", tmp_path / "bundle", "--runner", "onnxruntime") == []
+
+
+@pytest.mark.process
+@pytest.mark.server
+@pytest.mark.rest
+def test_the_demo(tmp_path: Path) -> None:
+    assert errors_of("demo", "--output", tmp_path / "demo") == []
