@@ -76,7 +76,12 @@ def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
 def pytest_configure() -> None:
     # Imports of torch and onnx leave millions of permanent objects, and tracing a model makes millions more for
     # seconds: the collector takes a quarter of an export's time to look through all of them again and again.
+    gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # nanobind reports objects that Python does not free at its end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

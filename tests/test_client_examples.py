@@ -193,6 +193,7 @@ def test_javascript(folder: Path, expected: Any) -> None:
     check_lines(run(node, "classify.mjs", "photo.png", "pixels.bin"), expected)
 
 
+@pytest.mark.rest
 def test_java(folder: Path, expected: Any) -> None:
     java, keytool = require("java"), require("keytool")
     (folder / "Classify.java").write_text(examples("java")[0].text)
@@ -257,6 +258,7 @@ def test_metrics_of_certificate_and_reload(service: GatewayService, certificate:
         assert values(service, certificate)["gmmvit_gateway_reload_failed"] == failed
 
 
+@pytest.mark.rest
 def test_the_metrics_count_the_restarts_of_the_front(service: GatewayService, certificate: Certificate) -> None:
     assert values(service, certificate)["gmmvit_front_restarts_total"] == 0
     keeper = service.front

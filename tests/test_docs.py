@@ -105,7 +105,7 @@ TIMM_FILES = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a reader before the first command.
 
@@ -138,7 +138,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def shell(scratch: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]) -> Iterator[Shell]:
     shell = Shell(scratch, gmmvit)
     yield shell
@@ -149,17 +149,35 @@ def shell(scratch: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 @pytest.mark.engine
 @pytest.mark.export
 @pytest.mark.process
-@pytest.mark.timeout(900)
-def test_every_block_runs(shell: Shell, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the navigation: a page may use what an earlier page wrote, so the pages are one test."""
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param([page for page in WITH_BLOCKS if page.name == "index.md"][:1], id="quickstart"),
+        pytest.param(WITH_BLOCKS, id="all pages", marks=pytest.mark.rest),
+    ],
+)
+def test_every_block_runs(
+    pages: list[Path], shell: Shell, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the navigation: a page may use what an earlier page wrote, so the pages are one test.
+
+    Pictures are drawn from what the commands of all pages wrote.
+    """
     monkeypatch.chdir(scratch)
-    for page in WITH_BLOCKS:
+    for page in pages:
         names: dict[str, object] = {}
         for block in (block for block in BLOCKS[page] if block.runs_here):
             if block.language == "python":
                 exec(compile(block.text, block.where, "exec"), names)  # noqa: S102 - our own documentation
             elif block.language == "console":
                 _run_console(block, shell)
+    if pages == WITH_BLOCKS:
+        draw(scratch, tmp_path)
+        drawn = {path.name for path in tmp_path.iterdir()}
+        assert drawn == {path.name for path in PICTURES.iterdir()}
+        text = "".join(TEXTS.values())
+        assert all(f"pictures/{name})" in text for name in drawn)
 
 
 def _run_console(block: Block, shell: Shell) -> None:
@@ -315,6 +333,7 @@ def test_the_readme_quotes_no_other_table_of_results() -> None:
     assert re.findall(r"<!-- (\w+) -->", TEXTS[README]) == ["headline"]
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("site", ".cache"))
@@ -363,16 +382,3 @@ def test_links_lead_to_files_and_headings_that_exist() -> None:
 
 def test_package_versions_agree() -> None:
     assert version("gmmvit-deploy") == gmmvit_deploy.__version__
-
-
-@pytest.mark.server
-@pytest.mark.engine
-@pytest.mark.export
-@pytest.mark.process
-def test_pictures_are_drawn_from_what_the_commands_wrote(shell: Shell, scratch: Path, tmp_path: Path) -> None:
-    """Behind `test_every_block_runs`: the pages of parity and bench are written by then."""
-    draw(scratch, tmp_path)
-    drawn = {path.name for path in tmp_path.iterdir()}
-    assert drawn == {path.name for path in PICTURES.iterdir()}
-    text = "".join(TEXTS.values())
-    assert all(f"pictures/{name})" in text for name in drawn)

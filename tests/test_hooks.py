@@ -40,6 +40,7 @@ def commit(repository: Path, name: str, text: str) -> subprocess.CompletedProces
     return git(repository, "commit", "--quiet", "--message", f"Add {name}", check=False)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [

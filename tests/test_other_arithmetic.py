@@ -32,9 +32,10 @@ import numpy as np
 import torch
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
-from tests.golden_files import NAMES, golden
+from tests.golden_files import MANIFEST, golden
 described = {}
-for case in map(golden, NAMES):
+networks = {(entry["family"], entry["mask"]): name for name, entry in MANIFEST.items()}
+for case in map(golden, networks.values()):
     loaded = load_checkpoint(case.path, case.hints)
     with torch.inference_mode():
         logits = loaded.model(torch.from_numpy(case.inputs)).numpy()

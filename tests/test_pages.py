@@ -79,6 +79,7 @@ def test_a_page_is_readable() -> None:
     assert [cell.attributes.get("class") for cell in tree.all("thead")[0].all("th")] == [None, "number", None]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -154,6 +154,7 @@ def places(name: str) -> dict[str, Placement]:
 # ---- the golden checkpoints ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", GOLDEN_MODELS)
 def test_golden_checkpoints(name: str) -> None:
     model = create(GOLDEN_MODELS[name], mask="gmm", kernels=3, form="stored", **GOLDEN_ARGS).eval()
@@ -170,7 +171,7 @@ def test_golden_checkpoints(name: str) -> None:
 # ---- the formulas ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @each_model
 def test_mixture_is_multiplied_after_the_scale_and_before_the_bias(name: str) -> None:
     model = build(name).double()
@@ -185,6 +186,7 @@ def test_mixture_is_multiplied_after_the_scale_and_before_the_bias(name: str) ->
         assert (expected - plain(batch)).abs().max() > 1e-3  # the masks have an effect
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["vit", "swin"])
 def test_decay_is_added_to_the_scores(name: str) -> None:
     model = build(name, mask="decay").double()
@@ -336,6 +338,7 @@ for name, args in (
 """
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_compiles_as_one_graph() -> None:
     """The Python of the tests checks shapes in signatures, which torch.compile cannot trace; hence another Python."""
@@ -360,6 +363,7 @@ def test_folding_changes_no_bit(name: str, mask: str) -> None:
         assert model(batch).equal(expected)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_onnx_agrees_with_pytorch(tmp_path: Path) -> None:
     import onnxruntime
@@ -380,6 +384,7 @@ def test_onnx_agrees_with_pytorch(tmp_path: Path) -> None:
 # ---- warnings and errors ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "more", "warns"),
     [("vit", {}, True), ("vit", {"global_pool": "avg"}, False), ("pit", {}, True), ("swin", {}, False)],
@@ -423,6 +428,7 @@ def test_a_model_takes_masks_once() -> None:
         add_masks(build("vit"))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "depth", "reason"),
     [

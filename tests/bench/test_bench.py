@@ -67,6 +67,7 @@ def made(bundle: Bundle) -> BenchReport:
         return bench(bundle, runners, BenchOptions(plan=QUICK, samples=16, bound_ms=50))
 
 
+@pytest.mark.rest
 def test_every_runner_at_every_batch(report: BenchReport) -> None:
     cells = {(cell.runner, cell.scenario, cell.batch) for cell in report.cells}
     scenarios = [("SingleStream", 1), ("MultiStream", 4), ("Offline", 4)]
@@ -101,6 +102,7 @@ def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:
     assert best_of(3, quick_over_slow, enough=1) < 1
 
 
+@pytest.mark.rest
 def test_wrong_answers_make_a_run_invalid(bundle: Bundle) -> None:
     with Slower(bundle) as wrong:
         wrong.delay_s, wrong.off = 0.0, 0.01
@@ -110,6 +112,7 @@ def test_wrong_answers_make_a_run_invalid(bundle: Bundle) -> None:
     assert "answers were wrong: a logit is 0.01" in bench_report.wrong[0]
 
 
+@pytest.mark.rest
 def test_answers_that_are_not_finite_are_wrong(bundle: Bundle) -> None:
     with Slower(bundle) as wrong:
         wrong.delay_s, wrong.off = 0.0, float("nan")
@@ -118,6 +121,7 @@ def test_answers_that_are_not_finite_are_wrong(bundle: Bundle) -> None:
     json.dumps(bench_report.to_json(), allow_nan=False)
 
 
+@pytest.mark.rest
 def test_answers_to_arrivals_that_are_not_finite_are_wrong(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_load, "_STEPS", 1)
     monkeypatch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)
@@ -212,6 +216,7 @@ def test_two_of_three_trials_decide(trials: list[float], holds: bool) -> None:
     assert point is None or point.p99_ms == max(p99 for p99 in trials if p99 <= 50)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
 def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
@@ -223,6 +228,7 @@ def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: d
         assert sum(work.products.values()) > 4
 
 
+@pytest.mark.rest
 def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     works = [network_work(bundle, batch) for batch in (1, 4)]
     line = measured_roofline(works, "fp32")
@@ -249,6 +255,7 @@ def test_the_matrix_product_of_a_roofline_reads_its_own_copy_of_the_input() -> N
     np.testing.assert_allclose(product, left @ right, atol=1e-3)
 
 
+@pytest.mark.rest
 def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
     """A stand-in for nvidia-smi prints the state of two GPUs; another program uses the second."""
     stub = tmp_path / "nvidia-smi"
@@ -270,6 +277,7 @@ def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert machine_state().gpus == ()
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
 def test_a_gpu_has_its_own_roofline_or_a_reason_why_not(bundle: Bundle) -> None:
     works = [network_work(bundle, 4)]
@@ -322,6 +330,7 @@ def test_no_runner_is_much_faster_than_the_roofline(bundle: Bundle) -> None:
     assert best_of(3, largest_share, enough=1.2) < 1.2
 
 
+@pytest.mark.rest
 def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_path: Path) -> None:
     path = tmp_path / "bench.html"
     write_page(report.to_json(), path)
@@ -345,6 +354,7 @@ def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_
     assert set(report.reasons) <= set(shown)
 
 
+@pytest.mark.rest
 @pytest.mark.browser
 def test_an_accessibility_checker_has_no_complaint(report: BenchReport, tmp_path: Path) -> None:
     write_page(report.to_json(), tmp_path / "bench.html")
@@ -438,6 +448,7 @@ def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], message
         BenchOptions(plan=plan, **{"samples": 16, **changes})
 
 
+@pytest.mark.rest
 def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchReport) -> None:
     assert report.skipped == ()
     with open_runners(["onnxruntime:fp16"], precise_bundle) as (runner,):

@@ -26,6 +26,7 @@ def slow(batch: NDArray[Any]) -> NDArray[Any]:
     return doubled(batch)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize(
     ("scenario", "batch", "queries", "samples"),

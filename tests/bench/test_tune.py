@@ -74,6 +74,7 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert report.passed, report.failures()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("runtime", "precision", "library"),
     [("openvino", "int8", "openvino_kernels.so"), ("onnxruntime", "fp32", "onnxruntime_kernels.so")],
@@ -107,6 +108,7 @@ def test_our_kernels_behind_triton_give_the_models_answers(
             TritonServer(repository.path, options=PORTS).start()
 
 
+@pytest.mark.rest
 def test_an_image_sizes_the_preprocessing(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_instances", lambda settings: [])
     monkeypatch.setattr(tune_preprocessing, "candidates", lambda: (2, 1))
@@ -197,6 +199,7 @@ def test_an_image_that_cannot_be_used_is_refused_before_the_trials(bundle: Bundl
             tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=10, image=tmp_path / name))
 
 
+@pytest.mark.rest
 def test_a_bound_that_nothing_holds_writes_nothing(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +209,7 @@ def test_a_bound_that_nothing_holds_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rest
 def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[..., CompletedProcess[str]]) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(OutputError):

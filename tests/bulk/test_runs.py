@@ -109,6 +109,7 @@ def test_command_line(quiet: dict[str, bytes], source: Path, bundle: Bundle, gmm
     assert "--batch: expected 8, got 3" in refused.stderr
 
 
+@pytest.mark.rest
 def test_parts_of_a_job_are_the_whole(
     quiet: dict[str, bytes], source: Path, bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path
 ) -> None:
@@ -136,6 +137,7 @@ def test_workers_keep_within_the_quota_of_a_container(
     assert launched == [3]
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     moments = np.random.default_rng(24)
@@ -160,6 +162,7 @@ def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle:
     assert not list((folder / JOB_FOLDER).glob(".*"))
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_two_runs_of_which_one_is_killed(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     """Both work on the same folder. A parent is killed alone: its worker must end, and the other run must finish."""
@@ -190,6 +193,7 @@ def test_a_worker_that_is_killed_is_reported(source: Path, bundle: Bundle, tmp_p
     assert killed
 
 
+@pytest.mark.rest
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_path: Path) -> None:
@@ -216,6 +220,7 @@ def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.rest
 def test_two_ray_workers(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ray is not tested")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -50,6 +50,7 @@ def rows(storage: Storage, plan: Plan) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.to_pylist()]
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_several_labels_and_features(tmp_path: Path) -> None:
     options = cifar_options(task="multi-label", thresholds=0.4, outputs=("logits", "features"))

@@ -324,6 +324,7 @@ class TestStorages:
         assert read == [8]
 
 
+@pytest.mark.rest
 def test_option_of_the_command_line(
     state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path, gmmvit: Any
 ) -> None:

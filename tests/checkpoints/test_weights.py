@@ -55,7 +55,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
     return path
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", RELEASED)
 def test_the_model_of_a_bundle_equals_the_trained_model(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle, case = tensor_bundles[name], golden(name)
@@ -83,6 +83,7 @@ def test_no_name_is_recognised_and_no_size_read_off_a_shape(
         assert load_checkpoint(bundle.weights_path).spec == bundle.manifest.spec
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", ["vit_plain", "vit_gmm_head_dim", "swin_gmm", "t2t_elm"])
 def test_export_from_a_bundles_weights_gives_the_same_network(
     name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
@@ -165,6 +166,7 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
         model_from_bundle(broken.manifest, broken.weights_path)
 
 
+@pytest.mark.rest
 def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
     bundle: Bundle, tmp_path: Path, gmmvit: Any
 ) -> None:

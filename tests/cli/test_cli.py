@@ -40,24 +40,7 @@ def test_help_lists_the_commands_and_stays_light() -> None:
     assert answer.stdout.endswith("status 0 heavy []\n")
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(("words", "rare"), [(["parity", "missing"], True), (["--version"], False)])
-def test_the_collector_runs_rarely_in_short_commands_and_not_at_the_end(words: list[str], rare: bool) -> None:
-    code = (
-        "import atexit, gc, sys, tempfile; usual = gc.get_threshold()\n"
-        "folder = tempfile.TemporaryDirectory(); folder.itself = folder  # in a cycle\n"
-        "print(folder.name)\n"
-        "atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() > 0, gc.get_threshold() > usual))\n"
-        f"sys.argv = ['gmmvit', *{words}]\n"
-        "from gmmvit_cli.main import main\n"
-        "main()"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    folder, *_, at_end = answer.stdout.splitlines()
-    assert at_end == f"False True {rare}"
-    assert not Path(folder).exists()
-
-
+@pytest.mark.first(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(command: str, gmmvit: Gmmvit) -> None:
     answer = gmmvit(command, "--help")
@@ -77,6 +60,7 @@ def test_inspect_json(gmmvit: Gmmvit) -> None:
     assert "underflowed" in report["audit"][0]["what"]
 
 
+@pytest.mark.rest
 def test_inspect_notes_a_mask_without_influence(gmmvit: Gmmvit) -> None:
     audit = json.loads(gmmvit("inspect", GOLDEN / "pit_gmm.pth", "--json").stdout)["audit"]
     notes = [
@@ -93,6 +77,7 @@ def test_inspect_a_preset_with_spt_and_lsa(gmmvit: Gmmvit) -> None:
     assert (described["spec"]["spt"], described["spec"]["lsa"], described["spec"]["class_token"]) == (True, True, True)
 
 
+@pytest.mark.rest
 def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
     sizes = ("--classes", "10", "--image-size", "32")
     answer = gmmvit("inspect", "--preset", "swin", *sizes, "--mask", "gmm", "--kernels", "5", "--json")
@@ -102,6 +87,7 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
     assert "7,074,088" in gmmvit("inspect", "--preset", "swin", *sizes, "--mask", "gmm").stdout
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -144,6 +130,7 @@ def test_presets_that_cannot_be(arguments: tuple[str, ...], message: str, gmmvit
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.rest
 def test_inspect_writes_a_report(gmmvit: Gmmvit, tmp_path: Path) -> None:
     for name in ("masks.html", "masks.png"):
         answer = gmmvit("inspect", GOLDEN / "swin_gmm.pth", "--report", tmp_path / name, "--json")
@@ -274,6 +261,7 @@ BAD_CHECKPOINTS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("make", "message"), BAD_CHECKPOINTS.values(), ids=BAD_CHECKPOINTS.keys())
 def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmmvit, tmp_path: Path) -> None:
     path = make(tmp_path)
@@ -287,6 +275,7 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -319,6 +308,7 @@ def test_bad_options_of_export(arguments: tuple[str, ...], message: str, gmmvit:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rest
 @pytest.mark.export
 @pytest.mark.process
 def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
@@ -332,6 +322,7 @@ def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, server: Running) -> None:
     url = server.grpc_url if protocol == "grpc" else server.http_url
@@ -340,6 +331,7 @@ def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, s
     assert answer.stderr.startswith(f"Error: the server at {url} has no model 'resnet'\nhint: ")
 
 
+@pytest.mark.rest
 def test_mean_and_std_with_spaces_or_commas(gmmvit: Gmmvit, tmp_path: Path) -> None:
     labels = ("--labels", ",".join("abcdefghij"))
     for out, between in (("a", " "), ("b", ",")):
@@ -351,6 +343,7 @@ def test_mean_and_std_with_spaces_or_commas(gmmvit: Gmmvit, tmp_path: Path) -> N
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -381,6 +374,7 @@ def test_usage_errors_have_status_two(gmmvit: Gmmvit) -> None:
     assert gmmvit("no-such-command").returncode == 2
 
 
+@pytest.mark.rest
 def test_what_was_not_foreseen_is_an_error_too(gmmvit: Gmmvit, tmp_path: Path) -> None:
     (tmp_path / "jaxtyping.py").write_text("raise RuntimeError('a broken install')")
     environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -393,6 +387,7 @@ def test_what_was_not_foreseen_is_an_error_too(gmmvit: Gmmvit, tmp_path: Path) -
     assert "Traceback" in with_trace.stderr
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_a_reader_that_goes_away(bundle: Bundle) -> None:
     command = f"{sys.executable} -m gmmvit_cli.main parity {bundle.path} --json | true"

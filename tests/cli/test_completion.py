@@ -76,6 +76,7 @@ complete -p gmmvit
 """
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_in_bash(tmp_path: Path) -> None:
     program = tmp_path / "gmmvit"

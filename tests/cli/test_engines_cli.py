@@ -106,6 +106,7 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
     refused(answer, "expected uint8 (N, 32, 32, 3), got uint8 (4, 28, 28, 3)")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -173,6 +174,7 @@ def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(gmmvi
     refused(gmmvit("doctor", bundle.path, *both), "--server-version and --server exclude each other")
 
 
+@pytest.mark.rest
 def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:
     plan = served_by_tensorrt(engine, tmp_path / "e").path
     command = ("repository", precise_bundle.path, "-o", tmp_path / "r", "--backend", "tensorrt", "--engine", plan)

@@ -29,6 +29,7 @@ def test_inspect_prints_where_values_come_from() -> None:
     assert json.loads(gmmvit_here("inspect", path, *options, "--json").out)["taken_from"] == RMT_ORIGINS
 
 
+@pytest.mark.rest
 def test_the_manifest_states_where_values_come_from(tensor_bundles: dict[str, Bundle]) -> None:
     def stored(name: str) -> object:
         return json.loads((tensor_bundles[name].path / "manifest.json").read_text())["taken_from"]
@@ -42,6 +43,7 @@ def test_the_manifest_states_where_values_come_from(tensor_bundles: dict[str, Bu
     assert tensor_bundles["rmt_layerscale"].manifest.taken_from == RMT_ORIGINS
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("preset", "heads"), [("vit", 12), ("pit", 2), ("t2t", 4)])
 @pytest.mark.parametrize("lsa", [False, True], ids=["plain", "lsa"])
 def test_heads_of_a_preset_are_recorded(preset: str, heads: int, lsa: bool, tmp_path: Path) -> None:

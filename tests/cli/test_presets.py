@@ -30,7 +30,7 @@ SPT_LSA = {"vit": 2_729_878, "cait": 9_058_066, "pit": 8_642_014, "t2t": 6_507_0
 """Preset → trainable parameters with SPT and LSA, for 32×32 pixels and 10 classes."""
 
 
-@pytest.mark.cases("family")
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("family", "preset"), [(family, preset) for family, counts in COUNTS.items() for preset in counts]
 )
@@ -43,6 +43,7 @@ def test_presets_of_224_pixels(family: str, preset: str) -> None:
     assert rows["trainable"].split() == ["parameters", f"{COUNTS[family][preset]:,}"]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("preset", SPT_LSA)
 def test_presets_with_spt_and_lsa(preset: str) -> None:
     sizes = ("--classes", "10", "--image-size", "32")

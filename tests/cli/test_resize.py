@@ -23,6 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_checkpoint(tmp_path_factory.mktemp("resize") / "model.pth", SPEC)
 
 
+@pytest.mark.rest
 def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
     bundle_path = tmp_path / "bundle"
     options = ("--mean", "0.5,0.4,0.3", "--std", "0.2,0.2,0.2", "--labels", "a,b,c,d,e", "--max-batch", "2")
@@ -36,6 +37,7 @@ def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) 
     )
 
 
+@pytest.mark.rest
 def test_a_bundle_of_an_earlier_version_opens(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
     """A manifest without crop_pct, as earlier versions wrote it."""
     answer = gmmvit("export", checkpoint, "-o", tmp_path / "bundle", "--input", "tensor", "--max-batch", "2")
@@ -48,6 +50,7 @@ def test_a_bundle_of_an_earlier_version_opens(gmmvit: Gmmvit, checkpoint: Path, 
     assert gmmvit("parity", tmp_path / "bundle", "--runner", "onnxruntime").returncode == 0
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("options", "error", "hint"),
     [

@@ -136,10 +136,12 @@ def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path],
     assert unknown == RTX_ALONE, complaints
 
 
+@pytest.mark.rest
 def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path], tmp_path: Path) -> None:
     assert problems(names["tensorrt-rtx"], tmp_path / "code") == []
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [

@@ -59,8 +59,8 @@ def saved(proto: onnx.ModelProto, path: Path) -> Path:
     return path
 
 
+@pytest.mark.first(1)
 # CaiT's Gaussian masks differ by head, so its head mixing has no form that fuses: see below.
-@pytest.mark.cases("name")
 @pytest.mark.parametrize(
     ("name", "attentions"),
     [
@@ -84,6 +84,7 @@ def test_every_attention_of_every_family_is_one_kernel(
     assert card.unfolded == ()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("preset", "depth"), [("vit_d15", 15), ("vit_d60", 8)])
 def test_the_deep_models_of_the_paper(preset: str, depth: int, rtx: Flavor, tmp_path: Path) -> None:
     """Head dims 12 and 6 are padded to 16; unpadded, 12 would need copies and 6 would not fuse.
@@ -100,6 +101,7 @@ def test_the_deep_models_of_the_paper(preset: str, depth: int, rtx: Flavor, tmp_
     assert [proof.fused for proof in card.attentions] == [True] * depth
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("head_dim", "fused"), [(256, True), (264, False)])
 def test_how_large_a_head_dim_may_be(head_dim: int, fused: bool, rtx: Flavor, tmp_path: Path) -> None:
     vit = preset_spec("vit", classes=3, image_size=32, mask=GMM)
@@ -110,6 +112,7 @@ def test_how_large_a_head_dim_may_be(head_dim: int, fused: bool, rtx: Flavor, tm
     assert fused or proof.reason.startswith("head dim 264: fused kernels take 16 to 256")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("precision", ["bf16", "int8", "fp8"])
 def test_other_precisions_are_reached(precision: str, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
     options = strict(precision=precision)
@@ -171,6 +174,7 @@ def test_several_targets_and_profiles_are_each_proven(precise_bundle: Bundle, rt
 class TestRequired:
     """Builds that miss a requirement fail, and leave no files."""
 
+    @pytest.mark.rest
     def test_an_unfolded_export(self, rtx: Flavor, tmp_path: Path) -> None:
         case = golden("vit_gmm")
         graph = unfolded_half(load_checkpoint(case.path).model, tmp_path / "m.onnx")
@@ -186,6 +190,7 @@ class TestRequired:
         wrong, right = (np.abs(emulated_logits(g, case.inputs, name="x") - case.logits).max() for g in (graph, folded))
         assert wrong > 20 * right
 
+    @pytest.mark.rest
     def test_an_unfolded_graph_in_a_bundle(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         variant = open_variant(precise_bundle, "fp16")
         unfolded_half(load_checkpoint(golden("vit_gmm").path).model, tmp_path / "m.onnx")
@@ -199,6 +204,7 @@ class TestRequired:
             engine_from_bundle(precise_bundle, variant, strict(precision="fp32"), rtx, out=tmp_path / "e")
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.rest
     def test_head_mixing_between_masks_and_softmax(
         self, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path
     ) -> None:
@@ -211,6 +217,7 @@ class TestRequired:
         with pytest.raises(EngineError, match="its heads are mixed around softmax, and each head has its own mask"):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "f")
 
+    @pytest.mark.rest
     def test_heads_left_unpadded(self, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path) -> None:
         proto = prepared_graph(tensor_bundles["pit_gmm"], "fp16", padded=False).proto
         graph = saved(proto, tmp_path / "m.onnx")
@@ -219,6 +226,7 @@ class TestRequired:
         ):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e")
 
+    @pytest.mark.rest
     def test_int8_that_was_not_reached(self, rtx: Flavor, tmp_path: Path) -> None:
         """With Q/DQ around the stacked projection the builder dequantises it and computes in half precision."""
         model = fold_for_engines(fold(load_checkpoint(golden("vit_gmm").path).model)).model
@@ -348,6 +356,7 @@ def test_progress_is_the_builders_own(precise_bundle: Bundle, rtx: Flavor, tmp_p
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_the_builder_and_leaves_nothing(
     number: signal.Signals, precise_bundle: Bundle, tmp_path: Path
@@ -373,7 +382,7 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
     child = _builder_of(process.pid)
     os.kill(child, signal.SIGSTOP)  # so that the build outlasts the interrupt
     os.kill(process.pid, number)
-    wait_until(lambda: _is_to_end(child), "the builder is told to end")
+    wait_until(lambda: _is_to_end(child), "the signal that ends the builder")
     with contextlib.suppress(ProcessLookupError):  # interrupted while it was being started, the kernel ended it
         os.kill(child, signal.SIGCONT)
     out, errors = process.communicate(timeout=60)
@@ -442,7 +451,7 @@ def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, t
 def _builder_of(parent: int) -> int:
     """Return the process ID of the builder within milliseconds of its start: a build may take less than a second."""
 
-    def found() -> int:
+    def builder() -> int:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):  # the process ended meanwhile
                 its_parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
@@ -450,7 +459,7 @@ def _builder_of(parent: int) -> int:
                     return int(process.name)
         return 0
 
-    return wait_until(found, "a builder", poll_s=0.005)
+    return wait_until(builder, "a builder", poll_s=0.005)
 
 
 def test_the_verdict_follows_the_layers_and_not_the_graph(engine: Engine, precise_bundle: Bundle) -> None:

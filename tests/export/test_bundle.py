@@ -43,6 +43,7 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
         np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=case.atol)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_an_export_hashes_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
@@ -73,7 +74,7 @@ def test_eager_is_rebuilt_from_the_bundle_alone(name: str, tensor_bundles: dict[
         np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", [name for name in RELEASED if "plain" not in name])
 def test_mask_hashes_are_those_of_the_trained_module_and_the_graph(
     name: str, tensor_bundles: dict[str, Bundle]
@@ -109,6 +110,7 @@ def test_pixels_are_normalised_inside_the_graph(bundle: Bundle) -> None:
         assert float(np.abs(runner.run(pixels) - expected).max()) < 1e-5
 
 
+@pytest.mark.rest
 def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
     events: list[Progress] = []
     options = cifar_options()
@@ -163,6 +165,7 @@ def test_manifests_that_contradict_themselves(
         open_bundle(tmp_path / "bundle")
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
     case = golden("vit_gmm_256_tokens")
@@ -207,6 +210,7 @@ class TestOptions:
         with pytest.raises(InputError, match="at least 1"):
             cifar_options(max_batch=0)
 
+    @pytest.mark.rest
     @pytest.mark.export
     def test_max_batch_of_one(self, tmp_path: Path) -> None:
         single = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", cifar_options(max_batch=1))
@@ -245,6 +249,7 @@ class TestNothingHalfWritten:
             self.export(tmp_path / "bundle", force=True)
         assert (tmp_path / "bundle").read_text() == "a file"
 
+    @pytest.mark.first(1)
     @pytest.mark.parametrize("force", [False, True])
     @pytest.mark.export
     def test_failure_in_the_middle(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
@@ -259,6 +264,7 @@ class TestNothingHalfWritten:
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         assert left == (["deep", "deep/bundle", "deep/bundle/old"] if force else [])
 
+    @pytest.mark.rest
     @pytest.mark.export
     def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:

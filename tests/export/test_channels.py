@@ -109,6 +109,7 @@ def logits_of_files(bundle: Bundle, files: list[Path]) -> np.ndarray:
         return eager.model(torch.stack(tensors)).numpy()
 
 
+@pytest.mark.first(1)
 def test_bundle_states_the_form_of_its_images(small: Bundle) -> None:
     channels = small.manifest.spec.channels
     assert small.input_shape == (20, 20, channels)
@@ -163,6 +164,7 @@ def test_usual_mistakes_are_those_of_the_channels() -> None:
     assert [bgr(channels) for channels in (1, 2, 3, 4)] == [None, None, [2, 1, 0], [2, 1, 0, 3]]
 
 
+@pytest.mark.rest
 def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
     data = DATASETS["mnist"]
     bundle = exported(tmp_path, 1, mean=data.mean, std=data.std)
@@ -196,6 +198,7 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     assert json.loads(gmmvit("inspect", *sizes).stdout)["spec"]["channels"] == 1
 
 
+@pytest.mark.rest
 def test_another_precision_keeps_the_channels(tmp_path: Path) -> None:
     bundle = exported(tmp_path, 1)
     np.savez(tmp_path / "images.npz", images=bundle.golden()[0])
@@ -224,6 +227,7 @@ def test_repository_decodes_to_the_channels(small: Bundle, tmp_path: Path) -> No
     assert small.manifest.image.pixels_from_bytes(warmup).shape == (20, 20, channels)
 
 
+@pytest.mark.rest
 def test_bicubic_goes_the_whole_way(tmp_path: Path) -> None:
     bundle = exported(tmp_path, 3, resize="stretch-bicubic")
     assert bundle.manifest.image.resize == "stretch-bicubic"
@@ -239,6 +243,7 @@ def test_bicubic_goes_the_whole_way(tmp_path: Path) -> None:
     assert "stretch-bicubic" in (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
 
 
+@pytest.mark.rest
 def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
     bundle = exported(tmp_path, 1, input_kind="tensor", mean=None, std=None)
     assert (bundle.input_shape, bundle.manifest.image.normalisation) == ((1, 20, 20), None)
@@ -249,6 +254,7 @@ def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
         BundleClassifier(bundle)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "spec",
     [

@@ -77,6 +77,7 @@ def test_only_int8_has_a_graph_for_cpus(precise_bundle: Bundle) -> None:
     assert sorted(path.name for path in precise_bundle.path.glob("*.cpu.*")) == [CPU]
 
 
+@pytest.mark.rest
 @needs_kernel
 @pytest.mark.export
 @pytest.mark.parametrize("family", ["cait", "deepvit"])
@@ -114,6 +115,7 @@ def test_runners_on_a_cpu_run_the_graph_for_cpus(name: str, precise_bundle: Bund
     assert np.abs(logits - precise_bundle.golden_set().logits).max() <= 4 * errors["largest_abs"]
 
 
+@pytest.mark.rest
 def test_each_graph_has_its_own_errors_and_bounds(copied: Bundle) -> None:
     path = copied.path / "model.int8.json"
     data = json.loads(path.read_text())
@@ -193,6 +195,7 @@ def test_a_copy_for_cpus_needs_no_graph_for_gpus(copied: Bundle) -> None:
     assert (checks[CPU], checks[GPU]) == (True, False)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("left", [["model.int8.json"], [CPU], [GPU], ["model.int8.json", CPU], []])
 def test_the_hint_after_a_killed_conversion_works_as_typed(
     left: list[str], copied: Bundle, calibration_images: Path
@@ -209,6 +212,7 @@ def test_the_hint_after_a_killed_conversion_works_as_typed(
     assert [open_variant(copied, "int8", for_cpu=for_cpu).for_cpu for for_cpu in (False, True)] == [False, True]
 
 
+@pytest.mark.rest
 def test_no_file_is_replaced_when_the_last_cannot_be_written(
     copied: Bundle, calibration_images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +233,7 @@ def test_no_file_is_replaced_when_the_last_cannot_be_written(
     assert {path.name: path.read_bytes() for path in copied.path.glob("model.int8*")} == before
 
 
+@pytest.mark.rest
 def test_force_replaces_both_graphs(copied: Bundle, calibration_images: Path) -> None:
     before = {name: (copied.path / name).read_bytes() for name in (GPU, CPU)}
     variant = variant_from_bundle(

@@ -72,6 +72,7 @@ def exporting(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "onnx_from_model", broken)
 
 
+@pytest.mark.rest
 def test_a_wrong_mask_entry_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exporting(wrong_mask_entry, monkeypatch)
     with pytest.raises(
@@ -81,6 +82,7 @@ def test_a_wrong_mask_entry_ends_the_export(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rest
 def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damaged after the masks were compared bit for bit: what is left is the run of the file."""
     prove = module.prove_folded
@@ -96,6 +98,7 @@ def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rest
 @needs_kernel
 def test_a_fault_that_our_kernels_would_hide_ends_the_export(
     tensor_bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +179,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     assert {path.name for path in copied.path.iterdir()} == before
 
 
+@pytest.mark.rest
 def test_a_file_that_a_runtime_cannot_load_ends_the_conversion(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +236,7 @@ def test_a_runner_that_refuses_its_input_ends_the_proof(bundle: Bundle) -> None:
         )
 
 
+@pytest.mark.rest
 def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +251,7 @@ def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
     assert open_bundle(made.path).manifest == made.manifest
 
 
+@pytest.mark.rest
 def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*given: Any, **options: Any) -> Any:
         raise MissingDependencyError("onnxruntime", extra="cpu")
@@ -272,6 +278,7 @@ def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bu
         assert largest <= proof["largest_abs"] <= proof["limit"]
 
 
+@pytest.mark.rest
 def test_a_fault_that_openvino_alone_shows_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = OpenVinoRunner.run
     monkeypatch.setattr(OpenVinoRunner, "run", lambda self, batch: run(self, batch) + 1)

@@ -46,6 +46,7 @@ def bundle(answer: tuple[subprocess.CompletedProcess[str], Path]) -> Bundle:
     return open_bundle(answer[1])
 
 
+@pytest.mark.rest
 def test_export_states_the_resizing(
     answer: tuple[subprocess.CompletedProcess[str], Path], bundle: Bundle, gmmvit: Gmmvit
 ) -> None:
@@ -88,6 +89,7 @@ def test_parity_without_images_is_undecided(bundle: Bundle) -> None:
     assert {check.name for check in report.runners[0].checks if check.verdict == "undecided"} == {"accuracy"}
 
 
+@pytest.mark.rest
 def test_the_command_states_that_the_accuracy_was_not_checked(bundle: Bundle, gmmvit: Gmmvit) -> None:
     answer = gmmvit("parity", bundle.path, "--runner", "onnxruntime")
     assert answer.returncode == 0, answer.stderr

@@ -42,7 +42,7 @@ def graph_in(name: str, precision: Precision) -> onnx.ModelProto:
     ).proto
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_stays_within_the_limits(name: str, precision: Precision) -> None:
@@ -62,7 +62,7 @@ def test_half_precision_stays_within_the_limits(name: str, precision: Precision)
     assert np.sqrt(np.mean(error**2)) <= limit.rms
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["clip", "swin_padded", "cait"])
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_projections_are_quantised(name: str, precision: Precision) -> None:
@@ -79,6 +79,7 @@ def test_projections_are_quantised(name: str, precision: Precision) -> None:
     assert 0 < error < 0.1 * np.abs(exact).max()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("name", "node"),
     [
@@ -101,6 +102,7 @@ def test_an_operator_outside_the_policy_leaves_fp32_only(name: str, node: str) -
     assert own <= 8 * np.abs(single - exact).max() + 2**-23 * np.abs(exact).max()
 
 
+@pytest.mark.rest
 def test_attentions_that_are_not_answered_are_inferred() -> None:
     """CaiT's talking heads do not call the fused attention function; its class attention does."""
     attentions = {attention.name: attention for attention in attentions_of(graph_in("cait", "fp16").graph)}

@@ -237,7 +237,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
         np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")
 
 
-@pytest.mark.cases
+@pytest.mark.first(2)
 @each_small
 def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Small, small_exports: SmallExports) -> None:
     model = small.model()

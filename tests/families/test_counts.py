@@ -101,6 +101,7 @@ def macs_of_layers(spec: ModelSpec) -> dict[str, int]:
 MILLION = 1e6
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("spec", "paper", "ours"),
     [
@@ -129,7 +130,7 @@ def test_macs_of_cait_in_table_1() -> None:
     assert multiply_accumulates(named("cait", PLAIN)) / MILLION == pytest.approx(595.7, abs=0.05)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["vit", "swin", "cait", "pit", "t2t"])
 def test_a_mask_costs_no_macs(name: str) -> None:
     masked, plain = named(name, GMM), named(name, PLAIN)

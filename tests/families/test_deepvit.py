@@ -66,6 +66,7 @@ def spec_of(path: Path, hints: LoadHints) -> DeepViTSpec:
 # ---- golden logits -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("name", "weights"), LOGITS)
 def test_float64_logits_of_the_authors_code(name: str, weights: str) -> None:
     case = golden(name)
@@ -285,6 +286,7 @@ def test_a_tensor_wins_over_an_option() -> None:
         load_checkpoint(SCALED.path, replace(SCALED.hints, heads=9))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

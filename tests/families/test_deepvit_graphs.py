@@ -64,6 +64,7 @@ def wide(shared: Path) -> Wide:
 # ---- kernels -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rest
 def test_the_kernel_takes_mixed_and_plain_blocks(wide: Wide) -> None:
     plain, mixed = attentions_of_kernel(onnx.load(wide.bundle.onnx_path))
     assert isinstance(plain, MatchedAttention)
@@ -75,6 +76,7 @@ def test_the_kernel_takes_mixed_and_plain_blocks(wide: Wide) -> None:
     assert mixed.scale == pytest.approx(0.25)
 
 
+@pytest.mark.first(1)
 @needs_kernel
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_both_runtimes_with_the_kernel(batch: int, wide: Wide) -> None:
@@ -103,11 +105,13 @@ def test_openvino_in_bfloat16(wide: Wide) -> None:
         assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.rest
 def test_the_kernel_takes_head_dims_of_the_golden_files(tensor_bundles: dict[str, Bundle]) -> None:
     matches = attentions_of_kernel(onnx.load(tensor_bundles["deepvit_cnn_scaled"].onnx_path))
     assert [match.head_dim for match in matches if isinstance(match, MatchedAttention)] == [9] * 4
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("head_dim", "precision"), [(33, "fp16"), (35, "bf16"), (33, "int8"), (35, "fp8")])
 def test_odd_head_dims_in_other_precisions(head_dim: int, precision: Precision) -> None:
     small = DEEPVIT.small(MaskSpec())

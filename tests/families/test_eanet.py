@@ -292,6 +292,7 @@ def smallest_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return bundle_from_checkpoint(case.path, tmp_path_factory.mktemp("eanet") / "bundle", options, hints=case.hints)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_both_normalisations_compute_in_float32(smallest_bundle: Bundle) -> None:
     graph = onnx.load(smallest_bundle.onnx_path).graph
@@ -323,6 +324,7 @@ def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle
     assert {proof.reason for proof in proofs} == {f"this softmax is not part of a known form of attention: {reason}"}
 
 
+@pytest.mark.rest
 @pytest.mark.export
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_cast_is_not_the_reason_in_half_precision(
@@ -334,6 +336,7 @@ def test_a_cast_is_not_the_reason_in_half_precision(
     assert source_from_onnx(path).unmatched == dict.fromkeys(attention_names(loaded(SMALLEST).model), reason)
 
 
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precision) -> None:

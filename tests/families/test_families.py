@@ -129,6 +129,7 @@ def test_pit(spec: PiTSpec, seed: int) -> None:
     check(spec, seed)
 
 
+@pytest.mark.rest
 @given(spec=t2t_specs(), seed=st.integers(0, 2**16))
 @FEW
 def test_t2t(spec: T2TSpec, seed: int) -> None:

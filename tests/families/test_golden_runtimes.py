@@ -154,7 +154,7 @@ def with_int8(bundle: Bundle, folder: Path) -> Bundle:
     return once(folder / f"{bundle.path.name}-int8", make)
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @each_name
 def test_int8_in_openvino(name: str, tensor_bundles: dict[str, Bundle], shared: Path) -> None:
     bundle = with_int8(tensor_bundles[name], shared)

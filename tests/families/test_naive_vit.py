@@ -178,6 +178,7 @@ def test_weights_of_a_bundle_hold_stored_positions(tmp_path: Path) -> None:
     assert "positions" not in load_checkpoint(weights).file.tensors
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_a_bundle_keeps_the_positions_of_the_file(tmp_path: Path) -> None:
     positions, state = other_positions(), tutorial_state()

@@ -42,7 +42,7 @@ def _trained(path: Path) -> Model:
     return model_from_bundle(bundle.manifest, bundle.weights_path)
 
 
-@pytest.mark.cases
+@pytest.mark.first(4)
 @pytest.mark.parametrize("planted", PLANTED, ids=str)
 def test_a_planted_mistake_is_caught_and_named(
     planted: Planted, small_exports: SmallExports, tensor_bundles: dict[str, Bundle], tmp_path: Path

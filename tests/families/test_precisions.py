@@ -41,7 +41,7 @@ def model_and_images(name: str) -> tuple[Model, np.ndarray]:
     return load_checkpoint(case.path, case.hints).model, case.inputs
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize("precision", [precision for precision in PRECISIONS if precision != "fp32"])
 @pytest.mark.parametrize("name", [*RELEASES, *GOLDEN])

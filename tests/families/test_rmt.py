@@ -59,6 +59,7 @@ def stored(name: str, key: str) -> np.ndarray:
 # ---- golden logits -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(2)
 @each_file
 def test_golden_logits_in_float64(name: str) -> None:
     logits = logits_of(loaded(name).model, name)
@@ -76,6 +77,7 @@ def test_averaged_weights_have_logits_and_decays_of_their_own() -> None:
     assert all(torch.allclose(ours[key], theirs[key], atol=1e-5) for key in ours)
 
 
+@pytest.mark.first(2)
 @each_file
 @pytest.mark.parametrize("stages", [(), (1, 2, 3, 4)], ids=["whole", "decomposed"])
 def test_other_decomposed_stages_raise_no_error_and_give_other_logits(name: str, stages: tuple[int, ...]) -> None:
@@ -186,6 +188,7 @@ def named(spec: RMTSpec, **args: Any) -> Shapes:
     return Shapes(file_of(spec), "file.pth", record=TrainingRecord(args=args))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("preset", "name"),
     [("RMT_T3", "RMT_T3"), ("RMT_M2", "RMT_B"), ("RMT_S_2023", "RMT_S"), ("RMT_L6_token_label", "RMT_L6")],
@@ -243,7 +246,7 @@ def test_a_typed_preset_gives_side_and_stages() -> None:
 # ---- presets -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("preset", "count"),
     preset_counts.RMT.items(),
@@ -371,6 +374,7 @@ BAD: dict[str, tuple[Callable[[State], None], str]] = {
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
 def test_a_damaged_file_is_refused_and_nothing_is_written(
     change: Callable[[State], None], message: str, tmp_path: Path
@@ -401,6 +405,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         load_checkpoint(path, golden("rmt_2023").hints)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "model", [7, "RMT_S" * 1000, ["RMT_S"], {"RMT_S": 1}, None, "../RMT_S"], ids=lambda value: type(value).__name__
 )

@@ -77,6 +77,7 @@ def test_spt_and_lsa_are_read_from_the_names_of_the_tensors(case: Golden) -> Non
 # ---- folding -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(2)
 def test_each_pass_is_exact_in_float64(case: Golden) -> None:
     """Folding computes constants in float32; here the weights are float64 before the passes that change weights."""
     model = trained(case.name)
@@ -91,6 +92,7 @@ def test_each_pass_is_exact_in_float64(case: Golden) -> None:
         assert_same_logits(exact_logits(folded, case.inputs), before, run.__name__, atol=atol)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", WITH_LSA)
 def test_folded_scores_have_at_most_the_masked_diagonal(name: str) -> None:
     folded = fold(trained(name))
@@ -149,6 +151,7 @@ def test_a_large_remainder_moves_behind_the_head_mixing(with_large_remainder: Mo
     assert np.abs(exact_logits(model, images) - expected).max() > 1e-9  # the bias is no rounding error
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_a_large_remainder_is_in_the_graph(with_large_remainder: Model, tmp_path: Path) -> None:
     """The CPU kernel refuses the attention with its reason and takes all others; heads are widened for GPU engines."""
@@ -182,6 +185,7 @@ def test_a_large_remainder_is_in_the_graph(with_large_remainder: Model, tmp_path
 # ---- mistakes in reading, which a reference made from the same reading would repeat --------------------------------
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", WITH_LSA)
 def test_golden_logits_catch_each_mistake_in_the_scores(name: str) -> None:
     case, seen = golden(name), []
@@ -355,6 +359,7 @@ def test_engines_of_swin_repeat_the_diagonal_for_each_window() -> None:
 # ---- the batch of Swin ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["sl_swin", "spt_swin"])
 def test_swin_is_right_at_every_batch(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     case = golden(name)
@@ -390,6 +395,7 @@ def straight_export(module: nn.Module, example: Tensor, path: Path, *, dynamo: b
         )
 
 
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
@@ -423,6 +429,7 @@ def _with_the_batch_as_a_number(self: WindowBlock, x: Tensor) -> Tensor:
     return lattice.view(images, tokens, dim)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
@@ -456,6 +463,7 @@ def test_how_wrong_a_fixed_batch_is(
             np.testing.assert_allclose(model(torch.from_numpy(images)).numpy(), expected, rtol=0, atol=case.atol)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_a_graph_that_takes_pixels_pads_after_the_normalisation(tmp_path: Path) -> None:
     """Black pixels are not zeros after the normalisation, so that zeros around black pixels show the order."""
@@ -509,7 +517,7 @@ COUNTS = {
 """The released code's parameters: plain, LSA, SPT, both; then plain and both for 64×64 pixels and 200 classes."""
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameters_of_the_presets(name: str) -> None:
     variants = [(10, 32, spt, lsa) for spt in (False, True) for lsa in (False, True)]

@@ -70,7 +70,7 @@ def by_classic_code(positions: Tensor, prefix: int, rows: int, **how: Any) -> Te
     return torch.cat([positions[:, :prefix], patches.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "size", "prefix", "also"),
     [
@@ -222,6 +222,7 @@ def test_tables_equal_those_of_timms_loading(case: str, tmp_path: Path) -> None:
     assert ours.spec.interpolation == ("timm" if "positions" in case else None)  # type: ignore[attr-defined]
 
 
+@pytest.mark.rest
 def test_the_windows_of_swin_stay_and_so_do_the_tables() -> None:
     before, after = loaded("timm_swin"), loaded("timm_swin", resize_to=SIZE)
     assert after.spec.resizing == "resized from 32 × 32 to 48 × 48 pixels"
@@ -348,6 +349,7 @@ def test_refuses_the_size_that_the_model_has() -> None:
     assert error.hint == "leave --resize-to out"
 
 
+@pytest.mark.rest
 def test_refuses_a_tensor_without_a_rule_by_its_name(tmp_path: Path) -> None:
     args = {"embed_dim": [16, 16, 16], "depth": [1, 1, 1], "num_heads": [1, 1, 1], "key_dim": 8, "num_classes": 5}
     path = saved(tmp_path, timm.create_model("levit_128", **args, img_size=64))

@@ -104,6 +104,7 @@ FOLDED = {
 """Golden file → the passes that change its network, in the order of the export."""
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_pass_is_exact_in_float64(name: str) -> None:
     case = golden(name)

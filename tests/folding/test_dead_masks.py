@@ -91,6 +91,7 @@ def test_every_pit_loses_its_last_mask_alone(spec: PiTSpec, seed: int) -> None:
     assert model(images).equal(expected)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e6])
 @pytest.mark.parametrize("part", ["head.", "stages.1.", ""])
 def test_trained_values_make_no_mask_dead(part: str, value: float) -> None:

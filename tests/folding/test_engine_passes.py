@@ -47,6 +47,7 @@ def folded(name: str) -> FoldedModel:
     return fold(load_checkpoint(case.path, case.hints).model)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", RELEASED)
 def test_logits_stay_the_same(name: str) -> None:
     plain = folded(name)

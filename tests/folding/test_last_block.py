@@ -56,6 +56,7 @@ def test_other_families_stay_as_they_are(name: str) -> None:
     assert narrow_last_block(trained(name)) == ()
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_the_graph_has_less_to_compute() -> None:
     model = trained("vit_gmm")

@@ -56,6 +56,7 @@ def test_folded_mask_equals_the_trained_mask_bit_for_bit(mask: MaskSpec) -> None
         assert mask(ones)[0].detach().equal(record.trained.expand(2, 16, 16))
 
 
+@pytest.mark.first(2)
 def test_folds_the_released_masks(each_golden: Golden) -> None:
     loaded = load_checkpoint(each_golden.path, each_golden.hints)
     result = fold(loaded.model)

@@ -56,6 +56,7 @@ def trained(name: str) -> Model:
     return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
 
 
+@pytest.mark.first(2)
 @each_file
 def test_each_pass_is_exact_and_idempotent(name: str) -> None:
     model, images = trained(name).double(), torch.from_numpy(golden(name).inputs).double()
@@ -223,6 +224,7 @@ def test_decays_that_differ_stay_apart() -> None:
     assert fold(model).passes["share_decays"] == (SHARED[0], WHOLE[2])
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_the_graph_holds_the_decays_of_a_stage_once_and_the_runners_are_right(tmp_path: Path) -> None:
     model, weights = deeper(), tmp_path / "weights.safetensors"

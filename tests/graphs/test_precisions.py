@@ -59,6 +59,7 @@ def types_of(proto: onnx.ModelProto) -> dict[str, int]:
     return types | {value.name: value.data_type for value in inferred.initializer}
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: onnx.ModelProto) -> None:
     cast = cast_graph(graph, precision)
@@ -289,6 +290,7 @@ def test_masks_are_proven_in_the_cast_graph(folded: FoldedModel, graph: onnx.Mod
         prove_masks(cast, folded.masks, records, "fp16")
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_a_graph_that_still_computes_its_mask() -> None:
     trained = load_checkpoint(golden("vit_gmm").path).model

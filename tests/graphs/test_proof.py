@@ -35,6 +35,7 @@ def graph(folded: FoldedModel) -> onnx.ModelProto:
     return onnx_from_model(folded.model, preprocessing=None, max_batch=4)
 
 
+@pytest.mark.rest
 def test_a_folded_graph_passes_and_names_its_constants(graph: onnx.ModelProto, folded: FoldedModel) -> None:
     records, _ = prove_folded(graph, folded)
     stored = {initializer.name: numpy_helper.to_array(initializer) for initializer in graph.graph.initializer}
@@ -73,6 +74,7 @@ def test_nothing_of_this_machine_is_in_the_graph(graph: onnx.ModelProto) -> None
     assert notes == {ROLE_KEY, ATTENTION_KEY}
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_an_unfolded_graph_is_refused(folded: FoldedModel) -> None:
     unfolded = onnx_from_model(small(GMM), preprocessing=None, max_batch=4)
@@ -131,6 +133,7 @@ def test_pieces_of_a_mask_are_refused(graph: onnx.ModelProto, folded: FoldedMode
         prove_folded(left, folded)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_equal_masks_of_two_layers_share_one_constant() -> None:
     model: ViT = small(MaskSpec(kind="elm"))
@@ -141,6 +144,7 @@ def test_equal_masks_of_two_layers_share_one_constant() -> None:
     assert len({record.constant for record in records}) == 1
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_max_batch_of_one_still_exports() -> None:
     proto = onnx_from_model(fold(small(GMM)).model, preprocessing=None, max_batch=1)
@@ -191,6 +195,7 @@ def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, B
     assert len(seen) == len(set(seen))
 
 
+@pytest.mark.rest
 def test_an_unfolded_bias_is_refused(tensor_bundles: dict[str, Bundle]) -> None:
     """Gathering from a table at run time is arithmetic on constants."""
     case = golden("swin_gmm")

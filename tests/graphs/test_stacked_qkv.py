@@ -36,6 +36,7 @@ def images_for(proto: onnx.ModelProto, count: int = 3) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32)
 
 
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize("name", ["vit", "registers", "map_pooling", "swin", "beit", "pit", "eva02", "cait"])
 def test_the_rewritten_graph_computes_the_same_logits(name: str) -> None:

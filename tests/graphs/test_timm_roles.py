@@ -20,6 +20,7 @@ OUTSIDE_THE_POLICY = {
 BLOCK = "network.blocks.0"
 
 
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) -> None:

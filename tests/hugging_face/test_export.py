@@ -68,6 +68,7 @@ def reference(name: str) -> tuple[np.ndarray, Noise]:
     return exact, noise
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FOLDED)
 def test_the_folding_passes_keep_the_logits(name: str) -> None:
     assert {step: len(changed) for step, changed in folded(name).passes.items() if changed} == FOLDED[name]
@@ -76,6 +77,7 @@ def test_the_folding_passes_keep_the_logits(name: str) -> None:
     assert_same_logits(exact_logits(folded(name).model, images()), reference(name)[0], atol=atol)
 
 
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize("name", FOLDED)
 def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, 
     assert len(matches) == (3 if name == "swin" else 2)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 @pytest.mark.parametrize(("name", "precision"), [("swin", "fp16"), ("beit", "bf16")])
 def test_half_precision_stays_within_the_limits(name: str, precision: Precision) -> None:

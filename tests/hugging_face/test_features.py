@@ -31,6 +31,7 @@ IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1), d
 EXACT = 1e-12
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["vit", "beit", "swin", "dinov2", "vit_msn"])
 @torch.no_grad()
 def test_features_of_a_classifier_are_what_it_reads(name: str, tmp_path: Path) -> None:

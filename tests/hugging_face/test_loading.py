@@ -61,7 +61,7 @@ def images_for(spec: Any) -> torch.Tensor:
     return torch.randn(3, spec.channels, *spec.image_shape, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_logits_are_those_of_transformers(name: str, folders: Callable[[str], Path]) -> None:
     loaded = load_checkpoint(folders(name))

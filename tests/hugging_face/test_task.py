@@ -15,7 +15,7 @@ from tests.cli.terminal import gmmvit_here
 from tests.hugging_face.folders import built, saved
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("stated", "task", "thresholds", "message", "hint"),
     [

@@ -327,7 +327,7 @@ def test_an_unknown_arithmetic_is_refused() -> None:
 # ---- in a graph ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases("name")
+@pytest.mark.first(1)
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "some"),
@@ -362,6 +362,7 @@ def test_the_fused_graph_gives_the_same_answers(
         open_runner("openvino+kernels", bundle)
 
 
+@pytest.mark.rest
 @needs_kernel
 @pytest.mark.parametrize("kind", ["gmm", "plain"])
 @pytest.mark.export
@@ -438,7 +439,7 @@ def _graph(**other: Any) -> openvino.Model:
     return openvino.Model([node.output(0) for node in outputs], [stacked], "attention")
 
 
-@pytest.mark.first(8)
+@pytest.mark.first(2)
 @needs_kernel
 @pytest.mark.parametrize(
     ("other", "replaced"),

@@ -71,6 +71,7 @@ def test_the_fused_graph_gives_the_same_answers(
         np.testing.assert_allclose(own.run(inputs), plain.run(inputs), atol=2e-5)
 
 
+@pytest.mark.first(1)
 @needs_kernel
 @pytest.mark.parametrize("kind", ["gmm", "plain"])
 @pytest.mark.export

@@ -47,6 +47,7 @@ def ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     onnxruntime_library.cache_clear()
 
 
+@pytest.mark.rest
 def test_right_answers_without_a_compiler(ready: Path, made: Path, bundle: Bundle) -> None:
     shutil.copyfile(made, ready / NAME)
     assert onnxruntime_library() == (ready / NAME, "")

@@ -154,6 +154,7 @@ def formula_of_one_block(batch: np.ndarray) -> np.ndarray:
     return result
 
 
+@pytest.mark.first(2)
 @needs_kernel
 @pytest.mark.parametrize(
     ("other", "replaced"),
@@ -197,6 +198,7 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
         assert np.sqrt(np.mean((answers[1] - answers[0]) ** 2)) < 0.01 * np.sqrt(np.mean(answers[0] ** 2))
 
 
+@pytest.mark.rest
 @needs_kernel
 @pytest.mark.export
 @pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")

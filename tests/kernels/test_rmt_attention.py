@@ -51,6 +51,7 @@ def graph_of(release: str) -> onnx.ModelProto:
         return onnx_from_model(fold(model(release)).model, preprocessing=None, max_batch=8)
 
 
+@pytest.mark.first(1)
 @each_release
 def test_the_kernel_takes_rows_columns_and_the_whole_grid(release: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
@@ -66,6 +67,7 @@ def test_the_kernel_takes_rows_columns_and_the_whole_grid(release: str, tmp_path
         }
 
 
+@pytest.mark.first(1)
 @needs_kernel
 @each_release
 def test_logits_through_the_kernel_in_both_runtimes(release: str, tmp_path: Path) -> None:

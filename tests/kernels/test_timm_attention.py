@@ -47,6 +47,7 @@ def images_for(proto: onnx.ModelProto, count: int) -> np.ndarray:
     return np.random.default_rng(count).standard_normal((count, *shape), dtype=np.float32)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_the_kernel_takes(name: str, tmp_path: Path) -> None:
     proto = graph_of(name)
@@ -85,6 +86,7 @@ def test_onnxruntime_with_the_kernel_computes_the_same_logits(name: str, tmp_pat
         np.testing.assert_allclose(own.run(images), plain.run(images), atol=2e-5)
 
 
+@pytest.mark.first(1)
 @needs_kernel
 @pytest.mark.parametrize("name", FUSED)
 def test_openvino_with_the_kernel_computes_the_same_logits(name: str, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_a_tensor_with_values_keeps_them() -> None:
     assert layer.weight.abs().sum() > 0
 
 
+@pytest.mark.first(1)
 @pytest.mark.process
 @pytest.mark.parametrize("family", ["vit", "cait", "pit"])  # others use further functions, which PyTorch computes
 def test_the_compiler_is_not_imported(family: str) -> None:

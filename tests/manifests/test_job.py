@@ -52,6 +52,7 @@ def job_in(objects: Any) -> Any:
     return next(item for item in objects if item["kind"] == "Job")
 
 
+@pytest.mark.first(2)
 @pytest.mark.process
 @pytest.mark.parametrize(
     "changes",
@@ -111,6 +112,7 @@ def test_hadolint_has_no_complaint(tmp_path: Path) -> None:
         assert done.stdout + done.stderr == ""
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_each_index_does_its_part_also_after_a_kill(bundle: Bundle, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "images", images(COUNT, broken=BROKEN))

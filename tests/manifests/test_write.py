@@ -31,6 +31,7 @@ def names(path: Path) -> set[str]:
     return {f"{item['kind']}/{item['metadata']['name']}" for item in load_objects(path)}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_core_objects_are_valid_and_complete(bundle: Bundle, tmp_path: Path, model: str) -> None:
     written = write(bundle, tmp_path / "out", model=model)
@@ -62,6 +63,7 @@ def test_the_validator_refuses_a_misspelt_field(bundle: Bundle, tmp_path: Path) 
         validate(written.apply)
 
 
+@pytest.mark.first(1)
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH, whose kustomize builds the folders")
 @pytest.mark.parametrize("style", ["deployment", "kserve"])

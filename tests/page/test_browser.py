@@ -153,6 +153,7 @@ class TestImages:
         answered(visitor, "second.png")
         shows_answer_of(visitor, trial, encoded(photo(20, 20, seed=4), "PNG"))
 
+    @pytest.mark.rest
     def test_draw(self, visit: Callable[..., Visitor], trial: Trial) -> None:
         visitor = visit()
         visitor.page.get_by_role("tab", name="Draw").click()
@@ -179,6 +180,7 @@ class TestImages:
         answered(visitor, "example 3")
         shows_answer_of(visitor, trial, trial.examples[2])
 
+    @pytest.mark.first(1)
     @pytest.mark.parametrize(
         ("data", "message"),
         [
@@ -242,6 +244,7 @@ class TestImages:
 
 
 class TestMasks:
+    @pytest.mark.rest
     def test_layer_head_and_token_are_chosen(self, visit: Callable[..., Visitor], trial: Trial) -> None:
         visitor, data = visit(), encoded(photo(32, 32), "PNG")
         overlay = visitor.page.locator(".overlay img")
@@ -355,6 +358,7 @@ class TestEveryone:
             assert box["x"] + box["width"] <= 360
         visitor.screenshot("phone", full=False)
 
+    @pytest.mark.first(1)
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_in_light_and_dark(self, visit: Callable[..., Visitor], scheme: str) -> None:
         visitor = visit(color_scheme=scheme)
@@ -370,6 +374,7 @@ class TestEveryone:
         if scheme == "dark":
             visitor.screenshot("dark")
 
+    @pytest.mark.first(1)
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_an_accessibility_checker_finds_nothing_serious(self, visit: Callable[..., Visitor], scheme: str) -> None:
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed").Axe()
@@ -492,6 +497,7 @@ class TestNoOtherMachine:
 
 
 class TestServer:
+    @pytest.mark.rest
     @pytest.mark.server
     def test_that_agrees_and_then_goes_away(
         self, visit: Callable[..., Visitor], digits_bundle: Bundle, tmp_path: Path
@@ -526,6 +532,7 @@ def test_the_documentation_shows_the_screenshots_of_these_tests() -> None:
     assert set(re.findall(r"screenshots/(\w+\.png)", text)) == taken
 
 
+@pytest.mark.rest
 def test_stops_when_interrupted_and_leaves_nothing(digits_bundle: Bundle, tmp_path: Path) -> None:
     with served(digits_bundle, tmp_path) as page:
         page.process.send_signal(signal.SIGINT)

@@ -33,7 +33,7 @@ from tests.parity.test_faults import labelled_by
 SCHEMA = json.loads(SCHEMA_PATH.read_text())
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
@@ -89,6 +89,7 @@ def test_the_schema_refuses_what_is_no_report(damage: str, report: ParityReport)
         jsonschema.validate(data, SCHEMA)
 
 
+@pytest.mark.rest
 def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp_path: Path) -> None:
     write_page(report, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -112,6 +113,7 @@ def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp
             assert (check.summary in fold.text) == (check.verdict == "skipped")
 
 
+@pytest.mark.rest
 @pytest.mark.browser
 def test_an_accessibility_checker_has_no_complaint(report: ParityReport, tmp_path: Path) -> None:
     write_page(report, tmp_path / "report.html")
@@ -232,6 +234,7 @@ def test_every_profile_is_tried(bundle: Bundle) -> None:
     assert report.runners[0].check("batch invariance").details["batches"] == [1, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.rest
 def test_random_inputs_differ_and_repeat(bundle: Bundle, tensor_bundles: dict[str, Bundle]) -> None:
     for each_bundle in (bundle, tensor_bundles["vit_gmm_img64"]):
         inputs = fresh_inputs(each_bundle, 4)

@@ -79,6 +79,7 @@ IN_THE_GRAPH = {
 }
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("fault", IN_THE_GRAPH)
 def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     name, change, reason, first = IN_THE_GRAPH[fault]
@@ -99,6 +100,7 @@ IN_THE_OPERATORS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("fault", IN_THE_OPERATORS)
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_plain"])
 def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
@@ -109,6 +111,7 @@ def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle
     assert reason in judgement.checks["numeric"]["reasons"][-1]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("fault", "reason"), [("mean and std", "mean and std of svhn"), ("channels", "BGR")], ids=["mean", "BGR"]
 )
@@ -206,6 +209,7 @@ RUNNERS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("fault", RUNNERS)
 def test_wrong_runners(fault: str, bundle: Bundle) -> None:
     change, check, reason = RUNNERS[fault]

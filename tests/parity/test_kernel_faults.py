@@ -55,6 +55,7 @@ def assert_fault_in_block(report: ParityReport, block: str = "blocks.1") -> None
     assert f"{ours.runner}: localize: {block}: its output differs" in "".join(report.failures())
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_in_onnxruntime(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
     right = ["onnxruntime", "onnxruntime+kernels"]
@@ -77,6 +78,7 @@ def test_in_onnxruntime(fault: str, tensor_bundles: dict[str, Bundle], monkeypat
     assert before.runners[1].provenance["made from SHA-256"] == report.runners[1].provenance["made from SHA-256"]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("fault", FAULTS)
 def test_in_openvino(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch) -> None:
     right = ["openvino", "openvino+kernels"]
@@ -101,6 +103,7 @@ def test_in_openvino(fault: str, tensor_bundles: dict[str, Bundle], monkeypatch:
     assert hashes[0] != hashes[1]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "block"),
     [("deepvit_cnn_scaled", "blocks.1"), ("rmt_tiny_like", "stages.2.blocks.0"), ("sl_cait", "class_blocks.0")],

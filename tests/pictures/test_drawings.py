@@ -66,6 +66,7 @@ def of_scores(**steps: torch.nn.Module) -> nn.Module:
     return nn.ModuleDict({"attention": AttentionScores(steps)})
 
 
+@pytest.mark.rest
 def test_every_step_is_a_mask_a_picture_or_numbers() -> None:
     for name in ("rmt_2023", "deepvit_patch", "sl_cait", "sl_swin", "cait_gmm", "pit_gmm", "timm_vit_gmm"):
         model = loaded(name).model
@@ -325,6 +326,7 @@ def test_zero_positions_have_the_similarity_zero() -> None:
         model.position_embedding.copy_(stored)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "tensors"),
     [

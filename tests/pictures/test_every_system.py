@@ -69,7 +69,7 @@ def test_the_lists_name_existing_checkpoints() -> None:
     assert {*READS, *COMPUTED} <= set(NAMES)
 
 
-@pytest.mark.cases
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_draws_every_step(name: str) -> None:
     model = loaded(name).model
@@ -108,7 +108,7 @@ def test_the_report_draws_every_step(name: str) -> None:
     assert {unescape(alt) for _, content in parts for alt in re.findall(r'alt="([^"]+)"', content())} == set(alts)
 
 
-@pytest.mark.cases
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_attention_is_drawn_or_the_reason_is_stated(name: str) -> None:
     case = golden(name)

@@ -146,7 +146,7 @@ def pictures_beside_masks(model: Model) -> int:
     )
 
 
-@pytest.mark.cases
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
     case = golden(name)
@@ -169,6 +169,7 @@ def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
         assert {"audit", "sizes", "steps", "memories", "embeddings"} <= set(re.findall(r"\w+", caught.value.hint))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "expected", "absent"),
     [
@@ -205,12 +206,14 @@ def test_a_decay_is_no_missing_mask() -> None:
     assert "The attention of this model has no mask." in page_of(plain, [])
 
 
+@pytest.mark.rest
 @pytest.mark.browser
 def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
     write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / "masks.html")
     assert accessibility_problems(tmp_path / "masks.html") == []
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("severity", "outcome", "word"),
     [("error", "failed", "UNUSABLE"), ("warning", "undecided", "WARNINGS"), ("note", "passed", "NO WARNINGS")],

@@ -61,6 +61,7 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     }
 
 
+@pytest.mark.rest
 def test_a_canary_that_fails_goes_back_under_load(service: StateService, bundles: dict[str, Bundle]) -> None:
     before = promoted(service)
     with load(service, bundles) as clients:
@@ -79,6 +80,7 @@ def test_a_canary_that_fails_goes_back_under_load(service: StateService, bundles
     assert pixels.headers["x-gmmvit-bundle"] == before
 
 
+@pytest.mark.rest
 def test_a_canary_counts_requests_of_clients_only(service: StateService, bundles: dict[str, Bundle]) -> None:
     """Probes and checks reach both servers every second; without clients, the canary has nothing to judge."""
     before = promoted(service)
@@ -90,6 +92,7 @@ def test_a_canary_counts_requests_of_clients_only(service: StateService, bundles
     assert promoted(service) == before
 
 
+@pytest.mark.rest
 def test_a_canary_counts_images_sent_to_classify(service: StateService, bundles: dict[str, Bundle]) -> None:
     other = other_bundle(service, bundles)
     results: list[dict[str, Any]] = []
@@ -107,6 +110,7 @@ def test_a_canary_counts_images_sent_to_classify(service: StateService, bundles:
     assert {line["protocol"] for line in logged} <= {"http", "grpc"}  # not the requests of the front
 
 
+@pytest.mark.rest
 def test_another_decision_on_canary_images_goes_back(
     service: StateService, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
@@ -129,6 +133,7 @@ def test_another_decision_on_canary_images_goes_back(
         pytest.fail("the two bundles give the same labels to all images: choose other images")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("array", "kind"), [("logits", "inputs"), ("image_logits", "images")])
 def test_other_answers_than_the_golden_answers_go_back_under_load(
     array: str, kind: str, service: StateService, bundles: dict[str, Bundle], tmp_path: Path
@@ -171,6 +176,7 @@ def test_the_served_bundle_is_not_rolled_out_again(service: StateService, bundle
     assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
 
 
+@pytest.mark.rest
 def test_an_abort_under_load_goes_back_and_refuses_no_image(service: StateService, bundles: dict[str, Bundle]) -> None:
     before, other = promoted(service), other_bundle(service, bundles)
     with classifying(service) as answers:
@@ -230,6 +236,7 @@ def rollout_metrics(service: StateService) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
+@pytest.mark.rest
 def test_after_a_restart_the_service_serves_the_promoted_bundle(
     service: StateService, bundles: dict[str, Bundle]
 ) -> None:

@@ -31,6 +31,7 @@ def test_the_promoted_bundle_survives_its_source(tmp_path: Path, bundle: Bundle)
     assert promoted.sha256 == bundle.sha256
 
 
+@pytest.mark.rest
 def test_the_folder_keeps_the_promoted_bundle_and_the_bundle_before(
     tmp_path: Path, bundle: Bundle, tensor_bundle: Bundle, precise_bundle: Bundle
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_model_that_takes_no_images(server: Running) -> None:
         TritonClassifier(server.grpc_url, model="gmmvit_network")
 
 
+@pytest.mark.rest
 @pytest.mark.export
 def test_a_repeated_label_is_printed_with_its_index(
     tmp_path: Path, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]

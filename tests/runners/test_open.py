@@ -72,6 +72,7 @@ def test_a_module_has_no_graph(bundle: Bundle) -> None:
         assert runner.graph is None
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", OURS)
 def test_kernels_that_take_nothing_of_a_graph(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     with pytest.raises(InputError, match=rf"runner {name.replace('+', '.')} cannot run here: ") as caught:

@@ -31,6 +31,7 @@ FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
 needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
@@ -68,6 +69,7 @@ def test_int8_quantises(precise_bundle: Bundle) -> None:
     assert report.runners[0].check("numeric").verdict == "passed"
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("rows", [1, 3, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
 def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
     inputs = fresh_inputs(bundle, rows)
@@ -78,6 +80,7 @@ def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
     np.testing.assert_allclose(logits, alone, atol=1e-5)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("chunk", [1, 2, 8, 32])
 def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle) -> None:
     inputs = fresh_inputs(bundle, 2 * chunk + 3)
@@ -140,6 +143,7 @@ def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> Non
             pass
 
 
+@pytest.mark.rest
 def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles["vit_gmm"]
     with open_runner("compile", bundle) as runner:

@@ -76,6 +76,7 @@ class TestAllowed:
             answers = connection.infer("gmmvit_network", "pixels", pixels)
         np.testing.assert_allclose(answers, logits, rtol=0, atol=1e-5)
 
+    @pytest.mark.first(1)
     def test_parity(self, protocol: str, gateway: SmallGateway, bundle: Bundle) -> None:
         """The gateway offers neither the server's version nor its statistics, and over HTTP no preprocessing model."""
         with open_runner(f"triton-{protocol}", bundle, url=gateway.url(protocol), access=access(gateway)) as runner:
@@ -90,6 +91,7 @@ class TestAllowed:
         assert served.details["executions"] is None
         assert served.details["requests"] == 160
 
+    @pytest.mark.first(1)
     def test_bench_has_no_parts_of_a_request(self, protocol: str, gateway: SmallGateway, bundle: Bundle) -> None:
         name, pixels = f"triton-{protocol}", bundle.golden()[0]
         with open_runner(name, bundle, url=gateway.url(protocol), access=access(gateway)) as runner:
@@ -239,6 +241,7 @@ def test_overload_is_no_missing_server(protocol: str, narrow: SmallGateway, bund
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 class TestRetries:
+    @pytest.mark.first(1)
     def test_classify_waits_for_a_place(
         self, protocol: str, narrow: SmallGateway, folder: Path, bundle: Bundle
     ) -> None:
@@ -258,6 +261,7 @@ class TestRetries:
         thread.join(20)
         assert indices == [int(bundle.golden()[1][0].argmax())]
 
+    @pytest.mark.first(1)
     def test_classify_gives_up_at_the_deadline(self, protocol: str, narrow: SmallGateway) -> None:
         with held(narrow, protocol):
             before = narrow.requests(protocol)
@@ -278,6 +282,7 @@ class TestRetries:
 
 
 class TestCommandLine:
+    @pytest.mark.first(1)
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_options(
         self,

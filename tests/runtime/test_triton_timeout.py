@@ -26,6 +26,7 @@ def silent_address() -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.first(2)
 @pytest.mark.timeout(45)  # without a limit of its own, a call takes 60 s
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))

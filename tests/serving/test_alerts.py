@@ -171,6 +171,7 @@ def test_the_documented_configuration_is_valid(tmp_path: Path, monkeypatch: pyte
     assert f"{len(NAMES)} rules found" in promtool("check", "config", "prometheus.yml")
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_each_alert_fires_and_stays_silent(tmp_path: Path) -> None:
     tests = [

@@ -19,6 +19,7 @@ from tests.export.test_channels import LABELS, exported, logits_of_files, photo
 pytestmark = pytest.mark.server
 
 
+@pytest.mark.rest
 def test_grey_images_get_pytorchs_answers(tmp_path: Path) -> None:
     """PNG files, grey, coloured and with alpha, over gRPC and HTTP → the logits of eager PyTorch."""
     bundle = exported(tmp_path, 1)

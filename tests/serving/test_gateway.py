@@ -370,6 +370,7 @@ class TestHttp:
                 connection.recv(1)
             connection.close()
 
+    @pytest.mark.rest
     def test_a_stranger_whose_body_stops_is_refused_within_seconds(self, gateway: Running) -> None:
         """`raw_answer` waits for 20 s at most; without a limit of its own, the gateway would wait for 60 s."""
         head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n".encode()

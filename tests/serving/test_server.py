@@ -81,6 +81,7 @@ def family_server(
         yield running
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_whole_way_for_every_family(
     name: str, family_bundles: dict[str, Bundle], family_server: TritonServer, tmp_path: Path
@@ -101,6 +102,7 @@ def test_the_whole_way_for_every_family(
 
 
 class TestAnswers:
+    @pytest.mark.first(1)
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_parity(self, protocol: str, server: Running, bundle: Bundle) -> None:
         with TritonRunner(bundle, url_of(server, protocol)) as runner:
@@ -245,6 +247,7 @@ class TestStarting:
         with pytest.raises(ServerError, match=r"192\.0\.2\.1"):
             self.start(repository.path, host="192.0.2.1")
 
+    @pytest.mark.rest
     def test_a_network_that_does_not_load(self, repository: Repository, tmp_path: Path) -> None:
         broken = tmp_path / "models"
         shutil.copytree(repository.path, broken)
@@ -256,6 +259,7 @@ class TestStarting:
         assert "\n  gmmvit_network: " in str(caught.value)
         wait_gone(str(broken))
 
+    @pytest.mark.rest
     def test_a_preprocessing_that_does_not_load(self, repository: Repository, tmp_path: Path) -> None:
         broken = tmp_path / "models"
         shutil.copytree(repository.path, broken)
@@ -280,6 +284,7 @@ class TestStarting:
         with pytest.raises(ServerError, match="not ready after 0 s"):
             self.start(repository.path, start_timeout_s=0.01)
 
+    @pytest.mark.rest
     def test_a_proxy_in_the_environment_is_not_asked(
         self, repository: Repository, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -291,6 +296,7 @@ class TestStarting:
         with pytest.raises(Exception, match="cannot open this file for the server's log"):
             self.start(repository.path, log_path=Path("/proc/gmmvit/log"))
 
+    @pytest.mark.rest
     def test_runtime_folders_are_removed(self, repository: Repository, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
@@ -316,6 +322,7 @@ class TestStopping:
         assert "Traceback" not in errors
         wait_gone(str(running.path))
 
+    @pytest.mark.rest
     def test_a_signal_while_it_starts(self, serve: Callable[..., Serve]) -> None:
         running = serve()
         wait_until(lambda: len(processes_naming(str(running.path))) >= 2, "two processes of the service")
@@ -324,6 +331,7 @@ class TestStopping:
         assert "Traceback" not in errors
         assert status in (0, 143)
 
+    @pytest.mark.rest
     def test_killing_gmmvit_ends_triton(
         self, serve: Callable[..., Serve], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -344,6 +352,7 @@ class TestStopping:
         assert not there & left
         assert [region for name in left for region in Path("/dev/shm").glob(f"{name}*")] == []
 
+    @pytest.mark.rest
     @pytest.mark.parametrize("protocol", PROTOCOLS)
     def test_stopping_under_load(self, protocol: str, serve: Callable[..., Serve], bundle: Bundle) -> None:
         """Every request gets a correct answer or a clear error; afterwards no process remains."""
@@ -393,6 +402,7 @@ class TestStopping:
         finally:
             running.process.kill()
 
+    @pytest.mark.rest
     def test_log_file(self, serve: Callable[..., Serve], repository: Repository, tmp_path: Path) -> None:
         running = serve("--log", str(tmp_path / "triton.log"))
         running.ready()
@@ -483,6 +493,7 @@ class _NotTriton(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("status", [200, 404, 500])
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"", b"{}", b"[]"])
 def test_a_server_that_is_no_triton(status: int, body: bytes) -> None:

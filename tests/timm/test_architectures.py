@@ -65,6 +65,7 @@ def exported(folder: Path, weights: Path, hints: LoadHints) -> Bundle:
     return export.bundle_from_checkpoint(weights, folder / "bundle", options, hints=hints)
 
 
+@pytest.mark.rest
 @pytest.mark.export
 @pytest.mark.parametrize("name", SMALL)
 def test_every_batch_size_is_proven(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +115,7 @@ def stacked_images(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return stacking
 
 
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize("patch", [one_image_at_a_time, stacked_images])
 def test_a_forward_that_loops_over_the_batch_is_refused(
@@ -143,6 +145,7 @@ def without_onnx_operator(forward: Callable[..., Tensor]) -> Callable[..., Tenso
     return decomposing
 
 
+@pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize(
     ("patch", "reason"),

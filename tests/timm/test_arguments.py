@@ -141,7 +141,7 @@ def test_number_of_classes_that_contradicts_the_file(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "bare.pth", hints)
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_logits_in_float64(name: str) -> None:
     case = golden(name)

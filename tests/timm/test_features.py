@@ -55,6 +55,7 @@ def both(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return once(shared / "both", lambda out: bundle_from_checkpoint(file, out, chosen, hints=hints()))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("classes", [0, 3], ids=["backbone without a head", "classifier"])
 @torch.no_grad()
 def test_features_are_those_of_timm(classes: int, tmp_path: Path) -> None:
@@ -74,6 +75,7 @@ def test_features_are_those_of_timm(classes: int, tmp_path: Path) -> None:
     assert (verdicts["numeric"], verdicts["decisions"], report.verdict) == ("passed", "skipped", "passed")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernel)], ids=["plain", "kernels"])
 def test_every_runtime_computes_both_outputs(kernels: bool, both: Bundle) -> None:
     golden = both.golden_set()
@@ -86,6 +88,7 @@ def test_every_runtime_computes_both_outputs(kernels: bool, both: Bundle) -> Non
             assert np.array_equal(answers["logits"], runner.rows(golden.inputs))
 
 
+@pytest.mark.rest
 def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
     with OnnxRuntimeRunner(both) as runner:
         (report,) = check_parity(both, [runner]).runners
@@ -99,6 +102,7 @@ def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
     assert "golden, features" in report.check("numeric").reasons[0]
 
 
+@pytest.mark.rest
 def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> None:
     shutil.copytree(both.path, tmp_path / "b")
     copied = open_bundle(tmp_path / "b")
@@ -169,6 +173,7 @@ def test_a_distilled_network_has_no_single_features(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.rest
 def test_the_teacher_of_a_dino_file_gives_features(tmp_path: Path, gmmvit: Command) -> None:
     arguments = '{"patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "mlp_ratio": 2}'
     words = ("--model", "vit_tiny_patch16_224", "--image-size", 32, "--model-args", arguments)

@@ -24,6 +24,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", SMALL)
 def test_two_heads_become_one(name: str) -> None:
     torch.manual_seed(0)
@@ -100,6 +101,7 @@ def random_model(spec: TimmSpec) -> Any:
     return model
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "merged", "narrowed"),
     [

@@ -62,6 +62,7 @@ def started(*words: str | Path, **variables: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
+@pytest.mark.first(1)
 @pytest.mark.server
 @pytest.mark.export
 @pytest.mark.parametrize("network", ["preset", "model"])
@@ -94,6 +95,7 @@ def test_trained_digits_are_exported_and_served(tmp_path: Path, monkeypatch: pyt
     assert np.mean(right) == pytest.approx(result["accuracy"])
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_a_run_that_was_killed_twice_writes_the_log_of_a_quiet_run(tmp_path: Path) -> None:
     """The recipe has every random number: order, crops, policies, erasing, mixing, stochastic depth.  The killed runs
@@ -129,6 +131,7 @@ def test_a_run_that_was_killed_twice_writes_the_log_of_a_quiet_run(tmp_path: Pat
     assert torch.equal(last.model.state_dict()[name], second["model_state_dict"][name])
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_two_processes_compute_the_steps_of_a_single_process(tmp_path: Path) -> None:
     """The images and the augmentations of a step are the same; sums differ in rounding."""
@@ -203,6 +206,7 @@ def test_a_resumed_run_has_the_settings_of_the_run_before(run_of_a_step: Path, t
     assert "expected a checkpoint that gmmvit train wrote" in answer.err
 
 
+@pytest.mark.rest
 def test_a_checkpoint_whose_entries_contradict_each_other_is_refused(run_of_a_step: Path, tmp_path: Path) -> None:
     content = torch.load(run_of_a_step / "checkpoint.pth", weights_only=True)
     images = json.loads(content["gmmvit_images"])

@@ -102,6 +102,7 @@ def weights_before_division(network: Any, images: torch.Tensor) -> torch.Tensor:
         return scores.softmax(-1)
 
 
+@pytest.mark.rest
 def test_batch_norm_is_folded_and_every_operator_has_a_role(external: External) -> None:
     graph = graph_in(external, "fp32").graph
     assert "BatchNormalization" not in {node.op_type for node in graph.node}

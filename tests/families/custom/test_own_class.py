@@ -189,6 +189,7 @@ def test_bench_without_the_class_expects_the_stored_logits(own_bundle: OwnBundle
     )
 
 
+@pytest.mark.rest
 def test_bench_measures_without_the_class(own_bundle: OwnBundle) -> None:
     pytest.importorskip("mlperf_loadgen")
     options = ("--synthetic", "--batch", "1", "--rounds", "3", "--seconds", "0.1", "--no-roofline", "--samples", "16")
@@ -197,6 +198,7 @@ def test_bench_measures_without_the_class(own_bundle: OwnBundle) -> None:
     assert json.loads(answer.out)["data"]["name"].startswith("golden inputs of the bundle, repeated: the model is")
 
 
+@pytest.mark.rest
 @pytest.mark.server
 def test_served_logits_are_those_stored_at_export(own_bundle: OwnBundle, tmp_path: Path) -> None:
     repository = repository_from_bundle(own_bundle.bundle, tmp_path / "models")
@@ -249,6 +251,7 @@ def test_a_file_without_a_class(model: str, own_bundle: OwnBundle, tmp_path: Pat
     assert "type --model mine.py:CLASS" in refused(answer, "expected FILE.py:CLASS")
 
 
+@pytest.mark.rest
 def test_an_operator_without_a_known_role_keeps_the_class_in_float32(own_bundle: OwnBundle, tmp_path: Path) -> None:
     checkpoint = own_bundle.source.with_name("net.pth")
     options = ("--model", own_bundle.model, "--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
@@ -408,6 +411,7 @@ def test_tensors_that_do_not_fit(change: object, message: str, own_bundle: OwnBu
     assert message in str(caught.value)
 
 
+@pytest.mark.rest
 def test_a_loop_over_the_batch_is_refused(tmp_path: Path) -> None:
     code = "class Loop(Net):\n    def forward(self, x):\n"
     code += "        return torch.stack([Net.forward(self, row[None])[0] for row in x])\n"
