@@ -80,6 +80,7 @@ def test_every_runner_at_every_batch(report: BenchReport) -> None:
     assert not report.wrong
 
 
+@pytest.mark.rest
 def test_settings_of_every_runner_are_recorded(report: BenchReport) -> None:
     assert report.runners["onnxruntime"]["threads"] == report.runners["openvino"]["threads"] == str(cores())
     assert report.runners["openvino"]["hint"] == "f32"

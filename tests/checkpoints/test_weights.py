@@ -67,6 +67,7 @@ def test_the_model_of_a_bundle_equals_the_trained_model(name: str, tensor_bundle
     assert bundle.manifest.unused_keys == trained.unused
 
 
+@pytest.mark.rest
 def test_no_name_is_recognised_and_no_size_read_off_a_shape(
     tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:

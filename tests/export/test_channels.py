@@ -122,6 +122,7 @@ def test_bundle_states_the_form_of_its_images(small: Bundle) -> None:
     assert (graph_input.name, dims) == ("pixels", ["batch", 20, 20, channels])
 
 
+@pytest.mark.first(1)
 def test_runners_agree(small: Bundle) -> None:
     inputs, logits = small.golden()
     with EagerRunner(small) as eager, OnnxRuntimeRunner(small) as onnxruntime:

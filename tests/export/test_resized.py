@@ -59,6 +59,7 @@ def test_export_states_the_resizing(
     assert "[32, 32]" in shown
 
 
+@pytest.mark.rest
 def test_the_images_have_the_new_size_and_the_old_crop(bundle: Bundle) -> None:
     image = bundle.manifest.image
     assert (image.height, image.width, image.crop_pct) == (48, 48, 0.9)

@@ -194,7 +194,13 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
 
 
 @pytest.mark.parametrize("precision", OTHER_PRECISIONS)
-@pytest.mark.parametrize("small", FAMILY_EXAMPLES, ids=str)
+@pytest.mark.parametrize(
+    "small",
+    [
+        pytest.param(small, id=str(small), marks=[pytest.mark.rest] if small.variant else [])
+        for small in FAMILY_EXAMPLES
+    ],
+)
 def test_each_precision_exports(
     small: Small, precision: Precision, small_exports: SmallExports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +223,7 @@ def test_each_precision_exports(
 # ---- parity and pictures -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.cases
+@pytest.mark.first(6)
 @each_small
 def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExports) -> None:
     bundle, images = small_exports.bundle(small), small.images()

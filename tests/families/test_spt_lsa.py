@@ -321,6 +321,7 @@ TAKEN = {"vit": 2, "swin": 4, "cait": 3, "pit": 3, "t2t": 3}
 """Family → attentions of the small model, all of which the CPU kernel takes."""
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", TAKEN)
 def test_the_cpu_kernel_takes_every_attention(family: str, small_exports: SmallExports) -> None:
     small = next(small for small in SMALL if str(small) == f"{family}-spt-lsa")

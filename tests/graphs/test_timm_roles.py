@@ -33,6 +33,7 @@ def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) ->
     assert [attention.known for attention in guessed_attentions(graph)] == [True] * softmaxes
 
 
+@pytest.mark.first(3)
 @pytest.mark.export
 @pytest.mark.parametrize(
     ("name", "expected"),

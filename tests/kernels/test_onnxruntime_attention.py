@@ -33,7 +33,7 @@ def attentions(graph: onnx.GraphProto) -> int:
     return sum(node.op_type == "Softmax" for node in graph.node)
 
 
-@pytest.mark.cases("name")
+@pytest.mark.first(2)
 @needs_kernel
 @pytest.mark.parametrize(
     ("name", "ours", "left"),
@@ -71,7 +71,7 @@ def test_the_fused_graph_gives_the_same_answers(
         np.testing.assert_allclose(own.run(inputs), plain.run(inputs), atol=2e-5)
 
 
-@pytest.mark.first(1)
+@pytest.mark.rest
 @needs_kernel
 @pytest.mark.parametrize("kind", ["gmm", "plain"])
 @pytest.mark.export

@@ -87,6 +87,7 @@ def test_logits_through_the_kernel_in_both_runtimes(release: str, tmp_path: Path
             np.testing.assert_allclose(program.run(images), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.first(1)
 @each_release
 def test_inferred_roles_agree_with_the_declared_roles(release: str) -> None:
     graph = graph_of(release).graph

@@ -71,6 +71,7 @@ def test_windows_that_share_the_first_dimension_with_the_batch() -> None:
         assert match.bias.size == max(1, *windows, 1) * match.heads * match.tokens**2
 
 
+@pytest.mark.first(1)
 @needs_kernel
 @pytest.mark.parametrize("name", FUSED)
 def test_onnxruntime_with_the_kernel_computes_the_same_logits(name: str, tmp_path: Path) -> None:

@@ -288,6 +288,7 @@ def test_wrong_options_are_refused(bundle: Bundle, tmp_path: Path, changes: dict
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.rest
 @pytest.mark.process
 def test_the_command(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
     out = tmp_path / "kubernetes"

@@ -79,7 +79,7 @@ IN_THE_GRAPH = {
 }
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("fault", IN_THE_GRAPH)
 def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     name, change, reason, first = IN_THE_GRAPH[fault]

@@ -118,6 +118,7 @@ def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> Non
     assert report.check("numeric").verdict == "passed"
 
 
+@pytest.mark.rest
 def test_golden_answers_survive_the_file(both: Bundle) -> None:
     golden = both.golden_set()
     again = golden_from_bytes(bytes_from_golden(golden))

@@ -123,6 +123,7 @@ def test_batch_norm_is_folded_and_every_operator_has_a_role(external: External) 
     ]
 
 
+@pytest.mark.rest
 def test_both_memories_have_the_values_of_the_file(external: External) -> None:
     """The constructor makes the second memory a view of the first; the file holds two that differ."""
     images = torch.randn(4, 3, 16, 16)
