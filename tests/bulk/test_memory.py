@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,8 +17,13 @@ from tests.bulk.sources import png, write_folder, write_parquet, write_tar
 from tests.waiting import best_of
 
 COUNT, SIDE, LIMIT_MB = 1000, 256, 60
-IMAGES = {f"{n:04}.png": png(n % 10, SIDE) + bytes([n % 256, n // 256]) for n in range(COUNT)}
-"""About 200 kB each, so that a shard of all images has 200 MB."""
+
+
+@cache
+def images() -> dict[str, bytes]:
+    """Return images of about 200 kB each, so that a shard of all images has 200 MB."""
+    digits = [png(n, SIDE) for n in range(10)]
+    return {f"{n:04}.png": digits[n % 10] + bytes([n % 256, n // 256]) for n in range(COUNT)}
 
 
 def peak_mb(bundle: Bundle, source: Path, folder: Path, shard_images: int) -> float:
@@ -39,11 +45,11 @@ def peak_mb(bundle: Bundle, source: Path, folder: Path, shard_images: int) -> fl
 def test_memory_does_not_grow_with_the_shard(kind: str, bundle: Bundle, tmp_path: Path) -> None:
     source = tmp_path / "source"
     if kind == "folder":
-        write_folder(source, IMAGES)
+        write_folder(source, images())
     elif kind == "tar":
-        write_tar(source / "images.tar", IMAGES)
+        write_tar(source / "images.tar", images())
     else:
-        write_parquet(source / "images.parquet", list(IMAGES.values()), pa.binary(), group=COUNT)
+        write_parquet(source / "images.parquet", list(images().values()), pa.binary(), group=COUNT)
 
     def growth_mb() -> float:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
