@@ -8,7 +8,7 @@ import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.options import FORCE, MODEL, OUTPUT, TRITONSERVER, require_output
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.specs import MaskKind, mask_kind_named
 
@@ -54,7 +54,6 @@ def demo(
     and exported as a model folder of timm.
     """
     require_output(out, force=force)
-    note("demo: training takes about a minute on two cores" + (" with a small model of timm" if model else ""))
     with progress("demo") as on_progress:
         from gmmvit_deploy.demo.run import run_demo
 

@@ -178,6 +178,7 @@ def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
         assert "mean and std of MNIST's training images" in failed[name][-1]
 
 
+@pytest.mark.rest
 def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     checkpoint = saved_checkpoint(tmp_path / "grey.pth", replace(SPEC, channels=1, classes=10))
     assert "type --channels 1, which fits the file" in gmmvit("inspect", checkpoint).stderr

@@ -86,7 +86,7 @@ def require_parity(runners: list[Runner], bundle: Bundle) -> None:
         assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
 
 
-@pytest.mark.cases
+@pytest.mark.rest
 @each_name
 def test_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     with open_runner("onnxruntime", tensor_bundles[name]) as runner:

@@ -144,6 +144,7 @@ def shows_answer_of(visitor: Visitor, trial: Trial, data: bytes) -> None:
 
 
 class TestImages:
+    @pytest.mark.rest
     def test_upload(self, visit: Callable[..., Visitor], trial: Trial) -> None:
         visitor, data = visit(), encoded(photo(64, 48), "JPEG")
         upload(visitor, data, "photo.jpg")
