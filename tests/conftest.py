@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import settings
 
 from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench.machine import cpu_features
@@ -74,6 +75,8 @@ def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
 
 
 def pytest_configure() -> None:
+    settings.register_profile("repeatable", derandomize=True, database=None)
+    settings.load_profile("repeatable")
     # Imports of torch and onnx leave millions of permanent objects, and tracing a model makes millions more for
     # seconds: the collector takes a quarter of an export's time to look through all of them again and again.
     gc.freeze()

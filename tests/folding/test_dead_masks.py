@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import gmmvit_deploy.folding.dead_masks as removal
@@ -81,6 +81,7 @@ def test_the_logits_are_the_same_bits(name: str) -> None:
 @settings(max_examples=15, deadline=None)
 @given(spec=pit_specs(), seed=st.integers(0, 2**16))
 def test_every_pit_loses_its_last_mask_alone(spec: PiTSpec, seed: int) -> None:
+    assume(spec.dim > 2)  # LayerNorm gives ±1 for two values, so no mask changes the logits, and all masks stay
     torch.manual_seed(seed)
     model = model_from_spec(spec).eval().requires_grad_(False)
     masked = [layer for layer, scores in attention_scores(model) if "mask" in scores.before]
