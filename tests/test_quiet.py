@@ -31,5 +31,6 @@ def test_export_and_parity(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.server
 @pytest.mark.rest
+@pytest.mark.timeout(900)
 def test_the_demo(tmp_path: Path) -> None:
-    assert errors_of("demo", "--output", tmp_path / "demo") == []
+    assert errors_of("demo", "--output", tmp_path / "demo", timeout_s=800) == []

@@ -33,7 +33,7 @@ from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.runtime.int8_products import int8_saturates
 from tests.waiting import best_of
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.server, pytest.mark.rest, pytest.mark.timeout(900)]  # a test waits for the whole demo
 
 
 @dataclass(frozen=True)
