@@ -45,14 +45,12 @@ from tests.golden_files import LATER as LATER
 from tests.golden_files import MANIFEST as MANIFEST
 from tests.golden_files import NAMES as NAMES
 from tests.golden_files import RELEASED, Golden, golden
+from tests.serving.shared import FREE_PORTS as FREE_PORTS
 from tests.serving.shared import Running, shared_service
 
 
 def has_bf16() -> bool:
     return "avx512_bf16" in cpu_features()
-
-
-FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 
 _MARKER_OF_FIXTURE = {

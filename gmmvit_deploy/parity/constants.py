@@ -101,7 +101,9 @@ def _stored(
     for here in folded:
         record = next((record for record in left if record.layer == here.layer), None)
         if record is None:
-            reasons.append(f"{here.layer}: the manifest has no {kind} of this layer, but folding the weights gives one")
+            reasons.append(
+                f"{here.layer}: the manifest has no {kind} of this layer, but folding the weights gives a {kind}"
+            )
             continue
         left.remove(record)
         if record.constant not in graph:
@@ -118,7 +120,10 @@ def _stored(
         folded_here = array_of(here.constant)
         if difference := _difference(constant, folded_here, in_float64.get((here.layer, here.step), folded_here)):
             reasons.append(f"{here.layer}: the {kind} in the graph differs from the {kind} folded here: {difference}")
-    reasons += [f"{record.layer}: the manifest has a {kind} of this layer, but folding gives none" for record in left]
+    reasons += [
+        f"{record.layer}: the manifest has a {kind} of this layer, but folding the weights gives no {kind}"
+        for record in left
+    ]
     return tuple(stored), reasons
 
 

@@ -28,7 +28,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.serving.gateways import key_file
 from tests.waiting import wait_until
 
-__all__ = ["MOST_BODY_BYTES", "SECRET", "Running", "shared_service"]
+__all__ = ["FREE_PORTS", "MOST_BODY_BYTES", "SECRET", "Running", "shared_service"]
 
 Kind = Literal["bare", "gateway"]
 SECRET = "0123456789abcdef"  # noqa: S105 - of the tests
