@@ -19,7 +19,7 @@ FAST := not (server or engine or export or process or browser or further or rest
 
 # Other instructions and another order of sums than this processor's own: nothing may depend on either.
 OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
-SINGLY := ATEN_CPU_CAPABILITY=avx2 $(OTHER_ARITHMETIC)
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OMP_NUM_THREADS=1
 NUMERIC := $(addprefix tests/,scores layers folding families checkpoints parity)
 
 # docs/pages/developing.md states what each target holds.
@@ -33,9 +33,7 @@ test-fast: $(INSTALLED)
 # What make test leaves out: further cases, whole jobs, other processors; last, the tests that judge a time or memory.
 test-rest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile -m "rest and not alone"
-	set -e; for setting in $(SINGLY); do \
-	  env OMP_NUM_THREADS=1 $$setting $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC); \
-	done
+	$(AVX2) $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 
 test-all: test test-rest
@@ -70,17 +68,13 @@ release: $(INSTALLED)
 	PYTHONPATH=.ci $(BIN)/python -m release $(ARGS)
 
 # In this order; fastest_gpu.py and masked_attention_gpu.py need a GPU, before_after.py a second checkout.
-BENCHMARKS := reported/engines reported/parity_limits settings/cpu_settings reported/fastest_cpu reported/mask_cost \
-  settings/spinning settings/kernel_tails settings/one_image_openvino reported/served rejected/low_rank reported/where_time_goes \
-  rejected/shared_memory rejected/layouts rejected/rotation_as_rows rejected/shifted_patches_as_convolution \
-  reported/startup reported/timm_models reported/one_image reported/large_images_served reported/overload \
-  reported/gateway_cost reported/hostile reported/image_bombs reported/rollout reported/soak reported/bulk \
-  reported/bulk_kills reported/capacity_plan reported/core_model reported/first_output
+BENCHMARKS := engines parity_limits fastest_cpu mask_cost served where_time_goes timm_models one_image \
+  large_images_served overload gateway_cost hostile rollout soak bulk
 
 bench: $(INSTALLED)
 	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done
 	@if nvidia-smi >/dev/null 2>&1; then \
-	  for script in fastest_gpu masked_attention_gpu; do $(BIN)/python benchmarks/reported/$$script.py; done; \
+	  for script in fastest_gpu masked_attention_gpu; do $(BIN)/python benchmarks/$$script.py; done; \
 	else echo "no GPU here: fastest_gpu.py and masked_attention_gpu.py are left out"; fi
 
 clean:

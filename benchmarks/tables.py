@@ -14,38 +14,21 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.shared import tables_rejected, tables_reported, tables_settings
-from benchmarks.shared.places import BENCHMARKS, KINDS, RESULTS, ROOT
+from benchmarks.shared.places import BENCHMARKS, RESULTS, ROOT
 from benchmarks.shared.results import by_family, by_run, card_lines, result
 from benchmarks.shared.systems import MEASURED
 from benchmarks.shared.tables_engines import every_engine
+from benchmarks.shared.tables_reported import SHOWN, documented_tables, page_tables
 from benchmarks.shared.tables_serving import every_input
 
-__all__ = ["question", "tables"]
-
-ENGINES = RESULTS / "reported" / "engines.md"
-HOSTILE = RESULTS / "reported" / "hostile.md"
+ENGINES = RESULTS / "engines.md"
+HOSTILE = RESULTS / "hostile.md"
 OVERVIEW = RESULTS / "README.md"
-_HEADINGS = {
-    "reported": "Reported results",
-    "settings": "Measurements that determined settings",
-    "rejected": "Ideas that were measured and rejected",
-}
-_SHOWN = {"reported": tables_reported.SHOWN, "settings": tables_settings.SHOWN, "rejected": tables_rejected.SHOWN}
-
-
-def tables() -> dict[str, str]:
-    """Return name of a marker in the documentation → the table at this marker."""
-    return {
-        **tables_reported.documented_tables(),
-        **tables_settings.documented_tables(),
-        **tables_rejected.documented_tables(),
-    }
 
 
 def overview() -> str:
     """Return the page of results: for each script the question, the tables and the run cards."""
-    by_marker = {**tables(), **tables_reported.page_tables(), **tables_rejected.page_tables()}
+    by_marker = {**documented_tables(), **page_tables()}
     lines = [
         "# Results",
         "",
@@ -55,19 +38,17 @@ def overview() -> str:
         "its clock rate changed, if the interval of a ratio is wider than a quarter of the ratio, or if a program "
         "was faster than its roofline, the estimated shortest possible time.",
     ]
-    for kind in KINDS:
-        lines += ["", f"## {_HEADINGS[kind]}"]
-        for script, markers in _SHOWN[kind].items():
-            if shown := [marker for marker in markers if marker in by_marker]:
-                lines += ["", f"### {script}.py", "", question(kind, script), ""]
-                lines += [part for marker in shown for part in (by_marker[marker], "")]
-                lines += _cards(f"{kind}/{script}")
+    for script, markers in SHOWN.items():
+        if shown := [marker for marker in markers if marker in by_marker]:
+            lines += ["", f"## {script}.py", "", question(script), ""]
+            lines += [part for marker in shown for part in (by_marker[marker], "")]
+            lines += _cards(script)
     return "\n".join([*lines, ""])
 
 
-def question(kind: str, script: str) -> str:
+def question(script: str) -> str:
     """Return the first line of a script's docstring."""
-    source = (BENCHMARKS / kind / f"{script}.py").read_text(encoding="utf-8")
+    source = (BENCHMARKS / f"{script}.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
@@ -78,7 +59,7 @@ def _cards(script: str) -> list[str]:
         lines += [*card_lines(result(script)["card"]), ""]
     runs = by_run(script)
     for run in sorted(runs, key=_position):
-        lines += [f"#### {run.replace('_', ' ')}", "", *card_lines(runs[run]["card"]), ""]
+        lines += [f"### {run.replace('_', ' ')}", "", *card_lines(runs[run]["card"]), ""]
     return lines[:-1]
 
 
@@ -89,17 +70,17 @@ def _position(run: str) -> int:
 
 def engines_page() -> str:
     """Return the page of engines, which has a row for each engine."""
-    return every_engine(result("reported/engines"), by_family("reported/engines"))
+    return every_engine(result("engines"), by_family("engines"))
 
 
 def hostile_page() -> str:
     """Return the page of hostile inputs, which has a row for each input."""
-    return every_input(by_run("reported/hostile"))
+    return every_input(by_run("hostile"))
 
 
 def written(text: str) -> str:
     """Return ``text`` with the current table at each marker."""
-    for marker, table in tables().items():
+    for marker, table in documented_tables().items():
         text = re.sub(
             rf"<!-- {marker} -->.*?<!-- /{marker} -->",
             f"<!-- {marker} -->\n{table}\n<!-- /{marker} -->",
@@ -121,7 +102,7 @@ def problems() -> list[str]:
     texts = current()
     stale = [page for page, text in texts.items() if page.read_text(encoding="utf-8") != text]
     reasons = [f"{page.relative_to(ROOT)}: not current: run benchmarks/tables.py --write" for page in stale]
-    for marker in tables():
+    for marker in documented_tables():
         places = [str(page.relative_to(ROOT)) for page, text in texts.items() if f"<!-- {marker} -->" in text]
         if len(places) != 1:
             reasons.append(f"{marker}: expected the marker on one page, got {', '.join(places) or 'none'}")
@@ -137,7 +118,7 @@ def main() -> int:
         for page, text in current().items():
             page.write_text(text, encoding="utf-8")
         return 0
-    for marker, table in tables().items():
+    for marker, table in documented_tables().items():
         print(f"{marker}\n{table}\n")
     return 0
 

@@ -17,7 +17,7 @@ different orders. In fp16 and bf16, the rounding errors are larger by the ratio 
 The limit for int8 and fp8 therefore only checks that a runner computes the graph as recorded at conversion. Whether the
 quantised graph is good enough is shown by its accuracy.
 
-Measurements behind the factors (``benchmarks/reported/parity_limits.py``, all golden models): correct fp32 runners
+Measurements behind the factors (``benchmarks/parity_limits.py``, all golden models): correct fp32 runners
 reached 2.2 times the noise (rms 1.7 times); correct fp16 and bf16 runners reached 0.6 times the noise after scaling by
 the ratio of the unit roundoffs (rms 0.6 times).
 """

@@ -40,6 +40,7 @@ from gmmvit_deploy.specs import MaskKind, MaskSpec
 from gmmvit_deploy.variants import open_variant
 from tests.cases import mark_further_cases
 from tests.forked import command_line
+from tests.golden_files import EACH_MASK as EACH_MASK
 from tests.golden_files import GOLDEN as GOLDEN
 from tests.golden_files import LATER as LATER
 from tests.golden_files import MANIFEST as MANIFEST

@@ -40,6 +40,8 @@ for _folder, _entries in _manifests():
             raise ValueError(f"{_folder / 'manifest.json'}: {_name} is the name of another golden checkpoint")
         MANIFEST[_name] = {**_entry, "folder": _folder}
 NAMES = tuple(MANIFEST)
+EACH_MASK = tuple({(entry["family"], entry["mask"]): name for name, entry in reversed(MANIFEST.items())}.values())[::-1]
+"""The first golden checkpoint of each family and mask."""
 RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
 """Checkpoints of the paper's released code; their manifest has more entries than the others."""
 LATER = tuple(name for name in NAMES if name not in RELEASED and MANIFEST[name]["family"] != "timm")

@@ -1,7 +1,7 @@
 """What the program states about a file does not depend on the model of the processor.
 
-`make test` runs its fast numeric tests again with the settings of `OTHER_ARITHMETIC`, and `make test-rest` with each
-alone. The tests here compare two processes of the same run, and run golden logits on an emulated processor.
+`make test` runs its fast numeric tests again with the settings of `OTHER_ARITHMETIC`, and `make test-rest` with AVX2.
+The tests here compare two processes of the same run, also with each setting alone and on an emulated processor.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ OTHER_ARITHMETIC = {
     "OMP_NUM_THREADS": "2",
 }
 DESCRIBE = """
-import json
+import json, sys
 import numpy as np
 import torch
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
-from tests.golden_files import MANIFEST, golden
+from tests.golden_files import EACH_MASK, golden
 described = {}
-networks = {(entry["family"], entry["mask"]): name for name, entry in MANIFEST.items()}
-for case in map(golden, networks.values()):
+for case in map(golden, sys.argv[1:] or EACH_MASK):
     loaded = load_checkpoint(case.path, case.hints)
     with torch.inference_mode():
         logits = loaded.model(torch.from_numpy(case.inputs)).numpy()
@@ -46,13 +45,15 @@ print(json.dumps(described))
 
 
 @cache
-def described(*settings: tuple[str, str]) -> dict[str, Any]:
+def described(*settings: tuple[str, str], networks: tuple[str, ...] = (), emulator: tuple[str, ...] = ()) -> Any:
     """Compare golden logits in a process with these settings; return name → what ``gmmvit inspect --json`` states."""
-    command = [sys.executable, "-c", DESCRIBE]
-    environment = {**os.environ, **dict(settings)}
-    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    command = [*emulator, str(Path(sys.executable).resolve()), "-c", DESCRIBE, *networks]
+    path = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
+    environment = {**os.environ, "PYTHONPATH": path, **dict(settings)}
+    limit_s = 1400 if emulator else 240
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s)
     assert answer.returncode == 0, answer.stderr
-    return dict(json.loads(answer.stdout))
+    return json.loads(answer.stdout)
 
 
 @pytest.mark.process
@@ -75,17 +76,6 @@ def test_golden_logits_and_what_inspect_states(settings: dict[str, str]) -> None
 @pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"no {EMULATOR} here; Debian has it in qemu-user")
 def test_golden_logits_on_an_emulated_haswell() -> None:
     """A processor with AVX2, and without AVX-512 and VNNI."""
-    tests = ["tests/scores/test_masks.py", "tests/checkpoints/test_audit.py", "tests/families/test_contract.py"]
-    networks = "vit_gmm or swin_gmm or cait_gmm or pit_gmm or t2t_gmm"
-    chosen = f"test_masks or test_audit or (test_golden_logits and ({networks}))"
-    python = (EMULATOR, "-cpu", "Haswell", Path(sys.executable).resolve())
-    path = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
-    no_limit = ("-o", "timeout=0", "-o", "faulthandler_timeout=0")
-    options = ("-m", "pytest", "-q", "-p", "no:xdist", *no_limit, "-m", "not export")
-    answer = subprocess.run(
-        [*python, *options, *tests, "-k", chosen],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=1400,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-2000:]
-    assert " passed" in answer.stdout
+    networks = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
+    here = described(networks=networks)
+    assert described(networks=networks, emulator=(EMULATOR, "-cpu", "Haswell")) == here

@@ -1,4 +1,4 @@
-"""Commands end quietly: nothing but progress on stderr."""
+"""Commands end quietly: nothing but progress on stderr. `tests/demo/test_demo.py` requires it of the demo."""
 
 from __future__ import annotations
 
@@ -26,11 +26,3 @@ def errors_of(*arguments: str | Path, timeout_s: float = 240) -> list[str]:
 def test_export_and_parity(tmp_path: Path) -> None:
     assert errors_of("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "bundle", "--input", "tensor") == []
     assert errors_of("parity", tmp_path / "bundle", "--runner", "onnxruntime") == []
-
-
-@pytest.mark.process
-@pytest.mark.server
-@pytest.mark.rest
-@pytest.mark.timeout(900)
-def test_the_demo(tmp_path: Path) -> None:
-    assert errors_of("demo", "--output", tmp_path / "demo", timeout_s=800) == []

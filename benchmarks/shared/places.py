@@ -7,13 +7,11 @@ from pathlib import Path
 from gmmvit_deploy import families
 from gmmvit_deploy.families import PRESETS
 
-__all__ = ["BENCHMARKS", "FAMILIES", "KINDS", "RESULTS", "ROOT", "result_of", "scripts"]
+__all__ = ["BENCHMARKS", "FAMILIES", "RESULTS", "ROOT", "result_of"]
 
 BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
 RESULTS = BENCHMARKS / "results"
-KINDS = ("reported", "settings", "rejected")
-"""The folders of the scripts.  results/ has folders with the same names."""
 
 FAMILIES = tuple(family.name for family in families.FAMILIES if family.name in PRESETS and "gmm" in family.mask_kinds)
 """The names of the paper's families, in the paper's order.  Each has GMM masks and a preset with the family's name."""
@@ -21,11 +19,4 @@ FAMILIES = tuple(family.name for family in families.FAMILIES if family.name in P
 
 def result_of(script: str, *, suffix: str = ".json") -> Path:
     """Return the result file of a script.  The suffix "" makes it a folder with a result for each family."""
-    path = Path(script)
-    return RESULTS / path.parent.name / f"{path.stem}{suffix}"
-
-
-def scripts(kind: str) -> list[Path]:
-    """Return the scripts in the folder ``kind``: the files that can be run."""
-    files = sorted((BENCHMARKS / kind).glob("*.py"))
-    return [path for path in files if "\nif __name__ ==" in path.read_text(encoding="utf-8")]
+    return RESULTS / f"{Path(script).stem}{suffix}"

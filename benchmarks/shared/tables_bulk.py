@@ -1,4 +1,4 @@
-"""Make the tables of classification in bulk: speed, and the rows of disturbed jobs."""
+"""Make the table of classification in bulk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.shared.results import interval
 
-__all__ = ["bulk_kills_table", "bulk_table"]
+__all__ = ["bulk_table"]
 
 
 def bulk_table(result: Mapping[str, Any]) -> str:
@@ -22,14 +22,4 @@ def bulk_table(result: Mapping[str, Any]) -> str:
         cells = [f"{rate:,.0f}/s" for rate in (*rates, row["limit_per_second"])]
         shares = (interval(row["share"]), interval(row["share_of_limit"]))
         lines.append(f"| {' | '.join((name, *cells, *shares))} |")
-    return "\n".join(lines)
-
-
-def bulk_kills_table(result: Mapping[str, Any]) -> str:
-    """Return a table with a row for each job."""
-    lines = ["| job | rows | distinct ids | SHA-256 of all rows | same as the quiet run |", "|---|---|---|---|---|"]
-    for name, job in result["jobs"].items():
-        words = f"{name}, {job['kills']} times kill -9" if "kills" in job else name
-        same = "yes" if job["same"] else "**no**"
-        lines.append(f"| {words} | {job['rows']:,} | {job['distinct']:,} | `{job['sha256'][:12]}…` | {same} |")
     return "\n".join(lines)

@@ -65,7 +65,7 @@ def every_engine(results: dict[str, Any], systems: dict[str, dict[str, Any]]) ->
     lines = [
         "# What is in the engines",
         "",
-        f"`python benchmarks/reported/engines.py` built these engines with {card['settings']['flavor']} for compute "
+        f"`python benchmarks/engines.py` built these engines with {card['settings']['flavor']} for compute "
         f"capability {card['settings']['capability']}. The top of the script describes the models and the method.",
         "",
         "- *Layers* includes shape arithmetic, *kernels* does not.",

@@ -1,4 +1,4 @@
-"""Make the tables of the reported results."""
+"""Make the tables of the results."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any
 
 from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
-from benchmarks.shared.tables_bulk import bulk_kills_table, bulk_table
+from benchmarks.shared.tables_bulk import bulk_table
 from benchmarks.shared.tables_costs import cost_tables
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
-from benchmarks.shared.tables_machines import capacity_table, core_model_table, first_output_table, machines_table
 from benchmarks.shared.tables_rollout import rollout_table, soak_table
 from benchmarks.shared.tables_serving import (
     hostile_memory,
     hostile_summary,
     hostile_table,
-    image_bombs_table,
     large_images_table,
     one_image_parts_table,
     one_image_table,
@@ -39,54 +37,44 @@ SHOWN = {
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
-    "startup": ("startup",),
-    "first_output": ("first_output",),
-    "core_model": ("core_model",),
-    "capacity_plan": ("capacity_plan",),
     "timm_models": ("timm_models",),
     "hostile": ("hostile",),
-    "image_bombs": ("image_bombs",),
     "rollout": ("rollout",),
     "soak": ("soak",),
     "bulk": ("bulk",),
-    "bulk_kills": ("bulk_kills",),
 }
 """Script → markers of the script's tables on the page of results.
 
 The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``image_bombs``, ``rollout``, ``soak``, ``bulk`` and ``bulk_kills`` only with a result."""
+``rollout``, ``soak`` and ``bulk`` only with a result."""
 
 
 def documented_tables() -> dict[str, str]:
     """Return name of a marker in the documentation → the table at this marker."""
-    engines, fastest, where = result("reported/engines"), by_family("reported/fastest_cpu"), _where()
-    costs, systems = by_family("reported/mask_cost"), by_family("reported/engines")
-    profiled = by_family("reported/where_time_goes")
+    engines, fastest, where = result("engines"), by_family("fastest_cpu"), _where()
+    costs, systems = by_family("mask_cost"), by_family("engines")
+    profiled = by_family("where_time_goes")
     tables = {
         "headline": headline_table(fastest, costs),
         "fastest_cpu": fastest_table(fastest),
         "best_straight": best_straight_table(fastest) or "No result has these ratios yet.",
         "mask_free": mask_free_table(fastest, costs),
-        "served": served_table(result("reported/served")),
+        "served": served_table(result("served")),
         "one_image": _if_measured("one_image", one_image_table),
         "one_image_parts": _if_measured("one_image", one_image_parts_table),
         "large_images_served": _if_measured("large_images_served", large_images_table),
-        "overload": overload_table(result("reported/overload")),
-        "gateway_cost": gateway_cost_table(result("reported/gateway_cost")),
+        "overload": overload_table(result("overload")),
+        "gateway_cost": gateway_cost_table(result("gateway_cost")),
         "where": where_table(where, "vit"),
         "where_systems": where_table(where, *profiled) if profiled else "No result has these times yet.",
         "target": target_sentence(where),
         "policy": policy_table(),
-        "parity_limits": limits_table(result("reported/parity_limits")),
+        "parity_limits": limits_table(result("parity_limits")),
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
-        "timm_models": timm_table(by_run("reported/timm_models")),
-        "first_output": _if_measured("first_output", first_output_table),
-        "core_model": _if_measured("core_model", core_model_table),
-        "capacity_plan": _if_measured("capacity_plan", capacity_table),
-        "machines": machines_table(result("reported/served")),
-        "hostile_summary": hostile_summary(by_run("reported/hostile")),
-        "hostile_memory": hostile_memory(by_run("reported/hostile")),
+        "timm_models": timm_table(by_run("timm_models")),
+        "hostile_summary": hostile_summary(by_run("hostile")),
+        "hostile_memory": hostile_memory(by_run("hostile")),
         **cost_tables(fastest, costs),
     }
     if systems:
@@ -95,26 +83,24 @@ def documented_tables() -> dict[str, str]:
 
 
 def _if_measured(name: str, table: Callable[[dict[str, Any]], str]) -> str:
-    """Return the table of a reported result, or a sentence if there is no result yet."""
-    if not (RESULTS / "reported" / f"{name}.json").exists():
+    """Return the table of a result, or a sentence if there is no result yet."""
+    if not (RESULTS / f"{name}.json").exists():
         return "No result has these times yet."
-    return table(result(f"reported/{name}"))
+    return table(result(f"{name}"))
 
 
 def page_tables() -> dict[str, str]:
     """Return name of a marker → table, for the tables that only the page of results shows."""
     tables = {
         "where_all": where_table(_where()),
-        "before_after": before_after_table(by_run("reported/before_after")),
-        "startup": startup_table(result("reported/startup")),
-        "hostile": hostile_table(by_run("reported/hostile")),
+        "before_after": before_after_table(by_run("before_after")),
+        "hostile": hostile_table(by_run("hostile")),
     }
-    long_runs = {"image_bombs": image_bombs_table, "rollout": rollout_table, "soak": soak_table}
-    long_runs |= {"bulk": bulk_table, "bulk_kills": bulk_kills_table}
+    long_runs = {"rollout": rollout_table, "soak": soak_table, "bulk": bulk_table}
     for name, table in long_runs.items():
-        if (RESULTS / "reported" / f"{name}.json").exists():
-            tables[name] = table(result(f"reported/{name}"))
-    gpu = by_family("reported/fastest_gpu")
+        if (RESULTS / f"{name}.json").exists():
+            tables[name] = table(result(f"{name}"))
+    gpu = by_family("fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
         tables["mask_free_gpu"] = mask_free_table(gpu, gpu, GPU_RUNNERS[1:])
@@ -163,14 +149,6 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def startup_table(results: dict[str, Any]) -> str:
-    """Return a table with a row for each process: the time, and the time / time of the bare import."""
-    lines = ["| process | ms | time / time of the bare import |", "|---|---|---|"]
-    for name, row in results["programs"].items():
-        lines.append(f"| `{name}` | {row['ms']:.0f} | {interval(row['over_bare'])} |")
-    return "\n".join(lines)
-
-
 def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
     """Return a table with a row for each program of each run: time after / time before, and the A/A control."""
     lines = [
@@ -192,8 +170,8 @@ def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
 
 def _where() -> dict[str, Any]:
     """Return the result of the paper's families, with the families of each system's result."""
-    joined = result("reported/where_time_goes")
-    for measured in by_family("reported/where_time_goes").values():
+    joined = result("where_time_goes")
+    for measured in by_family("where_time_goes").values():
         joined["families"] |= measured["families"]
     return joined
 

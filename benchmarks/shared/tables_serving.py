@@ -12,7 +12,6 @@ __all__ = [
     "hostile_memory",
     "hostile_summary",
     "hostile_table",
-    "image_bombs_table",
     "large_images_table",
     "one_image_parts_table",
     "one_image_table",
@@ -132,22 +131,6 @@ def _memory(memory: Mapping[str, Any]) -> str:
     parts = [f"{name} {', '.join(str(state.get(name, 0)) for state in states)}" for name in names]
     totals = ", ".join(str(sum(state.values())) for state in states)
     return f"{restarts}; memory in MB before, and after each round: {totals} ({'; '.join(parts)})."
-
-
-def image_bombs_table(result: Mapping[str, Any]) -> str:
-    """Return a table with a row for each kind of bomb: the other clients' latencies without and with bombs."""
-    lines = [
-        "| bombs | answered, refused | p50 without, with (ms) | p99 without, with (ms) | p99 with / without |",
-        "|---|---|---|---|---|",
-    ]
-    for name, row in result["bombs"].items():
-        a, b = row["without"], row["with"]
-        bombs = row["bombs"]
-        lines.append(
-            f"| {name} | {bombs.get('answered', 0)}, {bombs.get('refused', 0)} | {a['p50_ms']:.1f}, {b['p50_ms']:.1f} "
-            f"| {a['p99_ms']:.1f}, {b['p99_ms']:.1f} | {row['p99_ratio']:.2f} |"
-        )
-    return "\n".join(lines)
 
 
 def one_image_table(results: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Run a network in OpenVINO on the CPU.
 
 A batch is divided into chunks of at most `CHUNK` rows, or of another size that was measured. The data of a chunk stays
-in a core's cache, and each core runs its own chunks; `benchmarks/settings/cpu_settings.py` measures the effect. The
+in a core's cache, and each core runs its own chunks. The
 graph is compiled for each chunk size, because OpenVINO fuses more operators in a graph with static shapes.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
@@ -160,8 +160,8 @@ class OpenVinoProgram:
             # If they were pinned, two programs with a thread each would share the first core.
             "ENABLE_CPU_PINNING": self.threads == len(allowed_processors()),
         }
-        # Snippets, the kernels that OpenVINO generates, are slower than its other kernels for a single row in bf16
-        # (benchmarks/settings/one_image_openvino.py). Without our kernels, they compute the attentions.
+        # Snippets, the kernels that OpenVINO generates, are slower than its other kernels for a single row in bf16.
+        # Without our kernels, they compute the attentions.
         alone = model.inputs[0].shape[0] == 1 and self.fused_attentions > 0
         if self._hint == "bf16" and (alone or _attends_with_four_queries(model)):
             settings["SNIPPETS_MODE"] = "DISABLE"

@@ -1,7 +1,7 @@
 """A gRPC client of Triton that keeps the messages of its requests.
 
 ``tritonclient.grpc`` builds each request from objects of its own. This client keeps a message for each kind of request,
-and adds only the values. `benchmarks/reported/one_image.py` compares both clients. The messages are those of
+and adds only the values. `benchmarks/one_image.py` compares both clients. The messages are those of
 ``tritonclient.grpc``.
 """
 

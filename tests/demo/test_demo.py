@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,13 +15,10 @@ from typer.testing import CliRunner, Result
 
 from gmmvit_cli.main import app
 from gmmvit_deploy.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bench import products
-from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.demo import run as module
 from gmmvit_deploy.demo.digits import load_digit_images
 from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
-from gmmvit_deploy.demo.run import DemoResult, run_demo
+from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
@@ -31,6 +29,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runners.open import default_runners, open_runner
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.runtime.int8_products import int8_saturates
+from tests.test_quiet import PROGRESS
 from tests.waiting import best_of
 
 pytestmark = [pytest.mark.server, pytest.mark.rest, pytest.mark.timeout(900)]  # a test waits for the whole demo
@@ -38,54 +37,57 @@ pytestmark = [pytest.mark.server, pytest.mark.rest, pytest.mark.timeout(900)]  #
 
 @dataclass(frozen=True)
 class Demo:
-    """seen: names of the steps, in the order of their events."""
+    """steps: of the demo, each with name and result.  top1: who classified → the accuracy.  lines: of stderr."""
 
-    result: DemoResult
-    seen: list[str]
+    path: Path
+    steps: list[dict[str, Any]]
+    top1: dict[str, float]
+    lines: list[str]
 
     @property
     def bundle(self) -> Bundle:
-        return open_bundle(self.result.path / "bundle")
+        return open_bundle(self.path / "bundle")
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """The whole demo, run once; its model is the only trained model of the tests."""
-    seen: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))
-        patch.setattr(products, "_SECONDS_A_PRODUCT", 0.01)
-        return Demo(
-            run_demo(tmp_path_factory.mktemp("demo") / "out", on_progress=lambda event: seen.append(event.step)), seen
-        )
+    out = tmp_path_factory.mktemp("demo") / "out"
+    command = [sys.executable, "-m", "gmmvit_cli.main", "demo", "--json", "--output", str(out)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert answer.returncode == 0, answer.stderr
+    result = json.loads(answer.stdout)
+    return Demo(out, result["steps"], result["top1"], answer.stderr.splitlines())
 
 
 def test_demo_from_training_to_served_answers(demo: Demo) -> None:
-    path = demo.result.path
-    assert list(dict.fromkeys(demo.seen)) == [step.name for step in demo.result.steps]
+    path = demo.path
     (engine,) = (path / "bundle" / "engines").iterdir()
     assert [proof.fused for proof in open_engine(engine).card.attentions] == [True] * DIGITS_SPEC.depth
     expected = {"train", "export", "convert", "build", "parity", "serve", "classify grpc", "classify http", "bench"}
-    assert expected <= set(demo.seen)
+    assert expected <= {step["name"] for step in demo.steps}
     assert load_checkpoint(path / "checkpoint.pth").spec == DIGITS_SPEC
     assert len(demo.bundle.manifest.masks) == DIGITS_SPEC.depth
     assert len(list((path / "images").glob("*/*.png"))) == 360
     assert "<svg" in (path / "parity.html").read_text()
-    (bench,) = (step for step in demo.result.steps if step.name == "bench")
+    (bench,) = (step["result"] for step in demo.steps if step["name"] == "bench")
     for runner in ("eager", *default_runners(demo.bundle)[0], "triton-grpc", "triton-http"):
-        assert re.search(rf"\b{re.escape(runner)} [\d,]+", bench.result)
-    assert "VALID" in bench.result
+        assert re.search(rf"\b{re.escape(runner)} [\d,]+", bench)
+    assert "VALID" in bench
     assert "triton-grpc + decoding" in (path / "bench.html").read_text()
     assert [entry.name for entry in path.parent.iterdir()] == ["out"]
 
 
+def test_the_demo_prints_progress_alone(demo: Demo) -> None:
+    assert [line for line in demo.lines if not line.startswith(PROGRESS)] == []
+
+
 def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo) -> None:
-    top1 = demo.result.top1
     names = ("eager", *default_runners(demo.bundle)[0], "triton-grpc", "triton-http")
-    assert {f"{name}, by parity" for name in names} <= set(top1)
-    assert {"ONNX Runtime", "Triton, grpc", "Triton, http"} <= set(top1)  # on PNG bytes
-    assert len(set(top1.values())) == 1
-    assert min(top1.values()) >= 0.95
+    assert {f"{name}, by parity" for name in names} <= set(demo.top1)
+    assert {"ONNX Runtime", "Triton, grpc", "Triton, http"} <= set(demo.top1)  # on PNG bytes
+    assert len(set(demo.top1.values())) == 1
+    assert min(demo.top1.values()) >= 0.95
 
 
 def judged(bundle: Bundle, precision: Precision, data: str, **options: Any) -> ParityReport:
@@ -188,7 +190,7 @@ with open_runner("onnxruntime", bundle) as runner:
 @pytest.mark.alone
 def test_ten_thousand_images_in_bounded_memory(demo: Demo, tmp_path: Path) -> None:
     """A folder with links to the held-out digits, and a broken image."""
-    images = sorted((demo.result.path / "images").glob("*/*.png"))
+    images = sorted((demo.path / "images").glob("*/*.png"))
     for index in range(10_000):
         source = images[index % len(images)]
         link = tmp_path / "many" / source.parent.name / f"{index:05d}.png"

@@ -28,7 +28,7 @@ from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runtime.image_batches import open_images
 from gmmvit_deploy.runtime.int8_products import int8_saturates
 from gmmvit_deploy.variants import open_variant
-from tests.conftest import LATER, Golden, golden, once
+from tests.conftest import LATER, MANIFEST, Golden, golden, once
 from tests.kernels.test_masked_attention import needs_bf16, needs_kernel
 
 BATCHES = (1, 2, 5, 8)
@@ -155,7 +155,7 @@ def with_int8(bundle: Bundle, folder: Path) -> Bundle:
 
 
 @pytest.mark.first(1)
-@each_name
+@pytest.mark.parametrize("name", {MANIFEST[name]["family"]: name for name in LATER}.values())
 def test_int8_in_openvino(name: str, tensor_bundles: dict[str, Bundle], shared: Path) -> None:
     bundle = with_int8(tensor_bundles[name], shared)
     record = open_variant(bundle, "int8", for_cpu=True).record

@@ -26,7 +26,7 @@ from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runners.open import RUNNERS, open_runner, open_runners
 from tests.browser import accessibility_problems
-from tests.conftest import NAMES
+from tests.conftest import EACH_MASK
 from tests.pages import require_readable_page
 from tests.parity.test_faults import labelled_by
 
@@ -34,7 +34,7 @@ SCHEMA = json.loads(SCHEMA_PATH.read_text())
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH_MASK)
 def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
     with open_runners(["eager", "onnxruntime"], bundle) as runners:

@@ -25,7 +25,7 @@ from gmmvit_deploy.pictures.mask_report import page_of, write_report
 from gmmvit_deploy.scores.masks import ElementwiseMask, GaussianMixtureMask, stored_base
 from gmmvit_deploy.specs import MaskSpec
 from tests.browser import accessibility_problems
-from tests.conftest import GOLDEN, NAMES, golden
+from tests.conftest import EACH_MASK, GOLDEN, golden
 from tests.pages import require_readable_page
 
 GRID = 4
@@ -147,8 +147,8 @@ def pictures_beside_masks(model: Model) -> int:
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("name", NAMES)
-def test_reports_of_every_golden_checkpoint(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", EACH_MASK)
+def test_reports_of_a_golden_checkpoint_of_each_mask(name: str, tmp_path: Path) -> None:
     case = golden(name)
     loaded = load_checkpoint(case.path, case.hints)
     write_report(loaded, tmp_path / "masks.html")

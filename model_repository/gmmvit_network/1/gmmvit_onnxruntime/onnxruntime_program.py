@@ -2,7 +2,7 @@
 
 A batch with at least a row for every core is divided into chunks of at most `ROWS_A_CORE` rows, or of a size that was
 measured. The data of a chunk stays in a core's cache. Each core runs whole chunks, so that no operator waits for
-another core; `benchmarks/settings/cpu_settings.py` measures the effect. A smaller batch is not divided: all cores share
+another core. A smaller batch is not divided: all cores share
 the work of each operator.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
@@ -31,7 +31,7 @@ ROWS_A_CORE = 4
 _SPIN = {"session.intra_op.spin_duration_us": "200"}
 """After its last operator, a thread spins for this time, looking for more work, before it sleeps. 200 µs cover the
 pauses between the operators of an image. ONNX Runtime's default is about 40 ms, during which other programs cannot use
-the core; `benchmarks/settings/spinning.py` measures the effect."""
+the core."""
 _EXACT_INT8 = {"session.x64quantprecision": "1"}
 """For CPUs without VNNI, and for CPUs whose flags are not known. Without VNNI, ONNX Runtime by default adds products of
 int8 in pairs, in 16 bits, where a sum can saturate (`int8_products`). With this setting, ONNX Runtime stores the

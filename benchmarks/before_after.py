@@ -1,0 +1,189 @@
+"""Is each family's program as fast after a change of the project as before?
+
+Two checkouts of the project run in three processes:
+
+    before     the checkout before the change
+    control    a second process of the checkout before the change, for an A/A comparison
+    after      the checkout after the change, by default the checkout of this script
+
+The process *before* writes a checkpoint of each model of the paper, as the paper authors' code names it (32×32, 10
+classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph with
+our kernels, in ONNX Runtime and OpenVINO. The precision is float32, or on request int8, or bf16 in OpenVINO. For int8,
+both checkouts quantise the graph, calibrated with the same random images. If the kernels of a checkout compute no part
+of its int8 graph, the checkout runs the graph without them, as its users did.
+
+A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
+because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with
+bootstrap intervals. A program is as fast as before if after / before differs from 1 by at most 2 %, or by at most as
+much as control / before.
+
+The script stops if the logits of two processes differ by more than 1e-4 of the largest logit in float32, 2e-2 in bf16
+and 1e-1 in int8, in which a rounding may fall to the other side. The exit status is 1 if a program is slower.
+
+    python benchmarks/before_after.py --before CHECKOUT [--family vit] [--check] [--output RESULT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
+from benchmarks.shared.close_logits import MOST_OFF, require_close
+from benchmarks.shared.options import parsed
+from benchmarks.shared.places import FAMILIES, ROOT, result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.control import Change
+from gmmvit_deploy.bench.interleaved import UNTIMED_S, repeats_of, turns
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
+
+BATCHES = (1, 64)
+RUNTIMES = ("onnxruntime", "openvino")
+BEFORE, CONTROL, AFTER = "before", "control", "after"
+_WARM_UP_ROUNDS = 2
+_CALIBRATION_IMAGES = 32
+
+
+def exported(
+    family: str, checkouts: Mapping[str, Checkout], folder: Path, precisions: Iterable[str] = ("fp32",)
+) -> dict[str, Path]:
+    """Export the same checkpoint with each checkout, and quantise it if ``precisions`` contains int8.
+
+    Returns name of the process → bundle. Processes of the same checkout share a bundle.
+    """
+    checkpoint = folder / f"{family}.pth"
+    checkouts[BEFORE].ask("checkpoint", family=family, path=str(checkpoint))
+    bundles = {name: folder / f"{family}-{name}" for name in (BEFORE, AFTER)}
+    if checkouts[AFTER].root == checkouts[BEFORE].root:
+        bundles[AFTER] = bundles[BEFORE]
+    for bundle in dict.fromkeys(bundles.values()):
+        name = BEFORE if bundle == bundles[BEFORE] else AFTER
+        checkouts[name].ask("export", checkpoint=str(checkpoint), bundle=str(bundle), max_batch=max(BATCHES))
+        if "int8" in precisions:
+            images = folder / "calibration.npy"
+            shape = (_CALIBRATION_IMAGES, 3, 32, 32)
+            np.save(images, np.random.default_rng(1).standard_normal(shape, dtype=np.float32))
+            checkouts[name].ask("convert", bundle=str(bundle), precision="int8", images=str(images))
+    return {**bundles, CONTROL: bundles[BEFORE]}
+
+
+def timed(
+    checkouts: Mapping[str, Checkout],
+    bundles: Mapping[str, Path],
+    runtime: str,
+    precision: str,
+    *,
+    batches: tuple[int, ...],
+    rounds: int,
+    loads: int,
+) -> dict[int, dict[str, list[float]]]:
+    """Return batch → name of the process → ms of each round of every load."""
+    generator = np.random.default_rng(0)
+    times: dict[int, dict[str, list[float]]] = {batch: {name: [] for name in checkouts} for batch in batches}
+    for load in range(loads):
+        for name in generator.permutation(list(checkouts)):
+            checkouts[str(name)].ask("load", bundle=str(bundles[str(name)]), runtime=runtime, precision=precision)
+        for batch in batches:
+            logits: dict[str, np.ndarray] = {}
+            for name, counts in turns(list(checkouts), rounds, generator, warm_ups=_WARM_UP_ROUNDS):
+                answer = checkouts[name].ask(
+                    "run", batch=batch, seed=load, repeats=repeats_of(batch), untimed_s=UNTIMED_S
+                )
+                logits[name] = np.asarray(answer["logits"])
+                if counts:
+                    times[batch][name].append(answer["ms"])
+            require_close(logits, logits[BEFORE], f"{runtime}:{precision}, batch {batch}", precision)
+    return times
+
+
+def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[str, Any]]:
+    """Return batch → the row of the result for this batch."""
+    rows = {}
+    for batch, by_name in times.items():
+        change = Change(ratio=ratio(by_name[AFTER], by_name[BEFORE]), control=ratio(by_name[CONTROL], by_name[BEFORE]))
+        rows[str(batch)] = {
+            "before_ms": float(np.median(by_name[BEFORE])),
+            "after_over_before": change.ratio,
+            "control_over_before": change.control,
+            "allowed": change.allowed,
+            "verdict": change.verdict,
+        }
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="checkout of the project before the change")
+    parser.add_argument(
+        "--after", type=Path, default=ROOT, help="checkout after the change; default: the checkout of this script"
+    )
+    parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
+    parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; may be repeated")
+    parser.add_argument("--precision", choices=MOST_OFF, action="append", help="instead of fp32; bf16 only in OpenVINO")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
+    parser.add_argument("--loads", type=int, default=3, help="how often each program is loaded")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
+    arguments = parsed(parser, family=["vit"], runtime=["onnxruntime"], batch=[1], rounds=1, loads=1)
+    if arguments.rounds < 1 or arguments.loads < 1:
+        parser.error("expected --rounds and --loads of at least 1")
+    precisions = arguments.precision or ["fp32"]
+    programs = [
+        (runtime, precision)
+        for runtime in arguments.runtime or RUNTIMES
+        for precision in precisions
+        if runtime == "openvino" or precision != "bf16"
+    ]
+    if not programs:
+        parser.error("only OpenVINO computes in bf16: expected --runtime openvino")
+    slower = []
+    with ExitStack() as stack:
+        paths = {BEFORE: arguments.before, CONTROL: arguments.before, AFTER: arguments.after}
+        checkouts = {name: stack.enter_context(opened_checkout(path, name)) for name, path in paths.items()}
+        settings = {"before": commit_of(arguments.before), "after": commit_of(arguments.after)}
+        results = stack.enter_context(
+            run_card.written(
+                arguments.output, Path(__file__).name, **settings, rounds=arguments.rounds, loads=arguments.loads
+            )
+        )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        results["families"] = {}
+        for family in arguments.family or FAMILIES:
+            bundles = exported(family, checkouts, folder, precisions)
+            results["families"][family] = {}
+            for runtime, precision in programs:
+                runner = f"{runtime}+kernels" + (f":{precision}" if precision != "fp32" else "")
+                times = timed(
+                    checkouts,
+                    bundles,
+                    runtime,
+                    precision,
+                    batches=tuple(arguments.batch or BATCHES),
+                    rounds=arguments.rounds,
+                    loads=arguments.loads,
+                )
+                rows = results["families"][family][runner] = changes(times)
+                for batch, row in rows.items():
+                    name = f"{family}, {runner}, batch {batch}"
+                    print(
+                        f"{name}: {row['verdict']}: before {row['before_ms']:.2f} ms, after / before "
+                        f"{ratio_words(row['after_over_before'])}, control / before "
+                        f"{ratio_words(row['control_over_before'])}, allowed difference {row['allowed']:.1%}",
+                        flush=True,
+                    )
+                    slower += [name] if row["verdict"] == "slower" else []
+    for name in slower:
+        print(f"slower: {name}", file=sys.stderr)
+    return 1 if slower and not arguments.check else 0  # a single round is noise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

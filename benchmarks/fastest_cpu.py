@@ -1,0 +1,97 @@
+"""How much faster than PyTorch does each family run on a CPU, and how near is this speed to the machine's limit?
+
+The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
+head, random weights), and the systems of `benchmarks/shared/systems.py`. A system whose run would take longer than some
+minutes is smaller than its preset, and its result states the size. All programs of a model run in the same
+process, and take turns in each round:
+
+    eager                      PyTorch; in the paper's families, with attention written as in the paper authors' code
+    torch.compile[:bf16]       the eager program, compiled with torch.compile for each batch size; bf16 with autocast
+    straight export            the same module exported without folding and run with ONNX Runtime's built-in operators,
+                               as users do without this project
+    straight openvino[:bf16]   the graph of the straight export in OpenVINO, compiled for each batch size
+    onnxruntime+kernels[:int8] our export in ONNX Runtime with our attention kernel
+    openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32, bf16 or int8
+
+In int8, our programs run the quantised graph for CPUs that `gmmvit convert` writes.
+
+If our kernels compute no part of a model, the runner runs without our kernels, its name has no ``+kernels``, and its
+result states the reason.
+
+Each of our programs is loaded three times, and every round runs a random copy, because the place of the weights in
+memory makes copies differ by up to 2 % in speed. A ratio is the median of the ratios within each round, with a
+bootstrap interval. The logits of every program are compared with the limits of parity (`gmmvit_deploy/tolerances.py`)
+in the same run. Wrong logits of a program of ours stop the script. The straight programs and torch.compile are what
+users run without this project: if their logits are wrong, the result states it, and the program is not among the
+programs from which the best is chosen. *best_straight* is the fastest of these programs in the same precision with
+right logits at that batch size. No program of this kind exists in int8.
+
+The machine's limit is the roofline: the best rate of any library on the matrix products of the model. The roofline is
+measured before and after each model. `mask_cost.py` measures the cost of the mask separately, because this cost is
+smaller than the intervals of these ratios.
+
+    python benchmarks/fastest_cpu.py [--rounds 15] [--family vit] [--check] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from benchmarks.shared.cpu_programs import HAS_BF16, RUNNERS, cpu_program, runner_of, straight_openvino
+from benchmarks.shared.families import as_released, compiled
+from benchmarks.shared.side_by_side import Family, main
+from gmmvit_deploy.bench.interleaved import Program
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
+
+_COPIES = 3
+_IN_INT8: dict[str, Precision] = {"onnxruntime+kernels:int8": "int8", "openvino+kernels:int8": "int8"}
+_STRAIGHT: tuple[Precision, ...] = ("fp32", "bf16") if HAS_BF16 else ("fp32",)
+
+
+def straight_onnxruntime(family: Family) -> Program:
+    session = session_from_onnx(family.saved("straight"))
+    return lambda images: session.run(["logits"], {"tensor": images})[0]
+
+
+def straight_in_openvino(family: Family, precision: Precision) -> Program:
+    return straight_openvino(family.saved("straight"), precision)
+
+
+def add_straight(family: Family) -> None:
+    """Add the programs that users without this project run."""
+    torch.compiler.reset()  # PyTorch compiles a function only for a limited number of models
+    model = as_released(family.models["trained"][0])
+    family.add_straight("straight export", partial(straight_onnxruntime, family), "fp32")
+    for precision in _STRAIGHT:
+        suffix = "" if precision == "fp32" else f":{precision}"
+        load = partial(compiled, model, family.image_shape, precision=precision)
+        family.add_straight(f"torch.compile{suffix}", load, precision)
+        load = partial(straight_in_openvino, family, precision)
+        family.add_straight(f"straight openvino{suffix}", load, precision)
+
+
+def add_programs(family: Family) -> None:
+    add_straight(family)
+    for name, precision in {**RUNNERS, **_IN_INT8}.items():
+        path = family.saved("int8_cpu" if precision == "int8" else "trained")
+        runner, reason = runner_of(path, name, precision)
+        asked = [family.selects(each) for each in dict.fromkeys((name, runner))]  # either name selects the program
+        if not any(asked):
+            continue
+        if reason:
+            family.without_kernels[runner] = reason
+        family.add(runner, [cpu_program(path, runner, precision) for _ in range(_COPIES)], precision)
+
+
+if __name__ == "__main__":
+    main(
+        __file__,
+        str(__doc__),
+        graphs=("trained", "int8_cpu"),
+        add_programs=add_programs,
+        device="cpu",
+        checked_alone=("straight export", "openvino+kernels"),
+    )

@@ -1,0 +1,132 @@
+"""How much time and throughput does the gateway cost? Triton directly compared with Triton behind HAProxy.
+
+The network is the small golden ViT with Gaussian mixture masks (32×32, 10 classes), which answers faster than any real
+network, so the share of the gateway is as large as it can be. Each request has a single image. The clients wait for
+their answers (closed loop), send raw bytes, and share the processors with Triton and HAProxy. Triton directly, and
+through the gateway with a key, take turns in each round.
+
+    python benchmarks/gateway_cost.py [--rounds 10] [--check] [--output RESULT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, http_request, http_sender, message
+from benchmarks.shared.options import parsed
+from benchmarks.shared.places import ROOT, result_of
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+
+CLIENTS = (1, 16)
+MOST_MS, LEAST_SHARE = 0.5, 0.75
+PLACES = ("direct", "gateway")
+
+
+async def rates(
+    direct: TritonServer, gateway: Gateway, rounds: int, seconds: float
+) -> dict[str, dict[str, list[float]]]:
+    """Return ``PROTOCOL, N clients`` → place → requests a second in each round."""
+    async with AsyncExitStack() as stack:
+        senders: dict[tuple[str, str], Send] = {}
+        for name, where in (("direct", direct), ("gateway", gateway)):
+            address, options = f"127.0.0.1:{where.grpc_port}", [("grpc.enable_http_proxy", 0)]
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+            senders["grpc", name] = grpc_sender(channel, message(), (("authorization", f"Bearer {KEY}"),))
+            over_http = http_sender("127.0.0.1", where.http_port, *http_request(where.http_port))
+            stack.callback(over_http.close)
+            senders["http", name] = over_http
+        measured: dict[str, dict[str, list[float]]] = {}
+        generator = np.random.default_rng(0)
+        for number in range(rounds + 1):  # the first round is a warm-up
+            for protocol in ("grpc", "http"):
+                for clients in CLIENTS:
+                    row = measured.setdefault(f"{protocol}, {clients} clients", {place: [] for place in PLACES})
+                    for place in generator.permutation(PLACES):
+                        rate = await closed_loop(senders[protocol, str(place)], clients=clients, seconds=seconds)
+                        if number or not rounds:
+                            row[str(place)].append(rate)
+    return measured
+
+
+def described(measured: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for name, places in measured.items():
+        clients = int(name.split()[1])
+        # With a closed loop, clients / rate is the mean time of a request.
+        costs = [1000 * clients * (1 / b - 1 / a) for a, b in zip(places["direct"], places["gateway"], strict=True)]
+        rows[name] = {
+            "requests_per_second": {place: float(np.median(values)) for place, values in places.items()},
+            "share": ratio(places["gateway"], places["direct"]),
+            "cost_ms": {"median": float(np.median(costs)), "lowest": min(costs), "highest": max(costs)},
+            "rounds": places,
+        }
+    return rows
+
+
+def problems(rows: dict[str, Any]) -> list[str]:
+    """Return what is promised and not kept: the cost for a single client, the share for the most clients."""
+    reasons = []
+    for name, row in rows.items():
+        cost, share = row["cost_ms"]["median"], row["share"].median
+        if " 1 clients" in name and cost > MOST_MS:
+            reasons.append(f"{name}: {cost:.2f} ms a request, expected at most {MOST_MS} ms")
+        if f" {max(CLIENTS)} clients" in name and share < LEAST_SHARE:
+            reasons.append(f"{name}: {share:.0%} of the throughput, expected {LEAST_SHARE:.0%}")
+    return reasons
+
+
+def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """Start server and gateway, and measure."""
+    with ExitStack() as stack:
+        cifar10 = dataset("cifar10")
+        options = ExportOptions(mean=cifar10.mean, std=cifar10.std, labels=cifar10.labels)
+        checkpoint = ROOT / "tests" / "golden" / "vit_gmm.pth"
+        bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", options)
+        models = repository_from_bundle(bundle, folder / "models")
+        (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        settings = GatewaySettings(keys=folder / "keys", in_flight=32, access_log=folder / "access.log")
+        gateway = Gateway(settings, **ports)
+        stack.callback(gateway.stop)
+        behind = behind_gateway(ServerOptions(), gateway.admin_secret)
+        server = stack.enter_context(TritonServer(models.path, options=behind))
+        gateway.start(server)
+        return described(asyncio.run(rates(server, gateway, rounds, seconds)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10, help="0 measures the warm-up")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time of each measurement in a round")
+    parser.add_argument("--output", type=Path, default=result_of(__file__))
+    arguments = parsed(parser, rounds=0, seconds=0.2)
+    card = run_card.written(arguments.output, "gateway_cost.py", rounds=arguments.rounds, round_s=arguments.seconds)
+    with card as results, tempfile.TemporaryDirectory() as temporary:
+        rows = results["rows"] = measured_rows(Path(temporary), arguments.rounds, arguments.seconds)
+        results["problems"] = problems(rows)
+        for name, row in rows.items():
+            rate = row["requests_per_second"]
+            print(
+                f"{name}: {rate['direct']:,.0f}/s directly, {rate['gateway']:,.0f}/s through the gateway: "
+                f"{row['share'].median:.0%}, {row['cost_ms']['median']:+.2f} ms a request"
+            )
+        print("\n".join(f"PROBLEM: {reason}" for reason in results["problems"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""How much time does a mask cost? Each family with GMM compared with its plain model, in each CPU runner.
+
+The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
+head, random weights), and the systems of `benchmarks/shared/systems.py` that have a plain twin. The plain model of a
+family has the same weights and no mask. The plain twin of a system with LSA has neither learned temperatures nor a
+masked diagonal, and the plain twin of RMT has no decay.
+
+For each runner and batch, the script loads both models and runs them in short turns, one model right after the other.
+Then the script loads both models again, in another order; --loads is the number of loads. Loads are repeated because
+the place of the weights in memory changes the speed of a program by some percent, which is more than the cost of the
+mask. The ratio of a load is the median of the ratios of its turns. The result is the median of the loads' ratios, with
+a bootstrap interval over the loads. Each model has a result of its own. A result states the size of a system that is
+smaller than the system's preset.
+
+The logits of every program of every load are compared with the limits of parity (`gmmvit_deploy/tolerances.py`), and
+wrong logits stop the script.
+
+    python benchmarks/mask_cost.py [--loads 6] [--family vit] [--check] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
+from benchmarks.shared.options import parsed
+from benchmarks.shared.places import result_of
+from benchmarks.shared.side_by_side import BATCHES, Family, checked
+from benchmarks.shared.systems import MEASURED, SYSTEMS
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.core_to_core import round_trip_ns
+from gmmvit_deploy.bench.interleaved import time_in_turn
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bench.words import ratio_words
+
+MODELS = tuple(name for name in MEASURED if name not in SYSTEMS or SYSTEMS[name].plain is not None)
+"""The names of the models that have a plain twin."""
+_TURNS = {1: (40, 4), 64: (6, 1)}
+"""Batch → (number of turns of each model in a load, number of timed runs in a turn)."""
+
+
+def measured(family: Family, runner: str, batch: int, loads: int, generator: np.random.Generator) -> dict[str, Any]:
+    """Return the row of a runner and batch.
+
+    median_ms: the median time with a mask.  over_plain: the time with a mask / the time of the plain model.
+    loads: the ratio of each load.  core_to_core_ns: the round trip between two cores before and after.
+    off, limit: the largest distance of a logit from PyTorch's float64 logit, and the allowed distance.
+    """
+    precision = RUNNERS[runner]
+    twins = {runner: "trained", f"{runner} plain": "plain"}
+    images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
+    loaded: list[float] = []
+    medians: list[float] = []
+    worst = {"off": 0.0, "limit": 0.0}
+    apart = round_trip_ns()
+    for _ in range(loads):
+        family.programs.clear()
+        for name in generator.permutation(list(twins)):
+            family.add(str(name), [cpu_program(family.saved(twins[name]), runner, precision)], precision)
+        masked, plain = (family.programs[name][0] for name in twins)
+        times, logits = time_in_turn(masked, plain, images, *_TURNS[batch])
+        distances = checked(family, dict(zip(twins, logits, strict=True)), images)
+        worst = max(worst, *distances.values(), key=lambda answers: answers["off"])
+        loaded.append(float(np.median(times[0] / times[1])))
+        medians.append(float(np.median(times[0])))
+    return {
+        "median_ms": float(np.median(medians)),
+        "over_plain": ratio(loaded, np.ones(loads)),
+        "loads": loaded,
+        "core_to_core_ns": [apart, round_trip_ns()],
+        **worst,
+    }
+
+
+def check_logits(family: Family, name: str, runner: str, batch: int, generator: np.random.Generator) -> None:
+    """Compare the logits of the model and of its plain twin with the limits, and print the distances."""
+    images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
+    precision = RUNNERS[runner]
+    family.programs.clear()
+    for program, graph in {runner: "trained", f"{runner} plain": "plain"}.items():
+        family.add(program, [cpu_program(family.saved(graph), runner, precision)], precision)
+    logits = {program: copies[0](images) for program, copies in family.programs.items()}
+    for program, row in checked(family, logits, images).items():
+        distance = f"{row['off']:.2g} from PyTorch's float64 logits, limit {row['limit']:.2g}"
+        print(f"{name}, batch {batch}, {program}: {distance}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loads", type=int, default=6)
+    parser.add_argument("--family", choices=MODELS, action="append", help="only this model; may be repeated")
+    parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
+    parser.add_argument("--runner", choices=RUNNERS, action="append", help="only this runner; may be repeated")
+    folder_of_results = result_of(__file__, suffix="")
+    parser.add_argument(
+        "--output", type=Path, default=folder_of_results, help="folder for the results, a file for each model"
+    )
+    arguments = parsed(
+        parser,
+        check="check the logits of every program, and time nothing",
+        family=["vit"],
+        batch=[1],
+        runner=["onnxruntime+kernels"],
+    )
+    generator = np.random.default_rng(0)
+    cells = list(product(arguments.batch or BATCHES, arguments.runner or RUNNERS))
+    for name in arguments.family or MODELS:  # models are not compared, so each has its own run card
+        output = arguments.output / f"{name}.json"
+        with tempfile.TemporaryDirectory() as folder:
+            if arguments.check:
+                family = Family(name, Path(folder), ("trained", "plain"), "cpu")
+                for batch, runner in cells:
+                    check_logits(family, name, runner, batch, generator)
+                continue
+            with run_card.written(output, Path(__file__).name, loads=arguments.loads) as results:
+                family = Family(name, Path(folder), ("trained", "plain"), "cpu")
+                if name in SYSTEMS:
+                    results["size"] = SYSTEMS[name].size
+                for batch, runner in cells:
+                    row = measured(family, runner, batch, arguments.loads, generator)
+                    results.setdefault(str(batch), {})[runner] = row
+                    cost = ratio_words(row["over_plain"])
+                    print(f"{name}, batch {batch}, {runner}: with mask / plain {cost}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

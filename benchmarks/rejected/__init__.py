@@ -1,1 +1,0 @@
-"""Ideas that were measured and rejected."""

@@ -1,1 +1,0 @@
-"""Measurements for the tables of README and documentation, and for the speed of a change."""

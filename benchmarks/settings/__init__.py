@@ -1,1 +1,0 @@
-"""Measurements that determined settings of the runners."""

@@ -1,0 +1,306 @@
+"""Which operators take the time inside a runtime, and what would a higher speed require?
+
+The profiler of each runtime measures the operators of the paper's models, as the paper authors' code names the models,
+and of the systems of `benchmarks/shared/systems.py`, each of which has a result and a run card of its own. The programs
+are those of the runners `onnxruntime+kernels` and `openvino+kernels`: the float32 graph in ONNX Runtime
+and in OpenVINO, the same graph in OpenVINO with bf16, and the int8 graph in OpenVINO. The input is a single image, or a
+chunk of the size into which the runner divides a batch. A single thread runs, so that no operator waits for another
+core. The script takes the median time of each operator over the runs, and sums these times by kind:
+
+    products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation
+    attention   Q Kᵀ, softmax and P V, with the mask if a single kernel of ours or of OpenVINO computes all of these
+    mask        the multiplication by the mask, if a separate operator computes it
+    layout      transposes, splits, copies
+    norms       LayerNorm; our kernel also computes the residual before the norm and the quantisation after it
+    rest        separate residuals, GELU, quantisation and pooling
+
+The cost of the mask is the time of attention and mask, minus the time of attention in the plain model. If our kernels
+compute no part of a system, the runner's name has no ``+kernels``, as in `fastest_cpu.py`.
+
+The time of the products is compared with the best rate on the shapes of the model, measured on all cores and divided
+by the number of cores. The script also computes how much time a target speed would leave for all other operators, if
+the products ran at the best rate.
+
+    python benchmarks/where_time_goes.py [--family vit …] [--runs 40] [--check] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.shared.cpu_programs import required_fused_graph, required_kernels, runner_of
+from benchmarks.shared.families import as_released, eager, graphs_of, pair
+from benchmarks.shared.options import parsed
+from benchmarks.shared.places import result_of
+from benchmarks.shared.systems import MEASURED, SYSTEMS
+from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bench.interleaved import time_rounds
+from gmmvit_deploy.bench.machine import cpu_features
+from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtime.cores import cores
+from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
+from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.specs import input_shape
+
+KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
+TARGET = 5.0
+"""The target: so many times the speed of eager PyTorch at a batch of 64."""
+_BATCH = 64
+_CORES = cores()
+_WITH_WEIGHTS = {"MatMul", "Gemm", "Conv", "FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution"}
+_LAYOUT = {"Transpose", "Split", "Concat", "Reshape", "Reorder", "ReorderOutput", "ReorderInput", "Convert", "Slice"}
+_NORMS = {"LayerNormalization", "SkipLayerNormalization", "MVN"}
+_INSIDE_ATTENTION = re.compile(r"attention(\.inner)?(\.scores(\.\w+)*)?/")
+
+Operators = dict[tuple[str, str], list[float]]
+"""(name of the node, its operator) → ms of each run."""
+
+
+def kind_of(node: str, operator: str) -> str:
+    if operator in _LAYOUT:
+        return "layout"
+    if operator in _NORMS or node.endswith("/LayerNormalization"):
+        return "norms"
+    if operator in ("MaskedAttention", "Reference"):  # our kernels: OpenVINO calls them Reference
+        return "attention"
+    if operator == "Mul" and ".mask/" in node:
+        return "mask"
+    if _INSIDE_ATTENTION.search(node):
+        return "attention"
+    return "products" if operator in _WITH_WEIGHTS else "rest"
+
+
+def in_onnxruntime(path: Path, images: np.ndarray, runs: int, *, kernels: bool) -> Operators:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling = True
+    options.intra_op_num_threads = 1
+    options.profile_file_prefix = str(path.with_suffix(""))
+    graph: bytes | str = str(path)
+    if kernels:
+        fused = required_fused_graph(path)
+        options.register_custom_ops_library(str(fused.library))
+        graph = fused.graph
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    for _ in range(runs):
+        session.run(None, {"tensor": images})
+    operators: Operators = defaultdict(list)
+    for event in json.loads(Path(session.end_profiling()).read_text()):
+        if event["cat"] == "Node" and event["name"].endswith("_kernel_time"):
+            name = event["name"].removesuffix("_kernel_time")
+            operators[name, event["args"]["op_name"]].append(event["dur"] / 1e3)
+    return operators
+
+
+def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision, *, kernels: bool) -> Operators:
+    openvino = require("openvino", package="openvino", extra="openvino")
+    hint = OPENVINO_HINTS[precision]
+    ours = required_kernels(path, precision) if kernels else None
+    # As the runner does: the operations are chosen before the batch is fixed.
+    program = OpenVinoProgram(str(path), hint=hint, threads=1, kernels=ours)
+    model = program.model(len(images)).clone()
+    model.reshape(list(images.shape))
+    core = openvino.Core()
+    settings = {**program.settings(model, 1), "PERF_COUNT": True}
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    operators: Operators = defaultdict(list)
+    for _ in range(runs):
+        request.infer({0: images})
+        for operator in request.profiling_info:
+            if operator.real_time:
+                operators[operator.node_name, operator.node_type].append(operator.real_time.total_seconds() * 1e3)
+    return operators
+
+
+def joined(operators: Operators) -> dict[str, float]:
+    """Return kind → ms of a run.  Medians over the runs exclude the first runs, which fill caches."""
+    spent = dict.fromkeys(KINDS, 0.0)
+    for (node, operator), times in operators.items():
+        spent[kind_of(node, operator)] += float(np.median(times))
+    return spent
+
+
+def product_operations(proto: onnx.ModelProto, rows: int) -> int:
+    """Return the number of operations of the products with weights, for a batch of ``rows``."""
+    products = work_of_graph(copy.deepcopy(proto), rows).products
+    return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program to profile.
+
+    name: the name of the runner.  precision: the precision of the runner.
+    chunk: the number of rows in a chunk of the runner.
+    profile: a function (path of the graph, images, runs, kernels=) → times of the operators. ``kernels`` is False if
+    our kernels compute no part of the graph.
+    graph: the name of the graph, as for `graphs_of`.
+    """
+
+    name: str
+    precision: Precision
+    chunk: int
+    profile: Callable[..., Operators]
+    graph: str = "trained"
+
+
+IN_OPENVINO: dict[str, Precision] = {
+    "openvino+kernels": "fp32",
+    "openvino+kernels:bf16": "bf16",
+    "openvino+kernels:int8": "int8",
+}
+PROGRAMS = (
+    Program(name="onnxruntime+kernels", precision="fp32", chunk=ROWS_A_CORE, profile=in_onnxruntime),
+    *(
+        Program(
+            name=name,
+            precision=precision,
+            chunk=CHUNK,
+            profile=partial(in_openvino, precision=precision),
+            graph="int8_cpu" if precision == "int8" else "trained",
+        )
+        for name, precision in IN_OPENVINO.items()
+    ),
+)
+
+
+def runs_here(program: Program) -> bool:
+    return program.precision != "bf16" or "avx512_bf16" in cpu_features()
+
+
+def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
+    models = pair(name)
+    image_shape = input_shape(models["trained"].spec)
+    chosen = [program for program in PROGRAMS if runs_here(program) and program.name in (names or [program.name])]
+    kinds = dict.fromkeys([*models, *(program.graph for program in chosen)])
+    graphs = graphs_of(name, kinds, max_batch=_BATCH)
+    for key, graph in graphs.items():
+        onnx.save(graph, folder / f"{key}.onnx")
+    timed = time_rounds({"eager": eager(as_released(models["trained"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
+    results: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
+    rates: dict[str, float] = {}
+    for program in chosen:
+        if program.precision not in rates:
+            work = work_of_graph(copy.deepcopy(graphs["trained"]), program.chunk)
+            line = measured_roofline([work], program.precision)
+            rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
+        gflops = rates[program.precision]
+        runner, why_not = runner_of(folder / f"{program.graph}.onnx", program.name, program.precision)
+        rows = {}
+        for size in (1, program.chunk):
+            images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
+            rows[str(size)] = chunk_of(program, folder, graphs, images, runs, gflops, kernels=not why_not)
+        largest = rows[str(program.chunk)]
+        largest["target"] = target_of(largest, results["eager_64_ms"] / TARGET, program.chunk)
+        results["programs"][runner] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
+    return results
+
+
+def chunk_of(
+    program: Program,
+    folder: Path,
+    graphs: dict[str, onnx.ModelProto],
+    images: np.ndarray,
+    runs: int,
+    gflops: float,
+    *,
+    kernels: bool,
+) -> dict[str, Any]:
+    """Return the times of a chunk.
+
+    graphs: name → graph, as for `graphs_of`; ``plain`` is absent if a system has no plain twin.
+
+    ms: the total.  spent_ms: the time of each kind.  products_at_best_ms: the time of the products at the best rate.
+    mask_ms: the cost of the mask; absent without a plain model, and for int8, for which the script has no plain model.
+    """
+    spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs, kernels=kernels))
+    least = product_operations(graphs["trained"], len(images)) / gflops / 1e6
+    chunk = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
+    if program.graph == "trained" and "plain" in graphs:
+        plain = joined(program.profile(folder / "plain.onnx", images, runs, kernels=kernels))
+        chunk["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
+    return chunk
+
+
+def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
+    """Return the times of a chunk that a target requires.
+
+    ms: the target's time for a batch of 64 on all cores.
+    chunk_ms: the target's time for a chunk on a single core.  others_ms: the measured time of all other operators.
+    left_for_others_ms: the time that the target leaves for all other operators, with the products at the best rate.
+    """
+    budget = ms * rows * _CORES / _BATCH
+    others = chunk["ms"] - chunk["spent_ms"]["products"]
+    return {
+        "chunk_ms": budget,
+        "left_for_others_ms": budget - chunk["products_at_best_ms"],
+        "others_ms": others,
+    }
+
+
+def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> None:
+    shares = ", ".join(f"{kind} {ms / chunk['ms']:.0%}" for kind, ms in chunk["spent_ms"].items() if ms)
+    reached = chunk["products_at_best_ms"] / chunk["spent_ms"]["products"]
+    print(f"{name}, {program}, {rows} rows: {chunk['ms']:.2f} ms: {shares}; products at {reached:.0%} of the best rate")
+    if "mask_ms" in chunk:
+        print(f"    cost of the mask: {chunk['mask_ms']:+.3f} ms, {chunk['mask_ms'] / chunk['ms']:+.1%}")
+    if "target" in chunk:
+        target = chunk["target"]
+        print(
+            f"    {TARGET:g} times eager PyTorch's speed at batch {_BATCH} allows {target['chunk_ms']:.2f} ms a chunk. "
+            f"With products at the best rate, {target['left_for_others_ms']:.2f} ms remain for all other operators, "
+            f"which take {target['others_ms']:.2f} ms"
+        )
+
+
+def profiled(name: str, programs: Sequence[str] | None, runs: int) -> dict[str, Any]:
+    """Return the result of `family`, and print the result."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = family(name, programs, runs, Path(folder))
+    for program, measured in results["programs"].items():
+        for rows, chunk in measured["rows"].items():
+            print_chunk(name, program, rows, chunk)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", choices=MEASURED, action="append", help="only this model; may be repeated")
+    parser.add_argument(
+        "--program", action="append", help="only this program, such as openvino+kernels:int8; may be repeated"
+    )
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--output", type=Path, default=result_of(__file__), help="the result of the paper's families")
+    parser.add_argument("--systems-output", type=Path, default=result_of(__file__, suffix=""))
+    arguments = parsed(parser, family=["vit"], program=["onnxruntime+kernels"], runs=2)
+    chosen = arguments.family or MEASURED
+    families = [name for name in chosen if name not in SYSTEMS]
+    if families:
+        with run_card.written(arguments.output, "where_time_goes.py", runs=arguments.runs) as results:
+            results["families"] = {name: profiled(name, arguments.program, arguments.runs) for name in families}
+    for name in (name for name in chosen if name in SYSTEMS):
+        output = arguments.systems_output / f"{name}.json"
+        with run_card.written(output, "where_time_goes.py", family=name, runs=arguments.runs) as results:
+            results["size"] = SYSTEMS[name].size
+            results["families"] = {name: profiled(name, arguments.program, arguments.runs)}
+
+
+if __name__ == "__main__":
+    main()
