@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv; nothing has to be installed by hand.
+# Every target that needs Python packages installs them into .venv.
 # Python 3.10 to 3.12: the first of these that runs, or say make PYTHON=/path/to/python.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
   $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
@@ -10,14 +10,14 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
 
-# One more than there are cores, four at most: some of the time a test waits for a server or a browser.
+# One more than there are cores, four at most: tests often wait for a server or a browser.
 WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
-# A worker that ends without a word ends the run, which names the test that the worker ran.
+# If a worker crashes, the run stops and names its test.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0
 FAST := not (server or engine or export or process or browser or further or rest or alone)
 
-# Other instructions and another order of sums than this processor's own: nothing may depend on either.
+# Other CPU instructions and another order of sums than this machine's; no test may depend on them.
 OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OMP_NUM_THREADS=1
 NUMERIC := $(addprefix tests/,scores layers folding families checkpoints parity)
@@ -30,7 +30,7 @@ test: $(INSTALLED)
 test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "$(FAST)"
 
-# What make test leaves out: further cases, whole jobs, other processors; last, the tests that judge a time or memory.
+# All tests that make test leaves out, the fast numeric tests with AVX2, and last, one at a time, those that judge a time.
 test-rest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile -m "rest and not alone"
 	$(AVX2) $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC)
@@ -67,7 +67,7 @@ hooks: $(INSTALLED)
 release: $(INSTALLED)
 	PYTHONPATH=.ci $(BIN)/python -m release $(ARGS)
 
-# In this order; fastest_gpu.py and masked_attention_gpu.py need a GPU, before_after.py a second checkout.
+# Run in this order. Two more need a GPU, and before_after.py needs a second checkout.
 BENCHMARKS := engines parity_limits fastest_cpu mask_cost served where_time_goes timm_models one_image \
   large_images_served overload gateway_cost hostile rollout soak bulk
 

@@ -1,1 +1,1 @@
-"""Benchmark scripts, grouped by the use of their results; README.md lists them."""
+"""Benchmark scripts; README.md lists them."""

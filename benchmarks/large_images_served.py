@@ -36,7 +36,6 @@ from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.tune_preprocessing import encoded_batch
 from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.runtime.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -81,7 +80,7 @@ def measured(bundle: Bundle, threads: int, folder: Path, rounds: int, images: in
     options = RepositoryOptions(preprocess_threads=threads)
     repository = repository_from_bundle(bundle, folder / f"models-{threads}", options)
     photographs = [photograph(seed) for seed in range(_PHOTOGRAPHS)]
-    encoded = encoded_batch(photographs)
+    encoded = np.array([[photograph] for photograph in photographs], dtype=np.object_)
     decoded = np.stack([bundle.manifest.image.pixels_from_bytes(data) for data in photographs])
     inputs = bundle.inputs_from_pixels(decoded)
     expected = Expected(bundle, inputs)

@@ -34,7 +34,6 @@ from benchmarks.shared.places import result_of
 from benchmarks.shared.side_by_side import BATCHES, Family, checked
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.core_to_core import round_trip_ns
 from gmmvit_deploy.bench.interleaved import time_in_turn
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
@@ -49,7 +48,7 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
     """Return the row of a runner and batch.
 
     median_ms: the median time with a mask.  over_plain: the time with a mask / the time of the plain model.
-    loads: the ratio of each load.  core_to_core_ns: the round trip between two cores before and after.
+    loads: the ratio of each load.
     off, limit: the largest distance of a logit from PyTorch's float64 logit, and the allowed distance.
     """
     precision = RUNNERS[runner]
@@ -58,7 +57,6 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
     loaded: list[float] = []
     medians: list[float] = []
     worst = {"off": 0.0, "limit": 0.0}
-    apart = round_trip_ns()
     for _ in range(loads):
         family.programs.clear()
         for name in generator.permutation(list(twins)):
@@ -73,7 +71,6 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
         "median_ms": float(np.median(medians)),
         "over_plain": ratio(loaded, np.ones(loads)),
         "loads": loaded,
-        "core_to_core_ns": [apart, round_trip_ns()],
         **worst,
     }
 

@@ -41,7 +41,6 @@ from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
 from gmmvit_deploy.bench.outputs import Expected
-from gmmvit_deploy.bench.tune_preprocessing import encoded_batch
 from gmmvit_deploy.bench.waterfall import server_parts, timings_of
 from gmmvit_deploy.demo.models import DIGITS_SPEC, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
@@ -106,7 +105,7 @@ def measured(bundle: Bundle, kind: Kind, runtime: Runtime, folder: Path, rounds:
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     inputs = bundle.inputs_from_pixels(pixels)
     expected = Expected(bundle, inputs)
-    images = encoded_batch([_png(image) for image in pixels])
+    images = np.array([[_png(image)] for image in pixels], dtype=np.object_)
     with ExitStack() as stack:
         options = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
         server = stack.enter_context(TritonServer(repository.path, options=options))

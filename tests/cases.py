@@ -1,8 +1,8 @@
 """Choose the cases that ``make test`` and ``make test-fast`` run of a test with many networks, values or mistakes.
 
-Of a test with the marker ``cases``, ``make test`` runs each case that is the first with a family, a kind of mask or
-another value, and with several parameters, the first with a pair of them, such as a family in a precision.
-``@pytest.mark.cases("family")`` looks at the parameter ``family`` alone.
+Of a test with the marker ``cases``, ``make test`` runs a case if it brings a family, a kind of mask or another value
+that no earlier case had; of a test with several parameters, if it brings a new combination, such as a family in a
+precision. ``@pytest.mark.cases("family")`` looks at the parameter ``family`` alone.
 Of a test with the marker ``first(n)``, it runs the first n cases. The other cases get the marker ``rest``, and
 ``make test-rest`` runs them. ``make test-fast`` runs the first case of a test; the others get the marker ``further``.
 """
@@ -24,7 +24,7 @@ __all__ = ["mark_further_cases"]
 def mark_further_cases(items: Iterable[pytest.Item]) -> None:
     """Mark the cases that ``make test`` or ``make test-fast`` leaves out.
 
-    A case that is skipped on this machine stands for no other.
+    A case that is skipped on this machine is not marked, and does not count as the first.
     """
     seen = Counter[str]()
     shown: dict[str, set[tuple[Hashable, ...]]] = defaultdict(set)

@@ -43,14 +43,14 @@ NAMES = tuple(MANIFEST)
 EACH_MASK = tuple({(entry["family"], entry["mask"]): name for name, entry in reversed(MANIFEST.items())}.values())[::-1]
 """The first golden checkpoint of each family and mask."""
 RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
-"""Checkpoints of the paper's released code; their manifest has more entries than the others."""
+"""Checkpoints of the paper's released code; their manifest has more fields than the others."""
 LATER = tuple(name for name in NAMES if name not in RELEASED and MANIFEST[name]["family"] != "timm")
-"""Checkpoints of other sources, whose networks this package builds. The networks that timm builds are in tests/timm."""
+"""Checkpoints of other code, whose networks this package builds; timm builds those of tests/golden/timm."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """A released checkpoint, inputs, and the logits that the released implementation gives."""
+    """A golden checkpoint, its inputs, and the logits that the code of its training gives."""
 
     name: str
     path: Path

@@ -1,4 +1,4 @@
-"""Commands end quietly: nothing but progress on stderr. `tests/demo/test_demo.py` requires it of the demo."""
+"""A successful command writes nothing but progress to stderr. tests/demo/test_demo.py checks this for `gmmvit demo`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRESS = "· "
 
 
 def errors_of(*arguments: str | Path, timeout_s: float = 240) -> list[str]:
-    """Run a command in a new interpreter, and return the lines on stderr that are no progress."""
+    """Run a command in a new interpreter, and return the lines of stderr that are not progress."""
     command = [sys.executable, "-m", "gmmvit_cli.main", *map(str, arguments)]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert answer.returncode == 0, answer.stderr

@@ -140,7 +140,6 @@ def test_the_wheel_holds_what_is_not_python(built: Built) -> None:
         "gmmvit_deploy/kernels/masked_attention.c",
         "gmmvit_deploy/kernels/openvino_operations.cpp",
         *(f"gmmvit_deploy/kernels/ready/{ready_name(ROOT / KERNELS, machine)}" for machine in ("x86_64", "aarch64")),
-        "gmmvit_deploy/bench/core_to_core.c",
         "gmmvit_deploy/demo/run.py",
         "gmmvit_deploy/parity/report_schema.json",
         "gmmvit_deploy/serving/triton_models/network_model.py",

@@ -1,4 +1,4 @@
-"""Wait for what a test can see, and repeat what a test measures: no test sleeps in place of waiting."""
+"""Wait for what a test can see, and repeat what a test measures: tests do not sleep for a fixed time."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def wait_until(
 
 
 def best_of(attempts: int, measure: Callable[[], float], *, enough: float) -> float:
-    """Return the smallest of several measurements.  The first that is at most ``enough`` is the last.
+    """Measure up to ``attempts`` times, stop at the first value that is at most ``enough``, and return the smallest.
 
-    For a time or a size that is a promise: other programs of the machine can only make it larger. Such a test bears the
-    marker ``alone``.
+    For a time or a size that the documentation promises: other programs of the machine can only make it larger. Such a
+    test bears the marker ``alone``.
     """
     values = [measure()]
     while min(values) > enough and len(values) < attempts:

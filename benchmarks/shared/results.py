@@ -13,7 +13,7 @@ __all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", 
 
 
 def result(script: str) -> dict[str, Any]:
-    """Read the result of a script such as ``settings/spinning``."""
+    """Read the result of a script such as ``served``."""
     content: dict[str, Any] = json.loads((RESULTS / f"{script}.json").read_text(encoding="utf-8"))
     return content
 

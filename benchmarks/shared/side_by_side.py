@@ -21,10 +21,9 @@ from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.core_to_core import FAR
 from gmmvit_deploy.bench.interleaved import Program, Timed, time_rounds
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
-from gmmvit_deploy.bench.statistics import ENOUGH, ratio
+from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
@@ -195,8 +194,7 @@ def rows_of(
     times_faster_than_best_straight: the time of `best_straight` in the same precision / the time of this program.
     """
     work = work_of_graph(copy.deepcopy(family.graphs["trained"]), batch)
-    times, apart = timed.ms, timed.core_to_core_ns
-    least = min(readings.min() for readings in apart.values())
+    times = timed.ms
     rows: dict[str, Any] = {}
     for name, values in times.items():
         row: dict[str, Any] = {"median_ms": float(np.median(values)), "precision": family.precision[name]}
@@ -212,29 +210,11 @@ def rows_of(
             row["without_kernels"] = family.without_kernels[name]
         if f"{name} plain" in times:
             row["over_plain"] = ratio(values, times[f"{name} plain"])
-        row |= cores_near(values, apart[name], least)
         line = lines.get(family.precision[name])
         if line is not None and not name.endswith(" plain"):
-            for part in (row, row["near"]) if "near" in row else (row,):
-                part["share_of_roofline"] = line.least_ms(work) / part["median_ms"]
+            row["share_of_roofline"] = line.least_ms(work) / row["median_ms"]
         rows[name] = row | checks[name]
     return rows
-
-
-def cores_near(ms: np.ndarray, apart_ns: np.ndarray, least_ns: float) -> dict[str, Any]:
-    """Return the share of the rounds with cores far apart, and the median time of the other rounds.
-
-    far: the share of the rounds in which the cores were far apart (`FAR`).
-    near: the number and the median time of the other rounds, if there are enough rounds for a median.
-    The result is empty if the distance of the cores could not be measured (NaN).
-    """
-    if not np.isfinite(least_ns):
-        return {}
-    near = ms[apart_ns <= FAR * least_ns]
-    shares: dict[str, Any] = {"far": 1 - len(near) / len(ms)}
-    if len(near) >= ENOUGH[0.5]:
-        shares["near"] = {"rounds": len(near), "median_ms": float(np.median(near))}
-    return shares
 
 
 def check_logits(family: Family, name: str, batches: Sequence[int]) -> None:
@@ -266,8 +246,7 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
         if not row.get("right", True):
             parts.append("WRONG logits")
         if "share_of_roofline" in row:
-            near = f" ({row['near']['share_of_roofline']:.0%} with cores near)" if "near" in row else ""
-            parts.append(f"{row['share_of_roofline']:.0%} of the roofline{near}")
+            parts.append(f"{row['share_of_roofline']:.0%} of the roofline")
         if "over_plain" in row:
             parts.append(f"with mask / plain {row['over_plain'].median:.3f}")
         print(f"{family}, batch {batch}, {name}: {', '.join(parts)}")
@@ -279,7 +258,6 @@ def measured(
     """Measure a family, and return the results, with a roofline for every precision of the programs.
 
     with_roofline: False leaves the rooflines out, which take as long as some rounds.
-    core_to_core_ns: batch → quartiles of the round trips between two cores, measured before and after every turn.
     """
     works = [work_of_graph(copy.deepcopy(family.graphs["trained"]), batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
@@ -298,7 +276,6 @@ def measured(
             for precision, line in by_precision.items()
         },
         "mflop_an_image": works[0].operations / works[0].batch / 1e6,
-        "core_to_core_ns": {},
     }
     if name in SYSTEMS:
         results["size"] = SYSTEMS[name].size
@@ -307,10 +284,6 @@ def measured(
     for batch, timed in of_batch.items():
         rows = rows_of(family, timed, batch, by_precision, checked(family, timed.logits, timed.images))
         results[str(batch)] = rows
-        readings = np.concatenate(list(timed.core_to_core_ns.values()))
-        results["core_to_core_ns"][str(batch)] = (
-            np.percentile(readings, [25, 50, 75]).tolist() if np.isfinite(readings).all() else None
-        )
         print_rows(name, batch, rows)
     return results
 

@@ -253,17 +253,15 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
     every = {name for by_batch in results.values() for rows in _batches(by_batch).values() for name in rows}
     runners = (*(name for name in STRAIGHT_RUNNERS if name in every and name not in runners), *runners)
     lines = [
-        f"| family, batch | eager, ms | {' | '.join(f'{name}, ×' for name in runners)} | cores far apart, rounds |",
-        "|---" * (len(runners) + 3) + "|",
+        f"| family, batch | eager, ms | {' | '.join(f'{name}, ×' for name in runners)} |",
+        "|---" * (len(runners) + 2) + "|",
     ]
     for family, by_batch in results.items():
         for batch in (key for key in ("1", "64") if key in by_batch):
             rows = by_batch[batch]
             cells = [_speed_up(rows, name) for name in runners]
-            far = [row["far"] for row in rows.values() if "far" in row]
-            apart = f"{sum(far) / len(far):.0%}" if far else "not measured"
             model = f"{family}, {batch}{cross_of(by_batch, batch)}"
-            lines.append(f"| {model} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} | {apart} |")
+            lines.append(f"| {model} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -359,10 +357,7 @@ def _over_plain(row: dict[str, Any]) -> str:
 
 
 def _share(row: dict[str, Any]) -> str:
-    if "share_of_roofline" not in row:
-        return ""
-    near = f" ({row['near']['share_of_roofline']:.0%})" if row.get("far") and "near" in row else ""
-    return f"{row['share_of_roofline']:.0%}{near}"
+    return f"{row['share_of_roofline']:.0%}" if "share_of_roofline" in row else ""
 
 
 def served_table(results: dict[str, Any]) -> str:

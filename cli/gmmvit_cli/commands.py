@@ -38,7 +38,7 @@ JOBS: Mapping[str, Mapping[str, str]] = {
         "serve": "Serve a bundle with Triton until Ctrl-C or SIGTERM.",
         "rollout": "Replace the bundle of a running service, without lost requests.",
         "gateway": "Write a configuration for your own HAProxy in front of Triton.",
-        "manifests": "Write or check manifests for Kubernetes.",
+        "manifests": "Write manifests for Kubernetes.",
         "pack": "Pack a model as an OCI image, without a daemon.",
         "classify": "Classify images with a Triton server, or locally with a bundle.",
         "tune": "Find the fastest server settings within a latency limit.",

@@ -7,15 +7,14 @@ import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.options import FORCE, INPUT, NAME, OUTPUT, TARGET, existing, require_output
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from gmmvit_deploy.manifests.write import WrittenManifests
 
 EXAMPLE = """gmmvit manifests bundle --image IMAGE@sha256:… --model-uri pvc://CLAIM
-gmmvit manifests bundle --image I@sha256:… --model-uri s3://B/P --style kserve
-gmmvit manifests --check kubernetes"""
+gmmvit manifests bundle --image I@sha256:… --model-uri s3://B/P --style kserve"""
 
 _EXISTING = existing("--tuned")
 _STYLES = ("kserve", "deployment", "job")
@@ -25,13 +24,10 @@ _REPLICAS, _BODY, _MONITORING = "2:10", 4 * 2**20, "monitoring"
 
 
 def manifests(
-    path: Path | None = typer.Argument(
-        None,
+    path: Path = typer.Argument(
         metavar="BUNDLE_OR_REPOSITORY",
         rich_help_panel=INPUT,
-        show_default=False,
-        help="The bundle or Triton model repository that --model-uri holds; for --style job, the bundle. "
-        "Leave it out with --check.",
+        help="The bundle or Triton model repository that --model-uri holds; for --style job, the bundle.",
     ),
     out: Path = typer.Option(
         Path("kubernetes"), "-o", "--output", metavar="FOLDER", rich_help_panel=OUTPUT, help="Folder to write to."
@@ -50,15 +46,15 @@ def manifests(
         metavar="IMAGE",
         rich_help_panel=TARGET,
         show_default=False,
-        help="Image of the server, or of the job, with its digest, NAME@sha256:DIGEST. This command writes "
-        "Dockerfiles for it.",
+        help="Image of the server, or of the job; with its digest, NAME@sha256:DIGEST, it cannot change. This command "
+        "writes Dockerfiles for it.",
     ),
     model_uri: str = typer.Option(
         "",
         metavar="URI",
         rich_help_panel=TARGET,
         show_default=False,
-        help="Where the model is: oci://IMAGE@sha256:DIGEST, pvc://CLAIM/PATH or s3://BUCKET/PATH.",
+        help="Where the model is: oci://IMAGE, pvc://CLAIM/PATH or s3://BUCKET/PATH.",
     ),
     fetch_image: str = typer.Option(
         "",
@@ -152,26 +148,12 @@ def manifests(
         show_default=False,
         help="Column of Parquet files with the images, as in gmmvit classify.",
     ),
-    check: Path | None = typer.Option(
-        None,
-        "--check",
-        metavar="FOLDER",
-        rich_help_panel=INPUT,
-        show_default=False,
-        help="Write nothing: check the manifests in a folder, also changed ones, and list every problem. Exit status 1 "
-        "if there is a problem.",
-    ),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """The folder is a base for kustomize, with an object in each file. The command 'kubectl apply -k' applies it. No
     file holds a key or a certificate: the command lists the Secrets that you must create.
     """
-    if check is not None:
-        _check(check, as_json=as_json)
-        return
-    if path is None:
-        raise InputError("expected a bundle, --image and --model-uri, or --check FOLDER")
     require_output(out, force=force)
     from gmmvit_deploy.serving.gateway.models import read_models
 
@@ -255,26 +237,15 @@ def _report(written: WrittenManifests, as_json: bool) -> None:
                 "apply": str(written.apply),
                 "files": written.files,
                 "secrets": dict(written.secrets),
+                "warnings": written.warnings,
             }
         )
         return
+    for warning in written.warnings:
+        note(warning)
     for secret, content in written.secrets.items():
         note(f"create the Secret {secret}: {content}")
     if not written.complete:
         how = "measure them with gmmvit tune" if written.sizes else "type --memory"
         note(f"fill in the values in {written.apply / 'sizes.yaml'}, or {how}")
     typer.echo(written.apply)
-
-
-def _check(folder: Path, *, as_json: bool) -> None:
-    from gmmvit_deploy.manifests.checks import check_folder
-
-    problems = check_folder(folder)
-    if as_json:
-        print_json([{"rule": problem.rule, "object": problem.where, "problem": problem.text} for problem in problems])
-    elif problems:
-        print_table(("rule", "object", "problem"), [(each.rule, each.where, each.text) for each in problems])
-    else:
-        typer.echo(f"{folder}: no problem")
-    if problems:
-        raise typer.Exit(1)

@@ -25,7 +25,7 @@ def pack(
         "--output",
         metavar="FOLDER",
         rich_help_panel=OUTPUT,
-        help="Folder to write the image to, as an OCI layout.",
+        help="Folder to write the build context to.",
     ),
     contents: str = typer.Option(
         "repository",
@@ -49,14 +49,14 @@ def pack(
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """The image is written without a daemon, and holds the files below /models. The same files give the same digest.
+    """The folder holds a Dockerfile and the files, from which docker, podman or buildah build an image without a base.
     The label gmmvit.bundle.sha256 states the bundle; gmmvit.instances and gmmvit.threads, the cores that it uses.
     """
     require_output(out, force=force)
     from gmmvit_deploy.manifests.pack import INSTANCES_LABEL, THREADS_LABEL
     from gmmvit_deploy.manifests.pack import pack as packed
 
-    image = packed(
+    context = packed(
         path,
         out,
         contents=contents,  # type: ignore[arg-type]  # checked by the callback
@@ -66,15 +66,13 @@ def pack(
         force=force,
     )
     if as_json:
-        print_json(
-            {"path": str(image.path), "digest": image.digest, "labels": dict(image.labels), "bytes": image.layer_bytes}
-        )
+        print_json({"path": str(context.path), "labels": dict(context.labels), "bytes": context.size})
         return
-    if image.labels.get(THREADS_LABEL) == "0":
+    if context.labels.get(THREADS_LABEL) == "0":
         note(
-            f"threads are not stated: each of {image.labels[INSTANCES_LABEL]} instances takes a thread for each core "
+            f"threads are not stated: each of {context.labels[INSTANCES_LABEL]} instances takes a thread for each core "
             "of its pod. Pack the bundle with --tuned, or a repository of gmmvit repository --threads N, so that the "
             "CPU limit of gmmvit manifests is right"
         )
-    note(f"{out}: {image.layer_bytes / 2**20:,.1f} MiB")
-    typer.echo(image.digest)
+    note(f"{context.size / 2**20:,.1f} MiB; build the image: docker build --tag IMAGE {out}")
+    typer.echo(out)

@@ -6,13 +6,11 @@ from typing import Any
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
-from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, existing, require_output
+from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, require_output
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.serving.names import RUNTIMES, runtime_from
-
-_EXISTING = existing("--image")
 
 EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runtime onnxruntime,openvino+kernels:bf16"""
@@ -48,14 +46,6 @@ def tune(
         autocompletion=complete_list(lambda: RUNTIMES),
     ),
     cpu_kernels: str | None = CPU_KERNELS,
-    image: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        rich_help_panel=_SEARCH,
-        show_default="the preprocessing has a thread for each core",
-        callback=_EXISTING,
-        help="An image such as those that clients will send: also searches the number of threads that decode images.",
-    ),
     protocol: str = typer.Option(
         "grpc",
         metavar="NAME",
@@ -86,7 +76,7 @@ def tune(
         from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, settings_table
         from gmmvit_deploy.bench.tune import tune as tuned
 
-        settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name, "image": image}
+        settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
         options = TuneOptions(
             runtimes=_runtimes(runtime) if runtime is not None else None,
             cpu_kernels=cpu_kernels_from(cpu_kernels),
@@ -98,8 +88,6 @@ def tune(
         return
     head = ("settings", "requests/s within the limit", "p99 at this rate", "images/s without the limit", "remark")
     print_table(head, settings_table(result.trials), title=f"p99 within {bound_ms:g} ms, {protocol}")
-    for trial in result.preprocessing:
-        note(f"preprocessing with {trial.threads} threads: {trial.images_per_second:,.1f} images/s")
     for reason in dict.fromkeys(tried.cpu_kernels.why_not for tried in result.trials if not tried.cpu_kernels.used):
         note(f"cpu kernels: off: {reason}")
     note(f"measurements: {out / TUNING_FILE}")

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.core_to_core import round_trip_ns
-
 __all__ = ["UNTIMED_S", "Program", "Timed", "repeats_of", "time_in_turn", "time_rounds", "turns"]
 
 Program = Callable[[NDArray[Any]], NDArray[Any]]
@@ -33,13 +31,10 @@ class Timed:
     """The measurements of `time_rounds`.
 
     ms: name of the program → the time of a run in each round, in milliseconds.
-    core_to_core_ns: name of the program → a time in ns for each round. The round trip between two cores is measured
-    before and after the program's turn, and the time is the larger result; NaN if it cannot be measured.
     logits: name of the program → the logits of the last round.  images: the inputs of the last round.
     """
 
     ms: dict[str, NDArray[Any]]
-    core_to_core_ns: dict[str, NDArray[Any]]
     logits: dict[str, NDArray[Any]]
     images: NDArray[Any]
 
@@ -81,18 +76,15 @@ def time_rounds(
     """
     generator = np.random.default_rng(batch)
     times: dict[str, list[float]] = {name: [] for name in programs}
-    apart: dict[str, list[float]] = {name: [] for name in programs}
     logits: dict[str, NDArray[Any]] = {}
     images = np.empty(0, np.float32)
     repeats = repeats_of(batch)
-    after = _apart()
     for number, (name, timed) in enumerate(turns(list(programs), rounds, generator, warm_ups=_WARM_UP_ROUNDS)):
         if number % len(programs) == 0:
             images = generator.standard_normal((batch, *image_shape), dtype=np.float32)
         # The program runs untimed until the threads of the previous program sleep. These threads would also sleep after
         # a pause, but a hypervisor may move the cores further apart while the cores are idle.
         program = _random_copy(programs[name], generator)
-        before = after
         until = time.perf_counter() + UNTIMED_S
         program(images)
         while time.perf_counter() < until:
@@ -101,13 +93,10 @@ def time_rounds(
         for _ in range(repeats):
             logits[name] = program(images)
         elapsed = (time.perf_counter() - start) / repeats
-        after = _apart()
         if timed:
             times[name].append(elapsed * 1e3)
-            apart[name].append(max(before, after))
     return Timed(
         ms={name: np.array(values) for name, values in times.items()},
-        core_to_core_ns={name: np.array(values) for name, values in apart.items()},
         logits=logits,
         images=images,
     )
@@ -134,11 +123,6 @@ def time_in_turn(
                 logits[index] = program(images)
             times[index, turn] = (time.perf_counter() - start) / repeats * 1e3
     return times, logits
-
-
-def _apart() -> float:
-    measured = round_trip_ns()
-    return float("nan") if measured is None else measured
 
 
 def _random_copy(program: Program | Sequence[Program], generator: np.random.Generator) -> Program:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.artifacts import tool_versions
-from gmmvit_deploy.bench.core_to_core import round_trip_ns
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
 from gmmvit_deploy.bench.statistics import Ratio
@@ -37,7 +36,7 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
     A `Ratio` in the dictionary is written as three values: the median and the ends of the interval.
     """
     started = time.time()
-    load, before, apart = os.getloadavg()[0], machine_state(), round_trip_ns()
+    load, before = os.getloadavg()[0], machine_state()
     results: dict[str, Any] = {}
     yield results
     after = machine_state()
@@ -52,7 +51,6 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
         **describe_machine(),
         "load_before": load,
         "load_after": os.getloadavg()[0],
-        "core_to_core_ns": {"before": apart, "after": round_trip_ns()},
         "before": before.to_json(),
         "after": after.to_json(),
         "seconds": round(time.time() - started, 1),

@@ -1,12 +1,9 @@
 """Search the Triton settings that sustain the highest arrival rate with a p99 latency within a bound.
 
-The settings are the runtime, the precision, the number of instances, the threads of an instance, the chunk (the images
-that a core computes at once), and the queue delay: the maximum time that a request waits in the batcher. The search
-first tries each runtime with default settings. Then it divides the cores among instances of the best runtime: it starts
-with the number that a `CoreModel` predicts, and doubles or halves the number as long as the rate rises. Then it
-measures in this process which chunk is the fastest on a core (`tune_chunk`), and tries this chunk if it differs from
-the usual one. Then it tries several queue delays. If the user gives an image, the last trials search the number of
-threads that decode images (`tune_preprocessing`).
+The settings are the runtime, the precision, the number of instances, the threads of an instance, and the queue delay:
+the maximum time that a request waits in the batcher. The search first tries each runtime with default settings. Then it
+divides the cores among 2, 4, 8, ... instances of the best runtime, as long as the rate rises. Then it tries several
+queue delays.
 
 Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
 whose p99 latency stays within the bound.
@@ -15,38 +12,26 @@ whose p99 latency stays within the bound.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from gmmvit_deploy.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bench.core_model import CoreModel, divisions_of
-from gmmvit_deploy.bench.core_parts import measured_parts
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_state
 from gmmvit_deploy.bench.outputs import Expected
-from gmmvit_deploy.bench.roofline import network_work
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
-from gmmvit_deploy.bench.tune_chunk import best_chunk, chunk_rates
-from gmmvit_deploy.bench.tune_preprocessing import PreprocessTrial, fastest, tune_preprocessing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.preprocess import UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reporting import described_bundle, plain
-from gmmvit_deploy.runners.names import KERNELS_SUFFIX
-from gmmvit_deploy.runners.open import open_runner
-from gmmvit_deploy.runners.runner import Runner
 from gmmvit_deploy.runners.triton import TritonRunner
 from gmmvit_deploy.runtime.cores import cores
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
-from gmmvit_deploy.runtime.openvino_program import CHUNK
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
 from gmmvit_deploy.serving.names import TUNING_FILE
@@ -55,7 +40,7 @@ from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bund
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.writing import require_free
 
-__all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "climb_order", "settings_table", "tune"]
+__all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
 
 _FORMAT = "gmmvit-tuning/1"
 _DELAYS_US = (0, 500, 2000)
@@ -74,8 +59,6 @@ class TuneOptions:
     ``onnxruntime+kernels``. None tries ONNX Runtime in float32 only.
     cpu_kernels: states whether to use this project's CPU kernels if ``runtimes`` is None; None means ``auto``.
     name: the name of the served model.
-    image: an image file, such as those that clients will send, for the threads of the preprocessing. None leaves a
-    thread for each core.
     """
 
     bound_ms: float
@@ -83,7 +66,6 @@ class TuneOptions:
     runtimes: tuple[tuple[str, Precision], ...] | None = None
     cpu_kernels: CpuKernels | None = None
     name: str = "gmmvit"
-    image: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.bound_ms > 0:
@@ -141,11 +123,7 @@ class Tuning:
 
     bundle: the tuned bundle, the folder that ``gmmvit export`` writes.  machine: the machine of the run.
     before, after: the state of the machine before and after the run.
-    trials: all trials of the network, in the order in which they ran.
-    preprocessing: the trials of the preprocessing; empty without an image.
-    chunks: size of a chunk → images a second on a core, in the best runtime.
-    model: the parts from which the first division of the cores was predicted; None on a single core, or without a C
-    compiler.
+    trials: all trials, in the order in which they ran.
     """
 
     options: TuneOptions
@@ -154,17 +132,6 @@ class Tuning:
     before: MachineState
     after: MachineState
     trials: tuple[Trial, ...]
-    model: CoreModel | None = None
-    preprocessing: tuple[PreprocessTrial, ...] = ()
-    chunks: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> RepositoryOptions | None:
-        """The best settings of the network and the preprocessing, or None if the rate of every trial is 0."""
-        best = self.best
-        if best is None or not self.preprocessing:
-            return best.settings if best else None
-        return replace(best.settings, preprocess_threads=fastest(self.preprocessing).threads)
 
     @property
     def best(self) -> Trial | None:
@@ -191,10 +158,6 @@ class Tuning:
                 }
                 for trial in self.trials
             ],
-            "core_model": self.model.to_json() if self.model else None,
-            "chunk_images_per_second": {str(size): rate for size, rate in self.chunks.items()},
-            "preprocessing": [asdict(trial) for trial in self.preprocessing],
-            "preprocess_threads": self.settings.preprocess_threads if self.settings else None,
             "bundle": self.bundle,
             "machine": self.machine,
             "before": self.before.to_json(),
@@ -217,13 +180,11 @@ def tune(
     A repository is the folder of models that a Triton server loads. The repository also contains `TUNING_FILE`, a
     record of all trials. After an error, nothing is written.
     Errors: OutputError when ``out`` exists already and ``force`` is false.
-    InputError when no setting stays within the bound, when the bundle lacks the graph of a precision, or when the image
-    cannot be used, or the bundle has no mean and std to preprocess the image.
+    InputError when no setting stays within the bound, or when the bundle lacks the graph of a precision.
     MissingDependencyError when LoadGen or Triton's client is not installed.
     ServerError when a server fails.
     """
     require_free(out, force=force)
-    image = _image(bundle, options.image) if options.image is not None else None
     inputs = fresh_inputs(bundle, _INPUTS)
     expected = Expected(bundle, inputs)
     before = machine_state()
@@ -243,27 +204,15 @@ def tune(
         return max(trials, key=lambda trial: trial.rate)
 
     delays = len(_DELAYS_US) - 1  # the earlier trials already used the first delay
-    plain_settings = options.settings()
-    best = tried(plain_settings, later=1 + delays)
-    counts = _instances(cores())
-    model = _core_model(bundle, best, inputs) if counts else None
-    start = model.best_division(cores(), bound_ms=options.bound_ms).instances if model else 2
-    for direction in climb_order(counts, start):
-        for count in direction:
-            divided = replace(best.settings, instances=count, threads=cores() // count)
-            if tried([divided], later=delays).settings != divided:
-                break  # in this direction, the rate falls
-    best = tried([], later=delays)
-    on_progress(Progress("chunks of a core", len(trials), len(trials) + 1 + delays))
-    with ExitStack() as opened:
-        chunks = chunk_rates(
-            lambda size: opened.enter_context(_runner(bundle, best, size)).run, inputs[: bundle.manifest.max_batch]
-        )
-    if chunk := best_chunk(chunks, _usual_chunk(best.settings)):
-        best = tried([replace(best.settings, chunk=chunk)], later=delays)
+    best = tried(options.settings(), later=1 + delays)
+    instances = 2
+    while instances <= cores():
+        divided = replace(best.settings, instances=instances, threads=cores() // instances)
+        best = tried([divided], later=delays)
+        if best.settings != divided:
+            break  # more instances would be slower still
+        instances *= 2
     best = tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
-    sized = image is not None and best.rate > 0
-    preprocessing = tune_preprocessing(bundle, best.settings, image or b"", on_progress=on_progress) if sized else ()
     tuning = Tuning(
         options=options,
         bundle=described_bundle(bundle),
@@ -271,67 +220,16 @@ def tune(
         before=before,
         after=machine_state(),
         trials=tuple(trials),
-        model=model,
-        chunks=chunks,
-        preprocessing=preprocessing,
     )
-    if tuning.settings is None:
+    if not best.rate:
         nearest = min(trial.load.points[0].p99_ms for trial in trials)
         raise InputError(
             f"no setting keeps p99 below {options.bound_ms:g} ms: the lowest p99 was {nearest:.1f} ms",
             hint="type a higher --bound-ms, or add a faster runtime to --runtime",
         )
     text = json.dumps(tuning.to_json(), indent=1, allow_nan=False) + "\n"
-    repository_from_bundle(bundle, out, tuning.settings, notes={TUNING_FILE: text}, force=force)
+    repository_from_bundle(bundle, out, best.settings, notes={TUNING_FILE: text}, force=force)
     return tuning
-
-
-def _image(bundle: Bundle, path: Path) -> bytes:
-    """Read the image for the preprocessing, and check that the bundle can preprocess the image."""
-    if bundle.manifest.image.normalisation is None:
-        raise InputError(
-            f"{bundle.path}: the bundle has no mean and std, so the server cannot preprocess {path}",
-            hint="remove --image, or type gmmvit export with --dataset, or with --mean and --std",
-        )
-    try:
-        data = path.read_bytes()
-        bundle.manifest.image.pixels_from_bytes(data)
-    except (OSError, UnusableImage) as exc:
-        raise InputError(
-            f"{path}: expected an image file: {exc.strerror or exc if isinstance(exc, OSError) else exc}"
-        ) from exc
-    return data
-
-
-def _instances(count: int) -> list[int]:
-    """Return the numbers of instances to try beside a single instance, which the default settings have.
-
-    Each instance gets the same number of threads; together the instances have about as many threads as there are cores.
-    """
-    return divisions_of(count)[1:]
-
-
-def climb_order(counts: Sequence[int], start: int) -> list[list[int]]:
-    """Return the numbers of instances as two directions: from ``start`` upwards, then from below it downwards."""
-    return [[count for count in counts if count >= start], [count for count in reversed(counts) if count < start]]
-
-
-def _core_model(bundle: Bundle, trial: Trial, inputs: NDArray[Any]) -> CoreModel | None:
-    """Measure the parts of the network with the settings of a trial, on a single thread in this process."""
-    with _runner(bundle, trial) as runner:
-        images = inputs[: min(_usual_chunk(trial.settings), runner.max_batch)]
-        return measured_parts(runner.run, network_work(bundle, 1), images, precision=trial.settings.precision)
-
-
-def _runner(bundle: Bundle, trial: Trial, chunk: int = 0) -> Runner:
-    """Open the network of a trial on a single thread in this process."""
-    settings = trial.settings
-    name = f"{settings.runtime}{KERNELS_SUFFIX if trial.cpu_kernels.used else ''}"
-    return open_runner(name, bundle, precision=settings.precision, threads=1, chunk=chunk)
-
-
-def _usual_chunk(settings: RepositoryOptions) -> int:
-    return CHUNK if settings.runtime == "openvino" else ROWS_A_CORE
 
 
 def _trial(
@@ -361,14 +259,14 @@ def _trial(
 
 
 def _described(trial: Trial) -> dict[str, Any]:
-    names = ("backend", "runtime", "precision", "instances", "threads", "chunk", "max_queue_delay_us")
+    names = ("backend", "runtime", "precision", "instances", "threads", "max_queue_delay_us")
     return {**{name: getattr(trial.settings, name) for name in names}, "cpu_kernels": asdict(trial.cpu_kernels)}
 
 
 def _words(settings: RepositoryOptions) -> str:
     return (
         f"{settings.runtime} {settings.precision}, {settings.instances} × {settings.threads or 'all'} threads, "
-        f"{f'chunks of {settings.chunk}, ' if settings.chunk else ''}queue delay {settings.max_queue_delay_us} µs"
+        f"queue delay {settings.max_queue_delay_us} µs"
     )
 
 

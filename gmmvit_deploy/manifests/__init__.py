@@ -1,1 +1,1 @@
-"""Manifests for Kubernetes, the model as an OCI image, Dockerfiles, and the number of machines for a load."""
+"""Manifests for Kubernetes, and build contexts for images of the server and of the model."""

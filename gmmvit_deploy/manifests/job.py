@@ -12,7 +12,7 @@ from typing import Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.manifests.objects import egress_to_stores
-from gmmvit_deploy.manifests.options import ModelUri, require_names, require_pinned
+from gmmvit_deploy.manifests.options import ModelUri, require_names, tag_warnings
 from gmmvit_deploy.manifests.pod import (
     BUNDLE_ANNOTATION,
     MODELS,
@@ -68,7 +68,7 @@ def place(text: str, option: str) -> Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """image: with the packages of ``docker/bulk``, with its digest.  model: where the bundle is.
+    """image: with the packages of ``docker/bulk``.  model: where the bundle is.
     source, results: ``--from`` and ``--to``.  parts: number of indexes, each a pod.
     workers: processes of a pod, each with a core.  memory: of a pod, as Kubernetes writes it; "" to fill it in.
     runner: name and precision.  more: further words for ``gmmvit classify``.
@@ -94,12 +94,17 @@ class JobOptions:
         return f"{self.name}-bulk"
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know, a sentence each."""
+        model = {"--model-uri": self.model.place} if self.model.scheme == "oci" else {}
+        return tag_warnings({"--image": self.image, "--fetch-image": self.fetch_image, **model})
+
+    @property
     def uses_store(self) -> bool:
         """True if a pod opens connections to an object store."""
         return self.model.scheme == "s3" or not (self.source.claim and self.results.claim)
 
     def __post_init__(self) -> None:
-        require_pinned({"--image": self.image, "--fetch-image": self.fetch_image})
         require_names({"--object-name": self.name})
         if self.model.scheme == "s3" and not self.fetch_image:
             raise InputError(

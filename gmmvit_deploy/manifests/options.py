@@ -9,13 +9,13 @@ from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["STYLES", "ManifestOptions", "ModelUri", "Style", "model_uri", "require_names", "require_pinned"]
+__all__ = ["STYLES", "ManifestOptions", "ModelUri", "Style", "model_uri", "require_names", "tag_warnings"]
 
 Style = Literal["kserve", "deployment"]
 STYLES: tuple[Style, ...] = get_args(Style)
 _SCHEMES = ("oci", "pvc", "s3")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
-PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
+_PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +34,24 @@ class ModelUri:
 
 
 def model_uri(text: str) -> ModelUri:
-    """Read ``oci://IMAGE@sha256:…``, ``pvc://CLAIM/PATH`` or ``s3://BUCKET/PATH``.  Errors: InputError."""
+    """Read ``oci://IMAGE``, ``pvc://CLAIM/PATH`` or ``s3://BUCKET/PATH``.  Errors: InputError."""
     scheme, _, rest = text.partition("://")
     if scheme not in _SCHEMES or not rest.strip("/"):
-        raise InputError(
-            f"--model-uri: expected oci://IMAGE@sha256:…, pvc://CLAIM/PATH or s3://BUCKET/PATH, got {text!r}"
-        )
+        raise InputError(f"--model-uri: expected oci://IMAGE, pvc://CLAIM/PATH or s3://BUCKET/PATH, got {text!r}")
     if scheme == "oci":
-        if not PINNED.fullmatch(rest):
-            raise InputError(
-                f"--model-uri {text}: expected an image with its digest, …@sha256: and 64 digits; a tag can change",
-                hint="type the digest that gmmvit pack printed",
-            )
         return ModelUri(scheme=scheme, place=rest, path="")
     place, _, path = rest.partition("/")
     return ModelUri(scheme=scheme, place=place, path=path.strip("/"))
 
 
-def require_pinned(images: Mapping[str, str]) -> None:
-    """Check that images, by option, have a digest or are "".  Errors: InputError."""
-    for option, image in images.items():
-        if image and not PINNED.fullmatch(image):
-            raise InputError(
-                f"{option} {image}: expected an image with its digest, …@sha256: and 64 digits; a tag can change",
-                hint="docker buildx imagetools inspect IMAGE:TAG prints the digest",
-            )
+def tag_warnings(images: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a warning for each image, by option, that is named by a tag, which can change."""
+    return tuple(
+        f"{option} {image}: a tag can change; name the digest, {image.partition('@')[0].rpartition(':')[0] or image}"
+        "@sha256:…, which docker buildx imagetools inspect prints"
+        for option, image in images.items()
+        if image and not _PINNED.fullmatch(image)
+    )
 
 
 def require_names(names: Mapping[str, str]) -> None:
@@ -71,7 +64,7 @@ def require_names(names: Mapping[str, str]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestOptions:
     """style: ``kserve``, or ``deployment`` for plain Kubernetes.
-    image: of the server, with its digest.  model: where the repository to serve is.
+    image: of the server.  model: where the repository to serve is.
     name: the name of all objects.  model_name: the name of the served model.
     clients: the namespace whose pods may send requests; "" permits the pods of the service's own namespace that have
     the label ``gmmvit-client: "true"``.  monitoring: the namespace of Prometheus.
@@ -94,6 +87,12 @@ class ManifestOptions:
     most: int = 10
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know, a sentence each."""
+        model = {"--model-uri": self.model.place} if self.model.scheme == "oci" else {}
+        return tag_warnings({"--image": self.image, "--fetch-image": self.fetch_image, **model})
+
+    @property
     def tls(self) -> bool:
         """True if the pod itself does TLS.  KServe's ingress does TLS, and speaks plain HTTP to the pods."""
         return self.style == "deployment"
@@ -101,7 +100,6 @@ class ManifestOptions:
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise InputError(f"--style: expected one of {', '.join(STYLES)}, got {self.style!r}")
-        require_pinned({"--image": self.image, "--fetch-image": self.fetch_image})
         require_names({"--object-name": self.name, "--clients": self.clients, "--monitoring": self.monitoring})
         if self.model.scheme == "s3" and self.style == "deployment" and not self.fetch_image:
             raise InputError(

@@ -1,4 +1,7 @@
-"""Pack a model as an OCI image: a repository that a slim server can load, or the bundle itself for bulk work.
+"""Write the build context of a model's image: a repository that a slim server can load, or the bundle for bulk work.
+
+    FOLDER/Dockerfile    an image from scratch with the files below /models, where KServe looks, and with labels
+    FOLDER/models/       the files
 
 A repository holds all that the server needs at run time, also the compiled library of the CPU kernels, so the server's
 image needs no compiler, no PyTorch and no ONNX.
@@ -7,7 +10,9 @@ image needs no compiler, no PyTorch and no ONNX.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,18 +20,27 @@ from gmmvit_deploy import __version__
 from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.leftovers import temporary_folder
-from gmmvit_deploy.manifests.image import ModelImage, image_from_folder
 from gmmvit_deploy.serving.gateway.models import read_models, read_network_threads
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.writing import new_folder
 
-__all__ = ["BUNDLE_LABEL", "INSTANCES_LABEL", "THREADS_LABEL", "Contents", "pack"]
+__all__ = ["BUNDLE_LABEL", "INSTANCES_LABEL", "THREADS_LABEL", "Contents", "ModelContext", "pack"]
 
 Contents = Literal["repository", "bundle"]
 BUNDLE_LABEL = "gmmvit.bundle.sha256"
 INSTANCES_LABEL, THREADS_LABEL = "gmmvit.instances", "gmmvit.threads"
 """Of a repository with a network on a CPU: what `gmmvit manifests` must state as well.  0 threads: for each core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContext:
+    """path: the folder of the build context.  labels: of the image.  size: of the files, in bytes."""
+
+    path: Path
+    labels: Mapping[str, str]
+    size: int
 
 
 def pack(
@@ -38,31 +52,41 @@ def pack(
     cpu_kernels: CpuKernels = "auto",
     name: str = "gmmvit",
     force: bool = False,
-) -> ModelImage:
-    """Write the model at ``path``, a bundle or a repository, as an OCI image to the folder ``out``.
+) -> ModelContext:
+    """Write the build context of the image of the model at ``path``, a bundle or a repository, to the folder ``out``.
 
     contents: what the image of a bundle holds. A repository is packed as it is.
     tuned: the file of ``gmmvit tune``, whose best settings the repository gets; for a bundle.
     cpu_kernels: as in `RepositoryOptions`; for a bundle without ``tuned``.
     name: the name of the served model; for a bundle.
-    Errors: InputError when ``tuned`` is of another bundle, or does not go with ``path``.
+    Errors: InputError when ``tuned`` is of another bundle, or does not go with ``path``. OutputError when ``out``
+    exists and ``force`` is False, or when writing fails.
     """
     is_bundle = (path / MANIFEST_FILE).is_file()
     if not is_bundle:
         if tuned is not None or contents == "bundle":
             option = "--tuned" if tuned is not None else "--contents bundle"
             raise InputError(f"{path}: {option} needs a bundle, got a repository", hint=f"remove {option}")
-        return image_from_folder(path, out, _repository_labels(read_models(path).bundle, path), force=force)
+        return _context(path, out, _repository_labels(read_models(path).bundle, path), force=force)
     bundle = open_bundle(path)
     if contents == "bundle":
-        return image_from_folder(path, out, _labels(bundle.sha256, "bundle"), force=force)
+        return _context(path, out, _labels(bundle.sha256, "bundle"), force=force)
     options = RepositoryOptions(name=name, cpu_kernels=cpu_kernels)
     if tuned is not None:
         options = _tuned_options(tuned, bundle.sha256, options)
     with temporary_folder("pack") as folder:
         notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
         made = repository_from_bundle(bundle, folder / "models", options, notes=notes)
-        return image_from_folder(made.path, out, _repository_labels(bundle.sha256, made.path), force=force)
+        return _context(made.path, out, _repository_labels(bundle.sha256, made.path), force=force)
+
+
+def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) -> ModelContext:
+    stated = " \\\n    ".join(f'{name}="{value}"' for name, value in labels.items())
+    with new_folder(out, force=force) as folder:
+        shutil.copytree(files, folder / "models")
+        (folder / "Dockerfile").write_text(f"FROM scratch\nLABEL {stated}\nCOPY models /models\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in (out / "models").rglob("*"))
+    return ModelContext(path=out, labels=labels, size=size)
 
 
 def _repository_labels(bundle: str, repository: Path) -> dict[str, str]:

@@ -64,7 +64,7 @@ def tls_secret(options: ManifestOptions) -> str:
 
 
 def stated_sizes(sizes: Sizes, bundle: str) -> dict[str, str]:
-    """Return what the checks and people read: the bundle, and how the network uses the cores."""
+    """Return what people read: the bundle, and how the network uses the cores."""
     stated = {INSTANCES_ANNOTATION: sizes.instances, THREADS_ANNOTATION: sizes.threads} if sizes.known else {}
     return {BUNDLE_ANNOTATION: bundle, **stated}
 

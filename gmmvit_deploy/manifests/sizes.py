@@ -19,7 +19,7 @@ from gmmvit_deploy.serving.gateway.models import Tuned
 __all__ = ["FILL_IN", "Sizes", "sizes_from_tuning", "unknown_sizes"]
 
 FILL_IN = "FILL_IN"
-"""Stands where a value was not measured. Kubernetes refuses it as a quantity, `checks` names each of them."""
+"""Stands where a value was not measured. Kubernetes refuses it as a quantity."""
 _MIB = 2**20
 _PART_MIB = 64
 _BESIDE_MIB = 256

@@ -63,7 +63,7 @@ _FILL_IN_JOB = (
 class WrittenManifests:
     """path: the folder.  apply: the folder for ``kubectl apply -k``.  files: relative to the path.
     secrets: name of a Secret that the operator must create → its content.  complete: False if values must be filled in.
-    sizes: of a pod of the service; None for a job.
+    warnings: about the options.  sizes: of a pod of the service; None for a job.
     """
 
     path: Path
@@ -71,6 +71,7 @@ class WrittenManifests:
     files: tuple[str, ...]
     secrets: Mapping[str, str]
     complete: bool
+    warnings: tuple[str, ...]
     sizes: Sizes | None = None
 
 
@@ -98,7 +99,7 @@ def manifests_from_bundle(
     files = {"prometheus-adapter.yaml": adapter, **docker_files(sizes.runtime)}
     patch = (fill_in_patch if options.style == "deployment" else fill_in_kserve)(options.name)
     fill_in = None if sizes.known else yaml_text(patch, *_FILL_IN)
-    written = _written(out, objects, files, fill_in, secret_names(options), force=force)
+    written = _written(out, objects, files, fill_in, secret_names(options), options.warnings, force=force)
     return replace(written, sizes=sizes)
 
 
@@ -122,7 +123,7 @@ def job_manifests_from_bundle(path: Path, out: Path, options: JobOptions, *, for
     files = bulk_docker_files(precision_behind(options.runner)[0], store=options.uses_store)
     fill_in = None if options.memory else yaml_text(fill_in_job(options), *_FILL_IN_JOB)
     secrets = store_content(options.name) if options.uses_store else {}
-    return _written(out, objects, files, fill_in, secrets, force=force)
+    return _written(out, objects, files, fill_in, secrets, options.warnings, force=force)
 
 
 def _written(
@@ -131,6 +132,7 @@ def _written(
     more: Mapping[str, str],
     fill_in: str | None,
     secrets: Mapping[str, str],
+    warnings: tuple[str, ...],
     *,
     force: bool,
 ) -> WrittenManifests:
@@ -148,7 +150,12 @@ def _written(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     return WrittenManifests(
-        path=out, apply=out / apply, files=tuple(sorted(files)), secrets=secrets, complete=fill_in is None
+        path=out,
+        apply=out / apply,
+        files=tuple(sorted(files)),
+        secrets=secrets,
+        complete=fill_in is None,
+        warnings=warnings,
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 
-__all__ = ["parsed_documents", "parsed_yaml", "yaml_text"]
+__all__ = ["parsed_yaml", "yaml_text"]
 
 
 def _yaml() -> Any:
@@ -32,14 +31,5 @@ def parsed_yaml(text: str) -> Any:
     yaml = _yaml()
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise InputError(f"expected YAML: {exc}") from exc
-
-
-def parsed_documents(text: str) -> Sequence[Any]:
-    """Read all documents.  Errors: InputError when the text is not YAML."""
-    yaml = _yaml()
-    try:
-        return [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as exc:
         raise InputError(f"expected YAML: {exc}") from exc

@@ -17,7 +17,6 @@ from types import TracebackType
 from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
 from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtime.onnxruntime_package import require_onnxruntime
-from gmmvit_deploy.serving.draining import Drain
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.local_http import answers
 from gmmvit_deploy.serving.ports import free_ports
@@ -38,7 +37,6 @@ _POLL_S = 0.05
 _EXIT_S = 5  # what Triton needs to end beyond its exit timeout
 _FLUSH_S = 0.2
 """The time in which the server sends the answers of completed requests."""
-_DRAIN_POLL_S = 0.002  # short, because a busy client leaves little time between two requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,36 +195,29 @@ class TritonServer:
             self._log.note(text)
 
     def stop(self) -> None:
-        """Complete the requests in progress, refuse others, and remove all processes and temporary files.
+        """Complete the requests in progress, and remove all processes and temporary files.
 
-        `draining` states how clients are refused.
+        Meanwhile, Triton resets new HTTP connections and answers new gRPC requests with an error.
         """
-        process = self._process
-        if process is not None and process.poll() is None:
-            self._drain(process)
+        if self._process is not None and self._process.poll() is None:
+            self._terminate(self._process)
         self.kill_now()
         self._clean_up()
         if self._log is not None:
             self._log.close()
             self._log = None
 
-    def _drain(self, process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + self.options.exit_timeout_s
-        with Drain(process.pid, self.http_port, self.grpc_port, on_problem=self.note) as drain:
-            while process.poll() is None and time.monotonic() < deadline and not drain.http_is_closed:
-                drain.close_http()
-                time.sleep(_DRAIN_POLL_S)
-            drain.hold_grpc()
-            process.terminate()
-            deadline += _EXIT_S
-            while process.poll() is None and time.monotonic() < deadline:
-                if self._log is not None and self._log.requests_completed:
-                    # The server unloads its models now, for seconds. A worker that decodes large images still answers.
-                    while time.monotonic() < deadline and any(map(is_alive, self.workers)):
-                        time.sleep(_POLL_S)
-                    time.sleep(_FLUSH_S)
-                    return
-                time.sleep(_POLL_S)
+    def _terminate(self, process: subprocess.Popen[str]) -> None:
+        process.terminate()
+        deadline = time.monotonic() + self.options.exit_timeout_s + _EXIT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            if self._log is not None and self._log.requests_completed:
+                # The server unloads its models now, for seconds. A worker that decodes large images still answers.
+                while time.monotonic() < deadline and any(map(is_alive, self.workers)):
+                    time.sleep(_POLL_S)
+                time.sleep(_FLUSH_S)
+                return
+            time.sleep(_POLL_S)
 
     def kill_now(self) -> None:
         """Kill the server at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import tool_versions
-from gmmvit_deploy.bench import core_to_core, interleaved, run_card
+from gmmvit_deploy.bench import interleaved, run_card
 from gmmvit_deploy.bench.control import Change
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
 from gmmvit_deploy.bench.statistics import Ratio
 from gmmvit_deploy.bench.words import ratio_words
-from tests.waiting import best_of
 
 
 class TestRunCard:
@@ -122,29 +121,6 @@ class TestTurns:
         assert order == [0, 1, 1, 1, 0, 0, 0, 0, 1, 1]  # once each, then two turns: one untimed run, one timed
         assert times.shape == (2, 2)
         assert [float(answer[0, 0]) for answer in logits] == [0.0, 1.0]
-
-
-def test_the_source_that_measures_the_distance_of_cores_is_in_the_package() -> None:
-    assert core_to_core._SOURCE.is_file()
-    core_to_core._measure.cache_clear()
-    measured = core_to_core.round_trip_ns()
-    assert measured is None or measured > 0
-
-
-@pytest.mark.alone
-def test_a_cache_line_goes_from_core_to_core_and_back_in_less_than_100_microseconds() -> None:
-    measured = core_to_core.round_trip_ns()
-    if measured is None:
-        pytest.skip("a single core, or no C compiler")
-    assert measured > 5
-    assert best_of(3, lambda: core_to_core.round_trip_ns() or measured, enough=100_000) < 100_000
-
-
-def test_no_compiler_is_no_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    core_to_core._measure.cache_clear()
-    assert core_to_core.round_trip_ns() is None
-    core_to_core._measure.cache_clear()
 
 
 def test_a_ratio_in_words() -> None:

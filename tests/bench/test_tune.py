@@ -9,15 +9,12 @@ from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.bench import served_load, tune_chunk, tune_preprocessing
+from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
-from gmmvit_deploy.bench.tune_chunk import best_chunk, chunk_rates
-from gmmvit_deploy.bench.tune_preprocessing import PreprocessTrial, fastest
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.parity.check import check_parity
@@ -30,7 +27,6 @@ from gmmvit_deploy.serving.gateway.models import Tuned, read_tuning
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.test_preprocess import encoded, photo
 
 PORTS = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
 
@@ -54,15 +50,13 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert tuned.best is not None
     assert tuned.best.rate == max(trial.rate for trial in tuned.trials) > 0
     settings = [trial.settings for trial in tuned.trials]
-    tried = [(each.runtime, each.instances, each.chunk) for each in settings]
-    assert tried[:2] == [("onnxruntime", 1, 0), ("openvino", 1, 0)]
+    tried = [(each.runtime, each.instances) for each in settings]
+    assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
     assert all(trial.cpu_kernels.used == ours for trial in tuned.trials)  # as the names of the settings state
     assert len(tried) == len(set(tried)) >= 2
     assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
     assert notes["rate"] == tuned.best.rate
-    assert {"1", "2", "4"} <= notes["chunk_images_per_second"].keys()
-    assert notes["best"]["chunk"] == tuned.best.settings.chunk
     assert notes["peak_bytes"] == tuned.best.peak_bytes > 2**26  # Triton, ONNX Runtime and Python take more than 64 MiB
     assert read_tuning(out) == Tuned(rate=tuned.best.rate, bound_ms=2000)  # what bounds the queue of a gateway
     assert notes["best"]["runtime"] == tuned.best.settings.runtime
@@ -108,102 +102,35 @@ def test_our_kernels_behind_triton_give_the_models_answers(
             TritonServer(repository.path, options=PORTS).start()
 
 
-@pytest.mark.rest
-def test_an_image_sizes_the_preprocessing(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "_instances", lambda settings: [])
-    monkeypatch.setattr(tune_preprocessing, "candidates", lambda: (2, 1))
-    monkeypatch.setattr(tune_preprocessing, "_NEAR", 1.0)
-    image = tmp_path / "photo.png"
-    image.write_bytes(encoded(photo(300, 200), "PNG"))
-    tuned = tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=1000, image=image))
-    best = max(tuned.preprocessing, key=lambda trial: trial.images_per_second)
-    assert [trial.threads for trial in tuned.preprocessing] == [2, 1]
-    config = (tmp_path / "tuned" / "gmmvit_preprocess" / "config.pbtxt").read_text()
-    assert f'\\"threads\\": {best.threads}' in config
-    notes = json.loads((tmp_path / "tuned" / TUNING_FILE).read_text())
-    assert notes["preprocess_threads"] == best.threads
-    assert [trial["threads"] for trial in notes["preprocessing"]] == [2, 1]
-
-
-@pytest.mark.parametrize(
-    ("predicted", "chunk", "tried"),
-    [(4, 4, [1, 4, 8, 2]), (8, 4, [1, 8, 4]), (1, 4, [1, 2]), (4, 16, [1, 4, 8, 2, 4])],  # 4 is the usual chunk
-)
-def test_the_search_starts_at_the_prediction_and_tries_the_fastest_chunk(
-    predicted: int, chunk: int, tried: list[int], bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fastest", "tried"), [(1, [1, 2]), (2, [1, 2, 4]), (8, [1, 2, 4, 8])])
+def test_the_cores_are_divided_as_long_as_the_rate_rises(
+    fastest: int, tried: list[int], bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates = {1: 100.0, 2: 90.0, 4: 120.0 if predicted == 4 else 80.0, 8: 110.0}
     counts: list[int] = []
-    chunks: list[int] = []
 
     def trial(*arguments: Any, **_: Any) -> Any:
         settings = arguments[3]
         counts.append(settings.instances)
-        chunks.append(settings.chunk)
         assert settings.threads * settings.instances == (0 if settings.instances == 1 else 8)
-        return SimpleNamespace(settings=settings, rate=rates[settings.instances])
-
-    monkeypatch.setattr(tuning, "_trial", trial)
-    monkeypatch.setattr(tuning, "cores", lambda: 8)
-    monkeypatch.setattr(tuning, "machine_state", dict)
+        return SimpleNamespace(settings=settings, rate=100.0 - abs(settings.instances - fastest))
 
     def raise_stop() -> None:  # after the last trial
         raise StopIteration
 
-    division = SimpleNamespace(instances=predicted)
-    model = SimpleNamespace(best_division=lambda cores, *, bound_ms: division)
-    monkeypatch.setattr(tuning, "_core_model", lambda *_: model)
-    monkeypatch.setattr(tuning, "chunk_rates", lambda *_: {4: 5.0, chunk: 10.0})
+    monkeypatch.setattr(tuning, "_trial", trial)
+    monkeypatch.setattr(tuning, "cores", lambda: 8)
+    monkeypatch.setattr(tuning, "machine_state", dict)
     monkeypatch.setattr(tuning, "describe_machine", raise_stop)
     with pytest.raises(StopIteration):
         tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=50.0))
     assert counts == tried
-    assert [each for each in chunks if each] == ([chunk] if chunk != 4 else [])
-
-
-@pytest.mark.parametrize(("rates", "best"), [({2: 90.0, 4: 99.0, 8: 100.0}, 0), ({2: 90.0, 4: 97.0, 8: 100.0}, 8)])
-def test_the_usual_chunk_is_kept_unless_another_is_faster(rates: dict[int, float], best: int) -> None:
-    assert best_chunk(rates, usual=4) == best
-
-
-def test_a_network_with_a_small_batch_has_another_chunk() -> None:
-    assert best_chunk({1: 50.0, 2: 40.0}, usual=4) == 1
-    assert best_chunk({1: 40.0, 2: 50.0}, usual=4) == 0
-
-
-def test_the_rates_of_chunks_are_measured_in_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    seconds = {1: 0.5, 2: 0.25, 4: 0.125, 8: 0.375}
-
-    def open_with(size: int) -> Callable[[Any], object]:
-        def run(images: Any) -> None:
-            assert len(images) == 8
-            now[0] += seconds[size]
-
-        return run
-
-    monkeypatch.setattr(tune_chunk, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    rates = chunk_rates(open_with, np.zeros((11, 1)))  # the first 8
-    assert rates == {size: 8 / seconds[size] for size in (1, 2, 4, 8)}
-
-
-def test_fewer_threads_are_chosen_near_the_highest_throughput() -> None:
-    trials = [PreprocessTrial(threads=n, images_per_second=rate) for n, rate in ((8, 100.0), (4, 98.0), (1, 90.0))]
-    assert fastest(trials).threads == 4
-
-
-def test_an_image_that_cannot_be_used_is_refused_before_the_trials(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "text.png").write_text("text")
-    for name, message in (("text.png", "not a JPEG, PNG, WEBP or BMP image"), ("absent.png", "No such file")):
-        with pytest.raises(InputError, match=f"{name}: expected an image file: .*{message}"):
-            tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=10, image=tmp_path / name))
 
 
 @pytest.mark.rest
 def test_a_bound_that_nothing_holds_writes_nothing(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "_instances", lambda count: [])
+    monkeypatch.setattr(tuning, "cores", lambda: 1)
     with pytest.raises(InputError, match=r"no setting keeps p99 below 0\.001 ms: the lowest p99 was"):
         tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=0.001))
     assert list(tmp_path.iterdir()) == []

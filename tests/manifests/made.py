@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.manifests.options import ManifestOptions, model_uri
 from gmmvit_deploy.manifests.write import WrittenManifests, manifests_from_bundle
 
-__all__ = ["DIGEST", "IMAGE", "OCI", "tuning_file", "write"]
+__all__ = ["DIGEST", "IMAGE", "OCI", "objects_in", "tuning_file", "write"]
 
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.example/gmmvit@{DIGEST}"
@@ -42,3 +44,9 @@ def write(
         tuned = tuning_file(bundle, out.parent / "tuned.json")
     chosen = ManifestOptions(style=style, image=IMAGE, model=model_uri(model), fetch_image=IMAGE, **options)
     return manifests_from_bundle(bundle.path, out, chosen, tuned=tuned or None)
+
+
+def objects_in(folder: Path) -> list[dict[str, Any]]:
+    """Return the objects of a folder of a kustomization."""
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    return [yaml.safe_load((folder / name).read_text()) for name in listed]

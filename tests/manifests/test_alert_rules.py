@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.manifests.checks.load import load_objects
 from gmmvit_deploy.manifests.objects import QUEUE_METRIC
 from gmmvit_deploy.manifests.yaml_text import parsed_yaml, yaml_text
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from tests.manifests.made import write
+from tests.manifests.made import objects_in, write
 
 pytestmark = [
     pytest.mark.process,
@@ -29,7 +28,7 @@ _UP = {f"up{{{_POD}}}": "1x20"}
 
 def groups(bundle: Bundle, folder: Path) -> list[dict[str, Any]]:
     written = write(bundle, folder / "out")
-    return next(item for item in load_objects(written.apply) if item["kind"] == "PrometheusRule")["spec"]["groups"]
+    return next(item for item in objects_in(written.apply) if item["kind"] == "PrometheusRule")["spec"]["groups"]
 
 
 def test_the_rules_are_those_of_the_package_and_valid(bundle: Bundle, tmp_path: Path) -> None:

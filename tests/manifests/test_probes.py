@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.manifests.checks.load import load_objects
 from gmmvit_deploy.manifests.pod import KEYS
 from gmmvit_deploy.manifests.timing import EXIT_S, GRACE_S, PRE_STOP_S
 from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
@@ -34,7 +33,7 @@ from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.certificates import self_signed
 from tests.haproxy import needs_haproxy
-from tests.manifests.made import write
+from tests.manifests.made import objects_in, write
 from tests.serving.commands import Serve
 from tests.serving.gateways import request as request_of
 from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
@@ -91,7 +90,7 @@ class Pod:
 @pytest.fixture(scope="module")
 def container(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     written = write(bundle, tmp_path_factory.mktemp("manifests") / "out")
-    deployment = next(item for item in load_objects(written.apply) if item["kind"] == "Deployment")
+    deployment = next(item for item in objects_in(written.apply) if item["kind"] == "Deployment")
     return deployment["spec"]["template"]["spec"]["containers"][0]
 
 

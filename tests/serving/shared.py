@@ -1,7 +1,7 @@
 """One server and one service with a gateway for all processes of a test run.
 
-The first process that asks starts ``python -m tests.serving.shared KIND BUNDLE FOLDER RUN``, which serves until the
-process RUN, which collects the results of the test run, has ended.
+The first process that asks starts ``python -m tests.serving.shared KIND BUNDLE FOLDER RUN``. It serves until
+process RUN, the main process of pytest, has ended.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Running:
 
 
 def shared_service(kind: Kind, bundle: Path, folder: Path) -> dict[str, Running]:
-    """Return the parts of the service that runs for this test run, ``server`` and ``gateway``, and start it if needed.
+    """Start the service of this test run unless it runs, and return its ``server``, and its ``gateway`` if it has one.
 
-    kind: ``bare``, without ``gateway``, or ``gateway``; the server of a gateway has a secret for its administration.
+    kind: ``bare`` is Triton alone; ``gateway`` is Triton behind HAProxy, with a secret for Triton's administration.
     folder: the folder that all processes of the run share.
     """
     own = folder / f"service-{kind}"

@@ -1,6 +1,6 @@
 """A model for Triton's Python backend that sleeps: its capacity is exact on a busy machine, and needs no processor.
 
-A test sees when the model begins a batch (`batches_begun`), and can hold its answers back (`answers_held`).
+A test can hold its answers back (`answers_held`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["MODEL", "answers_held", "batches_begun", "held_file", "infer_body", "write_stand_in"]
+__all__ = ["MODEL", "answers_held", "held_file", "infer_body", "write_stand_in"]
 
 MODEL = "stand_in"
 _CONFIG = """name: "stand_in"
@@ -28,8 +28,6 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        with open(BEGUN, "a") as begun:
-            begun.write(".")
         time.sleep(DELAY_S)
         while os.path.exists(HELD):
             time.sleep(0.01)
@@ -42,14 +40,9 @@ def write_stand_in(folder: Path, *, delay_s: float = 0.0) -> Path:
     """Write a repository with the model.  delay_s: the time for a batch of at most two requests, in seconds."""
     (folder / MODEL / "1").mkdir(parents=True)
     (folder / MODEL / "config.pbtxt").write_text(_CONFIG)
-    files = f"BEGUN, HELD = {str(_begun_file(folder))!r}, {str(held_file(folder))!r}"
-    (folder / MODEL / "1" / "model.py").write_text(f"DELAY_S = {delay_s}\n{files}\n\n{_CODE}")
+    settings = f"DELAY_S = {delay_s}\nHELD = {str(held_file(folder))!r}\n\n"
+    (folder / MODEL / "1" / "model.py").write_text(settings + _CODE)
     return folder
-
-
-def batches_begun(folder: Path) -> int:
-    """Return how many batches the model of a repository has begun."""
-    return _begun_file(folder).stat().st_size if _begun_file(folder).exists() else 0
 
 
 @contextmanager
@@ -65,10 +58,6 @@ def answers_held(folder: Path) -> Iterator[None]:
 def held_file(folder: Path) -> Path:
     """Return the file beside a repository that holds the answers back while it exists."""
     return folder.with_name(f"{folder.name}.held")
-
-
-def _begun_file(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.begun")
 
 
 def infer_body(value: float) -> bytes:
