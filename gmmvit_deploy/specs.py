@@ -206,7 +206,7 @@ class ModelSpec:
 
     @property
     def first_heads(self) -> int | None:
-        """Number of heads of the first attention, which ``--heads`` sets; None for a spec without ``heads``."""
+        """Number of heads of the first attention, which ``--set heads`` sets; None for a spec without ``heads``."""
         heads = getattr(self, "heads", None)
         return heads[0] if isinstance(heads, tuple) else heads
 

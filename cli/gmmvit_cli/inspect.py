@@ -10,23 +10,12 @@ from gmmvit_cli.attention import IMAGE, inspect_attention
 from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.models import (
     ARCHITECTURE,
-    CHANNELS,
-    DECOMPOSED_STAGES,
     HEAD,
-    HEAD_AVERAGE,
-    HEAD_BLOCKS,
-    HEADS,
     IMAGE_SIZE,
-    INTERPOLATION,
-    MASK_FORM,
     MODEL_ARGS,
-    POOL,
     PRESET,
     RESIZE_TO,
-    SCALE_ADJUSTMENT,
-    SOURCE,
-    TRANSFORM_SCALE,
-    WEIGHTS,
+    SET,
     hints_from,
 )
 from gmmvit_cli.options import INPUT, OUTPUT, require_output_file
@@ -57,24 +46,13 @@ def inspect(
         "that gmmvit export writes). Leave it out to describe a preset.",
     ),
     image: Path | None = IMAGE,
-    heads: int | None = HEADS,
     preset: str | None = PRESET,
-    mask_form: str = MASK_FORM,
     image_size: int | None = IMAGE_SIZE,
     resize_to: int | None = RESIZE_TO,
-    interpolation: str | None = INTERPOLATION,
-    channels: int | None = CHANNELS,
-    weights: str | None = WEIGHTS,
     model: str | None = ARCHITECTURE,
     model_args: str | None = MODEL_ARGS,
     head: Path | None = HEAD,
-    head_blocks: int | None = HEAD_BLOCKS,
-    head_average: bool = HEAD_AVERAGE,
-    source: str | None = SOURCE,
-    pool: str | None = POOL,
-    scale_adjustment: float | None = SCALE_ADJUSTMENT,
-    transform_scale: bool | None = TRANSFORM_SCALE,
-    decomposed_stages: str | None = DECOMPOSED_STAGES,
+    settings: list[str] = SET,
     classes: int | None = typer.Option(None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Number of classes."),
     mask: str = typer.Option(
         "plain",
@@ -114,30 +92,19 @@ def inspect(
 ) -> None:
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
     Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
-    --channels is given.
+    --set channels is given.
     With a bundle and --image, computes the mean attention distance of each head, and the attention rollout, which is
     the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
     hints = hints_from(
-        heads,
         preset,
-        mask_form,
+        settings,
         image_size=image_size,
         resize_to=resize_to,
-        interpolation=interpolation,
-        channels=channels,
-        weights=weights,
         model=None if image is not None else model,
         model_args=model_args,
         head=head,
-        head_blocks=head_blocks,
-        head_average=head_average,
-        source=source,
-        pool=pool,
-        scale_adjustment=scale_adjustment,
-        transform_scale=transform_scale,
-        decomposed_stages=decomposed_stages,
     )
     of_presets = _options_of_presets(classes, mask, kernels, shared, spt=spt, lsa=lsa)
     if image is not None:
@@ -149,13 +116,13 @@ def inspect(
         inspect_attention(checkpoint, image, model, report, force=force, as_json=as_json)
         return
     if checkpoint is None:
-        if resize_to is not None or interpolation is not None:
+        if hints.resize_to is not None or hints.interpolation is not None:
             raise InputError(
-                "--resize-to and --interpolation resize the model of a checkpoint, and no checkpoint is given",
+                "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
                 hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
             )
         _refuse_options_of_files(hints)
-        described = _preset(preset, classes, image_size, channels, mask, kernels, shared, spt=spt, lsa=lsa)
+        described = _preset(preset, classes, image_size, hints.channels, mask, kernels, shared, spt=spt, lsa=lsa)
     else:
         if of_presets:
             typed = ", ".join(of_presets)
@@ -209,7 +176,7 @@ def _refuse_options_of_files(hints: LoadHints) -> None:
         if name not in ("image_size", "channels"):
             raise InputError(
                 f"{typed} states what a checkpoint does not show, and no checkpoint is given",
-                hint=f"type gmmvit inspect CHECKPOINT {typed}, or leave {typed.split()[0]} out",
+                hint=f"type gmmvit inspect CHECKPOINT {typed}, or leave {typed.partition('=')[0]} out",
             )
 
 

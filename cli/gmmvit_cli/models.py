@@ -4,80 +4,59 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, listed, read_by
+from gmmvit_cli.choices import complete, read_by
 from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import (
-    SOURCES,
-    TYPED_POOLS,
-    WEIGHTS_KINDS,
-    LoadHints,
-    TypedPool,
-    WeightsKind,
-    own_class_of,
-)
-from gmmvit_deploy.specs import INTERPOLATIONS, Interpolation
+from gmmvit_deploy.sources.hints import SETTINGS, LoadHints, own_class_of, settings_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.artifacts import Bundle
 
 __all__ = [
     "ARCHITECTURE",
-    "CHANNELS",
     "CLASS_OF_BUNDLE",
     "CLASS_TO_CONVERT",
-    "DECOMPOSED_STAGES",
     "HEAD",
-    "HEADS",
-    "HEAD_AVERAGE",
-    "HEAD_BLOCKS",
     "IMAGE_SIZE",
-    "INTERPOLATION",
-    "MASK_FORM",
     "MODEL_ARGS",
-    "POOL",
     "PRESET",
     "RESIZE_TO",
-    "SCALE_ADJUSTMENT",
-    "SOURCE",
-    "TRANSFORM_SCALE",
-    "WEIGHTS",
+    "SET",
     "hints_from",
     "model_args_from",
     "permit_class",
 ]
 
-_MASK_FORMS = ("stored", "closed")
+
+def _complete_settings(incomplete: str) -> list[str]:
+    """Return the shell completion of NAME=VALUE."""
+    name, is_whole, value = incomplete.partition("=")
+    if not is_whole:
+        return [f"{each}=" for each in SETTINGS if each.startswith(name)]
+    names = SETTINGS[name].names if name in SETTINGS else ()
+    return [f"{name}={each}" for each in names if each.startswith(value)]
 
 
-def stages_from(text: str | None) -> tuple[int, ...] | None:
-    """Parse the text of --decomposed-stages.  Errors: InputError when the text is neither ``none`` nor numbers."""
-    if text is None:
-        return None
-    if text == "none":
-        return ()
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as exc:
-        raise InputError(
-            f"--decomposed-stages: expected numbers separated by commas, or none, got {text!r}",
-            hint="type for example --decomposed-stages 1,2,3",
-        ) from exc
+def _require_settings(texts: list[str]) -> list[str]:
+    settings_from(texts)
+    return texts
 
 
-HEADS = typer.Option(
-    None,
-    "--heads",
-    metavar="N",
+SET = typer.Option(
+    [],
+    "--set",
+    metavar="NAME=VALUE",
     rich_help_panel=MODEL,
-    help="Number of attention heads. For a model with several stages, type the number of heads in the first stage. "
-    "Required if the tensors of the checkpoint do not show the number and no --preset is given, for example for a ViT "
-    "without masks.",
+    show_default=False,
+    help="A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. "
+    + " ".join(f"{name}: {each.meaning}." for name, each in SETTINGS.items()),
+    callback=_require_settings,
+    autocompletion=_complete_settings,
 )
 PRESET = typer.Option(
     None,
@@ -89,17 +68,6 @@ PRESET = typer.Option(
     "the decomposed stages. The configuration must match the checkpoint.",
     callback=read_by(family_of_preset),
     autocompletion=complete(lambda: tuple(PRESETS)),
-)
-MASK_FORM = typer.Option(
-    "stored",
-    "--mask-form",
-    metavar="FORM",
-    rich_help_panel=MODEL,
-    help="How the training code computed the Gaussian mixture masks. stored: as elementwise powers of a base matrix "
-    "that the checkpoint stores. closed: with the formula of a Gaussian, from the distances between tokens. A wrong "
-    "form gives wrong logits.",
-    callback=choice_from("--mask-form", lambda: _MASK_FORMS),
-    autocompletion=complete(lambda: _MASK_FORMS),
 )
 IMAGE_SIZE = typer.Option(
     None,
@@ -116,79 +84,6 @@ RESIZE_TO = typer.Option(
     help="Build the model for square images of another width and height than in training; only for models that timm "
     "builds. Position embeddings and tables of relative position biases are resampled. The resized model is another "
     "network, so measure the accuracy of the resized model.",
-)
-INTERPOLATION = typer.Option(
-    None,
-    "--interpolation",
-    metavar="CODE",
-    rich_help_panel=MODEL,
-    help=f"For --resize-to: resample the position embeddings with the algorithm of this code: {listed(INTERPOLATIONS)}."
-    " Without this option: the code that wrote the checkpoint. Required if the checkpoint does not show the code.",
-    callback=choice_from("--interpolation", lambda: INTERPOLATIONS),
-    autocompletion=complete(lambda: INTERPOLATIONS),
-)
-CHANNELS = typer.Option(
-    None,
-    "--channels",
-    metavar="N",
-    rich_help_panel=MODEL,
-    help="Channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Required if the tensors of the "
-    "checkpoint do not show the channels.",
-)
-WEIGHTS = typer.Option(
-    None,
-    "--weights",
-    metavar="KIND",
-    rich_help_panel=MODEL,
-    help="Weights to take from a checkpoint that holds trained and averaged weights. trained: the weights that the "
-    "optimiser left. averaged: the moving average (EMA) of the trained weights. Required for such a checkpoint, "
-    "because trained and averaged weights give different logits.",
-    callback=choice_from("--weights", lambda: WEIGHTS_KINDS),
-    autocompletion=complete(lambda: WEIGHTS_KINDS),
-)
-SOURCE = typer.Option(
-    None,
-    "--source",
-    metavar="CODE",
-    rich_help_panel=MODEL,
-    help=f"Code that wrote the checkpoint: {listed(SOURCES)}. Required if the names of the tensors fit both, as for a "
-    "CaiT without masks.",
-    callback=choice_from("--source", lambda: SOURCES),
-    autocompletion=complete(lambda: SOURCES),
-)
-POOL = typer.Option(
-    None,
-    "--pool",
-    metavar="KIND",
-    rich_help_panel=MODEL,
-    help="What the classifier reads: cls, the class token; or mean, the mean of all tokens. Required if no tensor "
-    "shows what the classifier reads: for DeepViT and small-data ViT of vit-pytorch, and for a ViT of vit-pytorch "
-    "whose class token has the shape (1, 1, dim). For a backbone of Hugging Face transformers: its features, cls or "
-    "pooler, its pooler_output.",
-    callback=choice_from("--pool", lambda: TYPED_POOLS),
-    autocompletion=complete(lambda: TYPED_POOLS),
-)
-SCALE_ADJUSTMENT = typer.Option(
-    None,
-    "--scale-adjustment",
-    metavar="NUMBER",
-    rich_help_panel=MODEL,
-    help="For a DeepViT: the training code's scale_adjustment, 0.5 for deepvit_S and deepvit_L, 1 for the others.",
-)
-TRANSFORM_SCALE = typer.Option(
-    None,
-    "--transform-scale/--no-transform-scale",
-    rich_help_panel=MODEL,
-    help="For a DeepViT: whether the mixed attention weights are also divided by √(head dim), as in deepvit_S.",
-)
-DECOMPOSED_STAGES = typer.Option(
-    None,
-    "--decomposed-stages",
-    metavar="LIST",
-    rich_help_panel=MODEL,
-    help="For an RMT: the stages, counted from 1, whose attention is decomposed into rows and columns, such as 1,2,3; "
-    "or none. A wrong list raises no error, but the predictions are wrong.",
-    callback=read_by(stages_from),
 )
 
 ARCHITECTURE = typer.Option(
@@ -215,19 +110,6 @@ HEAD = typer.Option(
     rich_help_panel=MODEL,
     callback=existing("--head"),
     help="Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
-)
-HEAD_BLOCKS = typer.Option(
-    None,
-    "--head-blocks",
-    metavar="N",
-    rich_help_panel=MODEL,
-    help="Number of last blocks whose class tokens the classifier of --head reads.",
-)
-HEAD_AVERAGE = typer.Option(
-    False,
-    "--head-average",
-    rich_help_panel=MODEL,
-    help="The classifier of --head also reads the mean of the patches.",
 )
 
 
@@ -290,46 +172,24 @@ def model_args_from(text: str | None) -> dict[str, Any]:
 
 
 def hints_from(
-    heads: int | None,
     preset: str | None,
-    mask_form: str,
+    settings: list[str],
     *,
     image_size: int | None = None,
     resize_to: int | None = None,
-    interpolation: str | None = None,
-    channels: int | None = None,
-    weights: str | None = None,
     model: str | None = None,
     model_args: str | None = None,
     head: Path | None = None,
-    head_blocks: int | None = None,
-    head_average: bool = False,
-    source: str | None = None,
-    pool: str | None = None,
-    scale_adjustment: float | None = None,
-    transform_scale: bool | None = None,
-    decomposed_stages: str | None = None,
     only_features: bool = False,
 ) -> LoadHints:
     """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
     return LoadHints(
-        heads=heads,
         preset=preset,
-        closed_form=True if mask_form == "closed" else None,
         image_size=image_size,
         resize_to=resize_to,
-        interpolation=cast("Interpolation | None", interpolation),  # LoadHints checks it
-        channels=channels,
-        weights=cast("WeightsKind | None", weights),  # LoadHints checks it
         model=model,
         model_args=model_args_from(model_args),
         head=None if head is None else str(head),
-        head_blocks=head_blocks,
-        head_average=head_average,
-        source=source,
-        pool=cast("TypedPool | None", pool),  # LoadHints checks it
-        scale_adjustment=scale_adjustment,
-        transform_scale=transform_scale,
-        decomposed_stages=stages_from(decomposed_stages),
         only_features=only_features,
+        **settings_from(settings),
     )

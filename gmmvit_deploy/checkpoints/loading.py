@@ -48,7 +48,7 @@ class LoadedCheckpoint:
     unused: key of the file → the reason why the network never reads the tensor.
     findings: the results of the audit.
     images: what the checkpoint states about the images of training.
-    taken_from: what no tensor of the file shows, such as ``heads`` → where the value comes from, such as ``--heads 4``.
+    taken_from: what no tensor shows, such as ``heads`` → where the value comes from, such as ``--set heads=4``.
     """
 
     file: TensorFile
@@ -99,8 +99,8 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
     name = str(path)
     if hints.closed_form and "gmm" not in family.mask_kinds:
         raise CheckpointError(
-            f"{name}: --mask-form closed is for Gaussian mixture masks, and {family.name} has no such mask",
-            hint="leave --mask-form out",
+            f"{name}: --set closed_form=yes is for Gaussian mixture masks, and {family.name} has no such mask",
+            hint="leave --set closed_form out",
         )
     shapes = Shapes(file.tensors, name, channels=hints.channels, record=file.record)
     try:
@@ -170,7 +170,7 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
         raise CheckpointError(
             f"{file.path}: the names of the tensors are those of {' and of '.join(s.name for s in possible)}, which "
             "compute different logits from the same weights",
-            hint=f"type --source {' or --source '.join(options)}: the code that trained the model",
+            hint=f"type --set source={' or --set source='.join(options)}: the code that trained the model",
         )
     return possible[0]
 
@@ -226,7 +226,7 @@ def _check_preset(family: Family, hints: LoadHints) -> None:
             hint=f"omit --preset, or type a preset of the family {family.name}: {', '.join(family.presets)}"
             if family.presets
             else f"omit --preset, because the family {family.name} has no presets; if gmmvit then asks for the number "
-            "of heads, type --heads N",
+            "of heads, type --set heads=N",
         )
 
 
@@ -258,12 +258,13 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     check_image_hints(source, hints, image_size=spec.image_size, channels=spec.channels, evidence=evidence)
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(
-            f"{source}: --heads {hints.heads}, but {evidence} {spec.first_heads}",
-            hint=f"omit --heads, or type --heads {spec.first_heads}",
+            f"{source}: --set heads={hints.heads}, but {evidence} {spec.first_heads}",
+            hint=f"omit --set heads, or type --set heads={spec.first_heads}",
         )
     if hints.closed_form and not spec.mask.closed_form:
         raise CheckpointError(
-            f"{source}: --mask-form closed was given, but {evidence} a {spec.mask} mask", hint="leave --mask-form out"
+            f"{source}: --set closed_form=yes was given, but {evidence} a {spec.mask} mask",
+            hint="leave --set closed_form out",
         )
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)

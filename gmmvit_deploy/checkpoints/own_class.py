@@ -103,7 +103,12 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     from gmmvit_deploy.families.custom.running import network_of_class
 
     source = str(file.path)
-    options = {"--heads": hints.heads, "--preset": hints.preset, "--head": hints.head, "--mask-form": hints.closed_form}
+    options = {
+        "--set heads": hints.heads,
+        "--preset": hints.preset,
+        "--head": hints.head,
+        "--set closed_form": hints.closed_form,
+    }
     if given := [option for option, value in options.items() if value is not None]:
         raise CheckpointError(
             f"{source}: {given[0]} does not apply to the class {name} of {path}, which determines the architecture",
@@ -111,7 +116,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
         )
     reason = f"the class {name} of {path}, which determines the architecture"
     refuse_own_options(source, hints, reason=reason, allowed=("model_args",))
-    image_size, channels = asked_image(source, hints, example="--image-size 32 --channels 3")
+    image_size, channels = asked_image(source, hints, example="--image-size 32 --set channels=3")
     own_file = _read(path)
     permit(own_file)
     network = network_of_class(own_file, name, hints.model_args)

@@ -75,9 +75,9 @@ def choose_weights(path: Path, loaded: object, asked: WeightsKind | None) -> Cho
         key = next(iter(filled or wrapped), None)
         if asked is not None and key == _TEACHER:
             raise CheckpointError(
-                f"{path}: --weights {asked}, but the file holds a teacher and no trained and averaged weights; the "
+                f"{path}: --set weights={asked}, but the file holds a teacher and no trained and averaged weights; the "
                 "teacher is taken",
-                hint="leave --weights out",
+                hint="leave --set weights out",
             )
         refuse_choice(path, asked)
         return _wrapped(loaded, key=key)
@@ -86,15 +86,15 @@ def choose_weights(path: Path, loaded: object, asked: WeightsKind | None) -> Cho
             raise CheckpointError(
                 f"{path}: holds trained weights under '{trained}' and averaged weights (EMA) under '{averaged}', whose "
                 "logits differ",
-                hint=f"type --weights trained to take '{trained}', or --weights averaged to take '{averaged}'",
+                hint=f"type --set weights=trained to take '{trained}', or --set weights=averaged to take '{averaged}'",
             )
         return _wrapped(loaded, key=trained if asked == "trained" else averaged, kind=asked)
     only = trained or averaged
     kind: WeightsKind = "averaged" if trained is None else "trained"
     if asked not in (None, kind):
         raise CheckpointError(
-            f"{path}: --weights {asked}, but the file holds only {kind} weights, under '{only}'",
-            hint=f"leave --weights out, or type --weights {kind}",
+            f"{path}: --set weights={asked}, but the file holds only {kind} weights, under '{only}'",
+            hint=f"leave --set weights out, or type --set weights={kind}",
         )
     return _wrapped(loaded, key=only, kind=kind)
 
@@ -124,8 +124,8 @@ def refuse_choice(path: Path, asked: WeightsKind | None) -> None:
     """
     if asked is not None:
         raise CheckpointError(
-            f"{path}: --weights {asked}, but the file holds a single set of weights and does not state its kind",
-            hint="leave --weights out",
+            f"{path}: --set weights={asked}, but the file holds a single set of weights and does not state its kind",
+            hint="leave --set weights out",
         )
 
 

@@ -107,7 +107,7 @@ class OwnModel(DemoModel[Model]):
         self.hints = LoadHints()
         if mask != "gmm":  # only the tensors of a Gaussian mixture show the number of heads
             self.hints = LoadHints(heads=DIGITS_SPEC.first_heads)
-            self.typed_hints = f" --heads {DIGITS_SPEC.first_heads}"
+            self.typed_hints = f" --set heads={DIGITS_SPEC.first_heads}"
 
     def build(self) -> Model:
         return model_from_spec(self.spec)

@@ -125,10 +125,10 @@ def _refuse_oblong(interpolation: Interpolation, old_grid: Grid, new_grid: Grid)
     for name, grid, square in (("old", old_grid, _SQUARE_OLD), ("new", new_grid, _SQUARE_NEW)):
         if interpolation in square and grid[0] != grid[1]:
             raise InputError(
-                f"--interpolation {interpolation} is defined only for a square {name} grid of patches, because the "
+                f"--set interpolation={interpolation} is defined only for a square {name} grid of patches, because the "
                 f"code of {interpolation} computes the side of the {name} grid as a square root or from one image "
                 f"side; got {_words(grid)} patches",
-                hint="type --interpolation timm, whose algorithm supports every grid; the two algorithms give "
+                hint="type --set interpolation=timm, whose algorithm supports every grid; the two algorithms give "
                 "different networks, so measure the accuracy",
             )
 

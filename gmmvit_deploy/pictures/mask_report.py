@@ -138,7 +138,7 @@ def _other_options(described: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a line that names the values that options or presets state, or no line if the tensors show all values."""
     origins = [f"{name.replace('_', ' ')} ({where})" for name, where in described.get("taken_from", {}).items()]
     if described["mask"] == "gmm":
-        origins.append(f"mask form (--mask-form {'closed' if described['spec']['mask']['closed_form'] else 'stored'})")
+        origins.append(f"mask form (--set closed_form={'yes' if described['spec']['mask']['closed_form'] else 'no'})")
     if described["family"] in _BUILT_FROM_ARGUMENTS:
         origins.append("architecture and its arguments (--model and --model-args, or the entries of the file)")
     return (f"Other options: options, presets or defaults state {', '.join(origins)}",) if origins else ()

@@ -12,7 +12,7 @@ __all__ = ["check_options", "refuse_own_options"]
 
 
 def check_options(path: str, source: CheckpointSource, hints: LoadHints, names: Iterable[str]) -> None:
-    """Check that the source of a file reads every option that the user typed, and that ``--source`` names the source.
+    """Check that the source of a file reads every option that the user typed, and that ``--set source`` names it.
 
     path: the file.  source: the source that was chosen for the file.  hints: the user's own values.
     names: the names of the tensors.
@@ -21,12 +21,13 @@ def check_options(path: str, source: CheckpointSource, hints: LoadHints, names: 
     for hint, typed in hints.own().items():
         if hint not in source.own_hints:
             raise CheckpointError(
-                f"{path}: {typed} does not apply to a file of {source.name}", hint=f"leave {typed.split()[0]} out"
+                f"{path}: {typed} does not apply to a file of {source.name}",
+                hint=f"leave {typed.partition('=')[0]} out",
             )
     if hints.source is not None and not source.is_named(hints.source, names):
         raise CheckpointError(
-            f"{path}: --source {hints.source}, but the names of the tensors are those of {source.name}",
-            hint="leave --source out",
+            f"{path}: --set source={hints.source}, but the names of the tensors are those of {source.name}",
+            hint="leave --set source out",
         )
 
 
@@ -37,7 +38,9 @@ def refuse_own_options(path: str, hints: LoadHints, *, reason: str, allowed: tup
     allowed: the fields of `LoadHints` that apply nevertheless.
     Errors: CheckpointError for an option that does not apply.
     """
-    typed_source = {} if hints.source is None else {"source": f"--source {hints.source}"}
+    typed_source = {} if hints.source is None else {"source": f"--set source={hints.source}"}
     for hint, typed in (*hints.own().items(), *typed_source.items()):
         if hint not in allowed:
-            raise CheckpointError(f"{path}: {typed} does not apply to {reason}", hint=f"leave {typed.split()[0]} out")
+            raise CheckpointError(
+                f"{path}: {typed} does not apply to {reason}", hint=f"leave {typed.partition('=')[0]} out"
+            )

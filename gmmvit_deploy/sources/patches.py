@@ -33,13 +33,13 @@ def image_of_patches(
         raise CheckpointError(
             f"{source}: {name}.weight takes {values} values of a patch of the image; expected {expected} and patches "
             "of p × p pixels",
-            hint=f"omit --channels, or type --channels {' or '.join(map(str, possible))}, which fits the file"
+            hint=f"omit --set channels, or type --set channels={' or '.join(map(str, possible))}, which fits the file"
             if possible
             else "use another file: no supported number of channels makes these patches square",
         )
     known_channels = next(iter(sides)) if len(sides) == 1 else None
     known_size = hints.image_size if grid is None else grid  # a stored grid shows the side once the channels are known
-    options = {"--image-size 224": known_size, "--channels 3": known_channels}
+    options = {"--image-size 224": known_size, "--set channels=3": known_channels}
     image_size, channels = asked_image(
         source,
         replace(hints, image_size=known_size, channels=known_channels),

@@ -122,12 +122,12 @@ class Shapes:
         side = exact_root(values / (views * channels))
         if side is None:
             possible = [c for c in CHANNELS if exact_root(values / (views * c)) is not None]
-            given = f"--channels {channels}" if self._channels else f"images of {channels} channels"
+            given = f"--set channels={channels}" if self._channels else f"images of {channels} channels"
             product = f"{channels}·p·p" if views == 1 else f"{views}·{channels}·p·p"
             raise CheckpointError(
                 f"{self.source}: {name} takes {values} values per patch; expected {product} for {given} and "
                 "square patches of p × p pixels",
-                hint=f"type --channels {' or '.join(map(str, possible))}, which fits the file"
+                hint=f"type --set channels={' or '.join(map(str, possible))}, which fits the file"
                 if possible
                 else "use another file: no supported number of channels makes these patches square",
             )
@@ -167,8 +167,8 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
     if not parts & {"alpha", "sigma"}:
         if hints.closed_form:
             raise CheckpointError(
-                f"{source}: --mask-form closed was given, but the file holds no alpha and sigma",
-                hint="leave --mask-form out",
+                f"{source}: --set closed_form=yes was given, but the file holds no alpha and sigma",
+                hint="leave --set closed_form out",
             )
         return MaskSpec(kind="elm" if parts else "plain"), None
     if missing := {"alpha", "sigma"} - parts:
@@ -176,7 +176,7 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
     if "mask" not in parts and not hints.closed_form:
         raise CheckpointError(
             f"{source}: {prefix}.mask, the stored base mask, is missing",
-            hint="if the model was trained with the paper's closed formula, type --mask-form closed",
+            hint="if the model was trained with the paper's closed formula, type --set closed_form=yes",
         )
     kernels, heads, *_ = shapes.of(f"{prefix}.alpha", rank=4)
     mask = MaskSpec(kind="gmm", kernels=kernels, shared=heads == 1, closed_form=bool(hints.closed_form))
@@ -212,26 +212,27 @@ def infer_heads(
     hinted = hints.heads
     if hinted is not None and preset_heads is not None and hinted != preset_heads:
         raise CheckpointError(
-            f"{source}: --heads {hinted}, but the preset has {preset_heads}",
-            hint=f"omit --heads to take the {preset_heads} heads of the preset, or omit --preset {hints.preset}",
+            f"{source}: --set heads={hinted}, but the preset has {preset_heads}",
+            hint=f"omit --set heads to take the {preset_heads} heads of the preset, or omit --preset {hints.preset}",
         )
     if known is not None and hinted is not None and hinted != known:
         raise CheckpointError(
-            f"{source}: --heads {hinted}, but {evidence} {known}", hint=f"omit --heads, or type --heads {known}"
+            f"{source}: --set heads={hinted}, but {evidence} {known}",
+            hint=f"omit --set heads, or type --set heads={known}",
         )
     heads = known or hinted or preset_heads
     if heads is None:
         raise CheckpointError(
             f"{source}: this file does not determine the number of attention heads",
-            hint=f"type --heads N{' or --preset NAME' if has_presets else ''} with the number of heads that the model "
-            "was trained with; a wrong number raises no error, but the predictions are wrong. "
+            hint=f"type --set heads=N{' or --preset NAME' if has_presets else ''} with the number of heads of "
+            "the training; a wrong number raises no error, but the predictions are wrong. "
             f"N must divide {width}, the width of q, k and v: {_divisors(width)}",
         )
     if width % heads:
         other_preset = "" if hints.preset is None else f"omit --preset {hints.preset}, and "
         raise CheckpointError(
             f"{source}: the width of q, k and v ({width}) is not a multiple of {heads} heads",
-            hint=f"{other_preset}type --heads with the number of heads that the model was trained with: one of "
+            hint=f"{other_preset}type --set heads with the number of heads that the model was trained with: one of "
             f"{_divisors(width)}",
         )
     return heads
@@ -250,37 +251,37 @@ def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channel
     Errors: CheckpointError when a value of the user contradicts the file.
     """
     for option, given, own in (
-        ("--image-size", hints.image_size, image_size),
-        ("--channels", hints.channels, channels),
+        ("--image-size ", hints.image_size, image_size),
+        ("--set channels=", hints.channels, channels),
     ):
         if given is not None and given != own:
             raise CheckpointError(
-                f"{source}: {option} {given} contradicts the file: {evidence} {own}",
-                hint=f"omit {option}, or type {option} {own}",
+                f"{source}: {option}{given} contradicts the file: {evidence} {own}",
+                hint=f"omit {option.rstrip(' =')}, or type {option}{own}",
             )
 
 
-def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --channels 1") -> tuple[int, int]:
+def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --set channels=1") -> tuple[int, int]:
     """Return the user's image size and channels, for a file whose tensors show neither.
 
     example: the options in the hint of the error.
     Errors: CheckpointError when an option is missing; the message names the missing options.
     """
-    options = {"--image-size": hints.image_size, "--channels": hints.channels}
+    options = {"--image-size ": hints.image_size, "--set channels=": hints.channels}
     missing = [option for option, value in options.items() if value is None]
     if hints.image_size is None or hints.channels is None:
         raise CheckpointError(
             f"{source}: no tensor of this file shows {_ASKED_FOR[tuple(missing)]}",
-            hint=f"type {' and '.join(f'{option} N' for option in missing)} with the values of the training; for "
+            hint=f"type {' and '.join(f'{option}N' for option in missing)} with the values of the training; for "
             f"example, {example}",
         )
     return hints.image_size, hints.channels
 
 
 _ASKED_FOR = {
-    ("--image-size",): "the size of the images",
-    ("--channels",): "the channels of the images",
-    ("--image-size", "--channels"): "the size and the channels of the images",
+    ("--image-size ",): "the size of the images",
+    ("--set channels=",): "the channels of the images",
+    ("--image-size ", "--set channels="): "the size and the channels of the images",
 }
 
 

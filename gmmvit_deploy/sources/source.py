@@ -83,9 +83,9 @@ class CheckpointSource:
                   of the file names``
     own_hints:    the fields of `OWN_HINTS` that ``spec`` reads. The loader refuses the options of the other fields
                   (`sources.options`), so that no option is ignored
-    option:       the value of ``--source`` that names this source; empty if no value names the source. A file that
-                  several sources with options recognise is refused unless the user types ``--source``
-    same_names:   other value of ``--source`` → regular expressions. The code that the value names writes files with
+    option:       the value of ``--set source`` that names this source; empty if no value names the source. A file that
+                  several sources with options recognise is refused unless the user types ``--set source``
+    same_names:   other value of ``--set source`` → regular expressions. The code that the value names writes files with
                   the names of this source, and none of its names matches an expression at its start
     images:       function (shapes, hints, spec) → what the file states about the images of training
     """
@@ -115,7 +115,7 @@ class CheckpointSource:
         return tuple(pattern.replace(r"\d+", "*").replace("\\", "").rstrip("$.") for pattern in patterns)
 
     def is_named(self, option: str, names: Iterable[str]) -> bool:
-        """Return whether ``--source`` with the value ``option`` fits a file of this source with these names."""
+        """Return whether ``--set source`` with the value ``option`` fits a file of this source with these names."""
         if option in self.same_names:
             return not _any_present(self.same_names[option], list(names))
         return option == self.option

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 OPTION = "spt-lsa"
-"""The value of ``--source`` for files of the released code of SPT and LSA."""
+"""The value of ``--set source`` for files of the released code of SPT and LSA."""
 PLAIN_FILES = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
 """`CheckpointSource.same_names` of a source whose plain files the code of SPT and LSA can also have written.
 

@@ -20,6 +20,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.sources.hints import SETTINGS
 from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import LATER, MANIFEST, golden
@@ -148,11 +149,9 @@ def options_of(hints: Mapping[str, Any]) -> list[str]:
     """Return the options of ``gmmvit export`` that have the effect of these hints."""
     words: list[str] = []
     for key, value in hints.items():
-        option = f"--{key.replace('_', '-')}"
-        if isinstance(value, bool):
-            words.append(option if value else f"--no-{option.removeprefix('--')}")
-        else:
-            words += [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+        text = ",".join(map(str, value)) if isinstance(value, list) else text
+        words += ["--set", f"{key}={text}"] if key in SETTINGS else [f"--{key.replace('_', '-')}", text]
     return words
 
 

@@ -35,7 +35,6 @@ FOLDER = GOLDEN / "timm"
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == FOLDER)
 FOLDERS = tuple(name for name in NAMES if golden(name).path.is_dir())
 HEAD = FOLDER / "dino_linear.pth"
-_OPTIONS = {"weights": "--weights", "model": "--model", "image_size": "--image-size", "head_blocks": "--head-blocks"}
 each_file = pytest.mark.parametrize("name", NAMES)
 
 
@@ -49,7 +48,9 @@ def work(tmp_path: Path) -> Path:
 def options_of(name: str, **changes: Any) -> list[str]:
     """Return the options of ``gmmvit export`` for a golden file; a change to None leaves an option out."""
     hints = {**MANIFEST[name].get("hints", {}), **changes}
-    words = [word for key, option in _OPTIONS.items() if hints.get(key) for word in (option, str(hints[key]))]
+    options = {"model": "--model", "image_size": "--image-size"}
+    words = [word for key, option in options.items() if hints.get(key) for word in (option, str(hints[key]))]
+    words += [word for key in ("weights", "head_blocks") if hints.get(key) for word in ("--set", f"{key}={hints[key]}")]
     if hints.get("model_args"):
         words += ["--model-args", json.dumps(hints["model_args"])]
     if hints.get("head"):
@@ -328,7 +329,7 @@ def test_broken_config(case: str, work: Path) -> None:
 
 WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     # case: (file, changed options, part of the error, part of the hint)
-    "no weights": ("timm_vit", {"weights": None}, "whose logits differ", "type --weights trained"),
+    "no weights": ("timm_vit", {"weights": None}, "whose logits differ", "type --set weights=trained"),
     "no model-args": ("timm_deit_distilled", {"model_args": None}, "do not fit", "--model-args"),
     "no architecture": ("timm_vit_qk_norm", {"model": None}, "unknown architecture", "type --model with timm's name"),
     "no size": ("timm_vit_qk_norm", {"image_size": None}, "do not fit", "--image-size"),
@@ -349,8 +350,8 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "type --model-args",
     ),
     "no strides": ("torchvision_vit_conv_stem", {"model_args": {"num_heads": 4}}, "no tensor of this file", "strides"),
-    "head blocks": ("dino_linear", {"head_blocks": 4}, "--head-blocks 4: 24", "type --head-blocks 3"),
-    "too many blocks": ("dino_linear", {"head_blocks": 9}, "--head-blocks 9", "type --head-blocks 3"),
+    "head blocks": ("dino_linear", {"head_blocks": 4}, "--set head_blocks=4: 24", "type --set head_blocks=3"),
+    "too many blocks": ("dino_linear", {"head_blocks": 9}, "--set head_blocks=9", "type --set head_blocks=3"),
     "no head": ("dino_linear", {"head": None, "head_blocks": None}, "no classifier", "add --head FILE"),
     "no class token": (
         "dino_linear",
@@ -358,7 +359,7 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "has no class token",
         "type --model",
     ),
-    "averaged teacher": ("dino_linear", {"weights": "averaged"}, "the teacher is taken", "leave --weights out"),
+    "averaged teacher": ("dino_linear", {"weights": "averaged"}, "the teacher is taken", "leave --set weights out"),
 }
 
 
@@ -376,9 +377,9 @@ def test_wrong_options(case: str, work: Path) -> None:
 
 def test_closed_form_without_a_mixture(work: Path) -> None:
     copy = Path(shutil.copy(golden("timm_vit").path, work / "vit.pth.tar"))
-    error, hint = refusal(copy, *options_of("timm_vit"), "--mask-form", "closed")
+    error, hint = refusal(copy, *options_of("timm_vit"), "--set", "closed_form=yes")
     assert "holds no Gaussian mixture" in error
-    assert hint == "leave --mask-form out"
+    assert hint == "leave --set closed_form out"
 
 
 # ---- the real command, and the network -----------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class TestHeads:
     def test_asked_for_where_the_file_cannot_tell(self) -> None:
         with pytest.raises(CheckpointError, match="does not determine the number") as caught:
             load_checkpoint(GOLDEN / "vit_plain.pth")
-        assert "--heads" in caught.value.hint
+        assert "--set heads" in caught.value.hint
 
     def test_wrong_heads_give_other_answers_and_no_error(self) -> None:
         case = golden("vit_plain")
@@ -202,7 +202,7 @@ class TestClosedForm:
     def test_is_never_guessed(self, path: Path) -> None:
         with pytest.raises(CheckpointError, match="stored base mask, is missing") as caught:
             load_checkpoint(path)
-        assert "--mask-form closed" in caught.value.hint
+        assert "--set closed_form=yes" in caught.value.hint
 
     def test_is_taken_when_the_hints_ask_for_it(self, path: Path) -> None:
         loaded = load_checkpoint(path, LoadHints(closed_form=True))
@@ -254,7 +254,7 @@ class TestPreset:
 
     def test_against_heads(self, tmp_path: Path) -> None:
         path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec()))))
-        with pytest.raises(CheckpointError, match="--heads 6, but the preset has 12"):
+        with pytest.raises(CheckpointError, match="--set heads=6, but the preset has 12"):
             load_checkpoint(path, LoadHints(preset="vit", heads=6, pool="cls"))
 
 
@@ -400,5 +400,7 @@ class TestOwnSpec:
 
 def test_a_closed_form_is_refused_where_there_is_no_gaussian_mixture() -> None:
     case = golden("mnist_vit")
-    with pytest.raises(CheckpointError, match=r"closed is for Gaussian mixture masks, and naive_vit has no such mask"):
+    with pytest.raises(
+        CheckpointError, match=r"closed_form=yes is for Gaussian mixture masks, and naive_vit has no such mask"
+    ):
         load_checkpoint(case.path, replace(case.hints, closed_form=True))

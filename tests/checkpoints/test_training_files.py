@@ -119,7 +119,7 @@ class TestWrappings:
         assert all(file.tensors[name].equal(state[name]) for name in state)
         assert set(file.left_out) == set(head)
         assert set(load_checkpoint(path).unused) >= set(head)
-        with pytest.raises(CheckpointError, match="--weights averaged, but the file holds a teacher"):
+        with pytest.raises(CheckpointError, match="--set weights=averaged, but the file holds a teacher"):
             read_tensors(path, "averaged")
 
 
@@ -176,8 +176,8 @@ class TestTrainedAndAveraged:
         path = saved(tmp_path, {trained_key: state, averaged_key: averaged, "args": ARGS})
         with pytest.raises(CheckpointError, match=f"under '{trained_key}' and .* under '{averaged_key}'") as caught:
             load_checkpoint(path)
-        assert "--weights trained" in caught.value.hint
-        assert "--weights averaged" in caught.value.hint
+        assert "--set weights=trained" in caught.value.hint
+        assert "--set weights=averaged" in caught.value.hint
         kinds: tuple[WeightsKind, WeightsKind] = ("trained", "averaged")
         for kind, weights in zip(kinds, (state, averaged), strict=True):
             loaded = load_checkpoint(path, LoadHints(weights=kind))
@@ -216,7 +216,7 @@ class TestTrainedAndAveraged:
         for path in (saved(tmp_path, state), tmp_path / "a.safetensors"):
             with pytest.raises(CheckpointError, match="holds a single set of weights") as caught:
                 read_tensors(path, "trained")
-            assert caught.value.hint == "leave --weights out"
+            assert caught.value.hint == "leave --set weights out"
 
     def test_unknown_kind(self) -> None:
         with pytest.raises(InputError, match="expected trained or averaged, got 'best'"):
@@ -333,9 +333,9 @@ def test_option_of_the_command_line(
     assert refused.returncode == 1
     assert "'state_dict'" in refused.stderr
     assert "'state_dict_ema'" in refused.stderr
-    assert "hint: type --weights trained" in refused.stderr
+    assert "hint: type --set weights=trained" in refused.stderr
     assert not (tmp_path / "bundle").exists()
-    assert "expected trained or averaged" in gmmvit("inspect", path, "--weights", "best").stderr
-    inspected = gmmvit("inspect", path, "--weights", "averaged")
+    assert "expected trained or averaged" in gmmvit("inspect", path, "--set", "weights=best").stderr
+    inspected = gmmvit("inspect", path, "--set", "weights=averaged")
     assert inspected.returncode == 0, inspected.stderr
     assert "state_dict_ema" in inspected.stdout

@@ -102,10 +102,10 @@ def test_export_from_a_bundles_weights_gives_the_same_network(
 @pytest.mark.parametrize(
     ("hints", "message"),
     [
-        ({"heads": 4}, r"--heads 4, but the spec stored in the file has 2"),
-        ({"closed_form": True}, r"--mask-form closed was given, but the spec stored in the file has a gmm, K=2"),
+        ({"heads": 4}, r"--set heads=4, but the spec stored in the file has 2"),
+        ({"closed_form": True}, r"--set closed_form=yes was given, but the spec stored in the file has a gmm, K=2"),
         ({"image_size": 32}, r"--image-size 32 contradicts the file: the spec stored in the file has 16"),
-        ({"channels": 1}, r"--channels 1 contradicts the file: the spec stored in the file has 3"),
+        ({"channels": 1}, r"--set channels=1 contradicts the file: the spec stored in the file has 3"),
         ({"preset": "vit"}, "does not match the preset vit: "),
         ({"preset": "cait"}, "the file has the family vit, but the preset cait has the family cait"),
     ],
@@ -212,13 +212,13 @@ class TestImagesOfReleasedCheckpoints:
         grey = released(tmp_path / "grey.pth", replace(SPEC, channels=1))
         with pytest.raises(CheckpointError, match=r"takes 16 values per patch.*expected 3·p·p") as caught:
             load_checkpoint(grey)
-        assert "--channels 1 or 4" in caught.value.hint
+        assert "--set channels=1 or 4" in caught.value.hint
         assert load_checkpoint(grey, LoadHints(channels=1)).spec == replace(SPEC, channels=1)
 
     @pytest.mark.parametrize(
         ("hints", "message"),
         [
-            ({"channels": 1}, r"takes 48 values per patch; expected 1·p·p for --channels 1 and square patches"),
+            ({"channels": 1}, r"takes 48 values per patch; expected 1·p·p for --set channels=1 and square patches"),
             ({"image_size": 28}, r"--image-size 28 contradicts the file: its tensors show 16"),
         ],
         ids=["channels", "image size"],
@@ -230,7 +230,7 @@ class TestImagesOfReleasedCheckpoints:
     @pytest.mark.parametrize("name", ["swin_plain", "pit_gmm", "t2t_gmm"])
     def test_channels_are_read_off_convolutions_and_unfolds(self, name: str) -> None:
         case = golden(name)
-        with pytest.raises(CheckpointError, match=r"--channels 1 contradicts the file: its tensors show 3"):
+        with pytest.raises(CheckpointError, match=r"--set channels=1 contradicts the file: its tensors show 3"):
             load_checkpoint(case.path, replace(case.hints, channels=1))
 
     def test_unfolds_of_no_image(self, tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ class TestAskedImage:
     @pytest.mark.parametrize(
         ("hints", "message", "hint"),
         [
-            ({}, "the size and the channels", "type --image-size N and --channels N"),
+            ({}, "the size and the channels", "type --image-size N and --set channels=N"),
             ({"channels": 1}, "shows the size of the images", "type --image-size N with"),
-            ({"image_size": 28}, "shows the channels of the images", "type --channels N with"),
+            ({"image_size": 28}, "shows the channels of the images", "type --set channels=N with"),
         ],
         ids=["neither", "no side", "no channels"],
     )
@@ -276,14 +276,14 @@ class TestAskedImage:
             asked_image("mnist.pt", LoadHints(**hints))
         assert "mnist.pt" in str(caught.value)
         assert hint in caught.value.hint
-        assert "--image-size 28 --channels 1" in caught.value.hint
+        assert "--image-size 28 --set channels=1" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("hints", "message"),
     [
         ({"image_size": 0}, "--image-size: expected at least 1, got 0"),
-        ({"channels": 5}, "--channels: expected one of 1, 2, 3, 4, got 5"),
+        ({"channels": 5}, "--set channels: expected one of 1, 2, 3, 4, got 5"),
     ],
     ids=["side", "channels"],
 )

@@ -117,8 +117,8 @@ def test_inspect_a_preset_without_a_file(gmmvit: Gmmvit) -> None:
             "expected plain, gmm or elm, got",
         ),
         (
-            ("--preset", "vit", "--classes", "9", "--image-size", "32", "--pool", "mean"),
-            "--pool mean states what a checkpoint does not show, and no checkpoint is given",
+            ("--preset", "vit", "--classes", "9", "--image-size", "32", "--set", "pool=mean"),
+            "--set pool=mean states what a checkpoint does not show, and no checkpoint is given",
         ),
     ],
     ids=str,
@@ -154,7 +154,7 @@ def test_inspect_table(gmmvit: Gmmvit) -> None:
 
 def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> None:
     bundle, models = tmp_path / "bundle", tmp_path / "models"
-    exported = gmmvit("export", GOLDEN / "vit_elm.pth", "-o", bundle, "--heads", 3, *CIFAR)
+    exported = gmmvit("export", GOLDEN / "vit_elm.pth", "-o", bundle, "--set", "heads=3", *CIFAR)
     assert exported.returncode == 0, exported.stderr
     assert exported.stdout.rstrip().endswith(str(bundle))
     for runner in ("eager", "onnxruntime"):
@@ -291,8 +291,8 @@ def test_bad_checkpoints(make: Callable[[Path], Path], message: str, gmmvit: Gmm
         ((*CIFAR, "--mean", "0,0,0"), "--dataset excludes --mean and --std"),
         ((*CIFAR, "--input", "sound"), "pixels or tensor"),
         ((*CIFAR, "--max-batch", "0"), "at least 1"),
-        ((*CIFAR, "--mask-form", "open"), "stored or closed"),
-        ((*CIFAR, "--heads", "7"), "the masks of the file is 3"),
+        ((*CIFAR, "--set", "closed_form=open"), "expected yes or no"),
+        ((*CIFAR, "--set", "heads=7"), "the masks of the file is 3"),
         ((*CIFAR, "--preset", "vit-huge"), "is not known"),
     ],
     ids=str,

@@ -202,7 +202,7 @@ def test_an_output_that_exists_is_kept(name: str, option: str, tmp_path: Path) -
     words = [word for word in arguments_of(name) if (option, word) != ("--output", "new")]
     if option == "--output" and "--output" in words:
         words.remove("--output")
-    extra = {"bench": ["--synthetic", "nowhere"], "manifests": ["nowhere"]}.get(name, [])
+    extra = ["--synthetic", "nowhere"] if name == "bench" else []
     refused(gmmvit_here(name, *words, *extra, option, "taken.html"), 1, "taken.html exists")
     assert [(path.name, path.read_text()) for path in tmp_path.rglob("*")] == [("taken.html", "precious")]
 

@@ -14,8 +14,8 @@ from gmmvit_deploy.resize_rules import RESIZE_RULES
 from tests.cli.terminal import gmmvit_here, without_progress
 from tests.conftest import golden
 
-RMT = ("--image-size", "64", "--decomposed-stages", "1,2,3")
-SCALES = ("--scale-adjustment", "0.5", "--transform-scale")
+RMT = ("--image-size", "64", "--set", "decomposed_stages=1,2,3")
+SCALES = ("--set", "scale_adjustment=0.5", "--set", "transform_scale=yes")
 
 
 def refused(*arguments: str | Path) -> tuple[str, str]:
@@ -28,7 +28,7 @@ def refused(*arguments: str | Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("rmt_2023", RMT), ("deepvit_cnn_scaled", SCALES), ("vp_vit", ("--heads", "4")), ("eanet_transfer", ())],
+    [("rmt_2023", RMT), ("deepvit_cnn_scaled", SCALES), ("vp_vit", ("--set", "heads=4")), ("eanet_transfer", ())],
 )
 def test_export_asks_for_the_resize_rule(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """The help of --resize names the families that need no rule, and the page of the family mentions the option."""
@@ -55,19 +55,19 @@ def test_the_help_names_the_families_with_a_default_resize_rule() -> None:
         ("rmt_2023", RMT, 1),
         ("deepvit_cnn_scaled", SCALES, 3),
         ("sl_cait", (), 3),
-        ("vp_deepvit", ("--pool", "cls"), 4),
+        ("vp_deepvit", ("--set", "pool=cls"), 4),
     ],
 )
 def test_other_heads_than_the_file_shows(name: str, options: tuple[str, ...], heads: int) -> None:
-    message, hint = refused("inspect", golden(name).path, *options, "--heads", "7")
-    assert "--heads 7, but" in message
-    assert hint == f"omit --heads, or type --heads {heads}"
+    message, hint = refused("inspect", golden(name).path, *options, "--set", "heads=7")
+    assert "--set heads=7, but" in message
+    assert hint == f"omit --set heads, or type --set heads={heads}"
 
 
 def test_heads_that_contradict_the_preset() -> None:
-    message, hint = refused("inspect", golden("vit_plain").path, "--preset", "vit", "--heads", "3")
-    assert "--heads 3, but the preset has 12" in message
-    assert hint == "omit --heads to take the 12 heads of the preset, or omit --preset vit"
+    message, hint = refused("inspect", golden("vit_plain").path, "--preset", "vit", "--set", "heads=3")
+    assert "--set heads=3, but the preset has 12" in message
+    assert hint == "omit --set heads to take the 12 heads of the preset, or omit --preset vit"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_the_preset_does_not_fit(name: str, options: tuple[str, ...], preset: st
 @pytest.mark.parametrize(
     ("name", "options", "start"),
     [
-        ("rmt_2023", (), "type --image-size N and --decomposed-stages LIST with the values of the training;"),
-        ("vp_simple_vit", ("--heads", "2"), "type --image-size N with the values of the training; for example,"),
-        ("deepvit_cnn_cleaned", (), "type --scale-adjustment NUMBER (in the presets 1, but 0.5"),
+        ("rmt_2023", (), "type --image-size N and --set decomposed_stages=LIST with the values of the training;"),
+        ("vp_simple_vit", ("--set", "heads=2"), "type --image-size N with the values of the training; for example,"),
+        ("deepvit_cnn_cleaned", (), "type --set scale_adjustment=NUMBER (in the presets 1, but 0.5"),
     ],
 )
 def test_a_hint_for_a_value_of_the_training_is_no_answer_to_copy(
@@ -104,15 +104,15 @@ def test_a_hint_for_a_value_of_the_training_is_no_answer_to_copy(
 def test_a_preset_for_a_family_without_presets() -> None:
     _, hint = refused("inspect", golden("vp_vit").path, "--preset", "vit")
     assert hint.startswith("omit --preset, because the family vit_pytorch has no presets;")
-    assert hint.endswith("type --heads N")
+    assert hint.endswith("type --set heads=N")
     _, hint = refused("inspect", golden("rmt_2023").path, *RMT, "--preset", "vit")
     assert hint.startswith("omit --preset, or type a preset of the family rmt: RMT_")
 
 
 def test_channels_that_do_not_fit_the_patches() -> None:
-    message, hint = refused("inspect", golden("vp_vit").path, "--heads", "4", "--channels", "1")
+    message, hint = refused("inspect", golden("vp_vit").path, "--set", "heads=4", "--set", "channels=1")
     assert "expected 1·p·p" in message
-    assert hint == "omit --channels, or type --channels 3, which fits the file"
+    assert hint == "omit --set channels, or type --set channels=3, which fits the file"
 
 
 def test_an_architecture_of_timm_for_a_file_of_another_code() -> None:

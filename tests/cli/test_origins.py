@@ -17,15 +17,15 @@ from gmmvit_deploy.specs import MaskSpec
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import golden
 
-RMT_ORIGINS = {"image_size": "--image-size 64", "decomposed_stages": "--decomposed-stages 1,2,3"}
+RMT_ORIGINS = {"image_size": "--image-size 64", "decomposed_stages": "--set decomposed_stages=1,2,3"}
 
 
 def test_inspect_prints_where_values_come_from() -> None:
-    options = ("--image-size", "64", "--decomposed-stages", "1,2,3")
+    options = ("--image-size", "64", "--set", "decomposed_stages=1,2,3")
     path = golden("rmt_layerscale").path
     rows = [" ".join(row.split()) for row in gmmvit_here("inspect", path, *options, columns=200).out.splitlines()]
     assert "origin of image size --image-size 64" in rows
-    assert "origin of decomposed stages --decomposed-stages 1,2,3" in rows
+    assert "origin of decomposed stages --set decomposed_stages=1,2,3" in rows
     assert json.loads(gmmvit_here("inspect", path, *options, "--json").out)["taken_from"] == RMT_ORIGINS
 
 
@@ -36,8 +36,8 @@ def test_the_manifest_states_where_values_come_from(tensor_bundles: dict[str, Bu
 
     assert stored("rmt_layerscale") == RMT_ORIGINS
     assert stored("deepvit_cnn_scaled") == {
-        "scale_adjustment": "--scale-adjustment 0.5",
-        "transform_scale": "--transform-scale",
+        "scale_adjustment": "--set scale_adjustment=0.5",
+        "transform_scale": "--set transform_scale=yes",
     }
     assert stored("sl_vit") == {}
     assert tensor_bundles["rmt_layerscale"].manifest.taken_from == RMT_ORIGINS
@@ -56,4 +56,4 @@ def test_heads_of_a_preset_are_recorded(preset: str, heads: int, lsa: bool, tmp_
     assert loaded.spec == spec
     assert loaded.taken_from == ({} if lsa else {"heads": f"--preset {preset}"})
     typed = load_checkpoint(path, replace(hints, heads=heads))
-    assert typed.taken_from == {"heads": f"--heads {heads}"}
+    assert typed.taken_from == {"heads": f"--set heads={heads}"}

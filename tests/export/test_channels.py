@@ -181,12 +181,12 @@ def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
 @pytest.mark.rest
 def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     checkpoint = saved_checkpoint(tmp_path / "grey.pth", replace(SPEC, channels=1, classes=10))
-    assert "type --channels 1, which fits the file" in gmmvit("inspect", checkpoint).stderr
-    described = json.loads(gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "20", "--json").stdout)
+    assert "type --set channels=1, which fits the file" in gmmvit("inspect", checkpoint).stderr
+    described = json.loads(gmmvit("inspect", checkpoint, "--set", "channels=1", "--image-size", "20", "--json").stdout)
     assert described["spec"]["channels"] == 1
-    answer = gmmvit("inspect", checkpoint, "--channels", "1", "--image-size", "28")
+    answer = gmmvit("inspect", checkpoint, "--set", "channels=1", "--image-size", "28")
     assert "--image-size 28 contradicts the file: its tensors show 20" in answer.stderr
-    arguments = ("export", checkpoint, "-o", tmp_path / "bundle", "--channels", "1")
+    arguments = ("export", checkpoint, "-o", tmp_path / "bundle", "--set", "channels=1")
     assert "image mean: expected 1 numbers" in gmmvit(*arguments, "--dataset", "digits").stderr
     answer = gmmvit(*arguments, "--dataset", "mnist", "--resize", "stretch-bicubic", "--max-batch", "2", "--json")
     assert answer.returncode == 0, answer.stderr
@@ -196,7 +196,7 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     assert (manifest["format"], manifest["image"]) == ("gmmvit-bundle/3", image)
     assert manifest["outputs"] == [{"name": "logits", "shape": [10], "meaning": "class logits"}]
     assert (manifest["task"], manifest["unused_keys"]) == ("single-label", {})
-    sizes = ("--preset", "vit", "--classes", "10", "--image-size", "32", "--channels", "1", "--json")
+    sizes = ("--preset", "vit", "--classes", "10", "--image-size", "32", "--set", "channels=1", "--json")
     assert json.loads(gmmvit("inspect", *sizes).stdout)["spec"]["channels"] == 1
 
 

@@ -35,7 +35,7 @@ Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def answer(gmmvit: Gmmvit, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("resized") / "bundle"
-    options = ("--weights", "trained", "--resize-to", "48", "--interpolation", "deit", "--max-batch", "4")
+    options = ("--set", "weights=trained", "--resize-to", "48", "--set", "interpolation=deit", "--max-batch", "4")
     images = ("--labels", ",".join("abcdefghij"), "--resize", "center-bicubic", "--crop-pct", "0.9")
     return gmmvit("export", VIT, "-o", out, *options, *images), out
 

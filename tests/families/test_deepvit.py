@@ -83,7 +83,7 @@ def test_averaged_weights_give_other_logits() -> None:
     assert np.abs(stored["logits64"] - stored["logits_ema64"]).max() > 0.1
     with pytest.raises(CheckpointError, match=r"holds trained weights .* and averaged weights") as caught:
         load_checkpoint(golden("deepvit_ema_amp").path, LoadHints(scale_adjustment=1.0, transform_scale=False))
-    assert "--weights averaged" in caught.value.hint
+    assert "--set weights=averaged" in caught.value.hint
 
 
 @each_golden
@@ -161,12 +161,12 @@ def test_the_number_of_heads_is_asked_for_without_reattention(tmp_path: Path) ->
         CheckpointError, match="no tensor of this file shows the number of heads and the scale"
     ) as caught:
         load_checkpoint(path)
-    assert "--heads N" in caught.value.hint
-    assert "--scale-adjustment NUMBER" in caught.value.hint
+    assert "--set heads=N" in caught.value.hint
+    assert "--set scale_adjustment=NUMBER" in caught.value.hint
     assert "transform" not in caught.value.hint  # without re-attention there is nothing that the factor multiplies
-    with pytest.raises(CheckpointError, match="--transform-scale multiplies the mixed weights") as caught:
+    with pytest.raises(CheckpointError, match="--set transform_scale=yes multiplies the mixed weights") as caught:
         load_checkpoint(path, LoadHints(heads=3, scale_adjustment=0.5, transform_scale=True))
-    assert caught.value.hint == "omit --transform-scale"
+    assert caught.value.hint == "omit --set transform_scale=yes"
     with pytest.raises(CheckpointError, match="not a multiple of 4 heads"):
         load_checkpoint(path, LoadHints(heads=4, scale_adjustment=0.5))
 
@@ -177,7 +177,7 @@ def test_a_network_without_reattention_may_have_ignored_its_scale_adjustment(tmp
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path, LoadHints(heads=3))
-    assert caught.value.hint.startswith("type --scale-adjustment NUMBER (1 if training built")
+    assert caught.value.hint.startswith("type --set scale_adjustment=NUMBER (1 if training built")
     assert "the authors' code then ignores the value" in caught.value.hint
     ignored = load_checkpoint(path, LoadHints(heads=3, scale_adjustment=1))
     expected = deepvit_logits(
@@ -189,7 +189,7 @@ def test_a_network_without_reattention_may_have_ignored_its_scale_adjustment(tmp
     (warning,) = [finding for finding in applied.findings if "re_atten" in finding.what]
     assert (warning.severity, warning.where) == ("warning", "blocks")
     assert "the scale adjustment is 0.5" in warning.what
-    assert "type --scale-adjustment 1" in warning.what
+    assert "type --set scale_adjustment=1" in warning.what
     logits = [exact_logits(loaded.model, SCALED.inputs) for loaded in (ignored, applied)]
     assert np.abs(logits[0] - logits[1]).max() > 1e-2
     assert not [
@@ -218,15 +218,15 @@ def test_options_are_asked_for_where_the_preset_has_other_sizes(name: str) -> No
         load_checkpoint(case.path, LoadHints(weights=case.hints.weights))
     assert str(case.path) in str(caught.value)
     assert ("the preset deepvit_" in str(caught.value)) == ("arch" in content_of(case))
-    assert "--scale-adjustment NUMBER (in the presets 1, but 0.5" in caught.value.hint
-    assert "--transform-scale (as in deepvit_S) or --no-transform-scale (as" in caught.value.hint
+    assert "--set scale_adjustment=NUMBER (in the presets 1, but 0.5" in caught.value.hint
+    assert "--set transform_scale=yes (as in deepvit_S) or --set transform_scale=no (as" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("hints", "option"),
     [
-        (LoadHints(scale_adjustment=0.5), "--transform-scale (as in deepvit_S) or --no-transform-scale"),
-        (LoadHints(transform_scale=True), "--scale-adjustment NUMBER"),
+        (LoadHints(scale_adjustment=0.5), "--set transform_scale=yes (as in deepvit_S) or --set transform_scale=no"),
+        (LoadHints(transform_scale=True), "--set scale_adjustment=NUMBER"),
     ],
 )
 def test_a_single_missing_option_is_asked_for(hints: LoadHints, option: str) -> None:
@@ -277,12 +277,12 @@ def test_an_option_wins_over_the_preset(small_preset: str) -> None:
     loaded = load_checkpoint(SCALED.path, LoadHints(scale_adjustment=1.0))
     assert isinstance(loaded.spec, DeepViTSpec)
     assert (loaded.spec.scale_adjustment, loaded.spec.transform_scale) == (1.0, True)
-    assert loaded.taken_from["scale_adjustment"] == "--scale-adjustment 1.0"
+    assert loaded.taken_from["scale_adjustment"] == "--set scale_adjustment=1.0"
     assert "arch of the file" in loaded.taken_from["transform_scale"]
 
 
 def test_a_tensor_wins_over_an_option() -> None:
-    with pytest.raises(CheckpointError, match="--heads 9, but the number of heads in the head mixing matrices"):
+    with pytest.raises(CheckpointError, match="--set heads=9, but the number of heads in the head mixing matrices"):
         load_checkpoint(SCALED.path, replace(SCALED.hints, heads=9))
 
 

@@ -467,7 +467,7 @@ def test_truncated_files_are_refused(name: str, tmp_path: Path) -> None:
 
 def test_options_that_contradict_the_file_are_refused() -> None:
     case = golden(SMALLEST)
-    with pytest.raises(CheckpointError, match="--heads 4, but the number of heads that follows from the memories"):
+    with pytest.raises(CheckpointError, match="--set heads=4, but the number of heads that follows from the memories"):
         load_checkpoint(case.path, LoadHints(heads=4))
     with pytest.raises(CheckpointError, match="--image-size 64 contradicts the file: its tensors show 32"):
         load_checkpoint(case.path, LoadHints(image_size=64))

@@ -131,10 +131,10 @@ def test_side_and_stages_are_asked_for_and_the_record_is_not_believed() -> None:
     message = f"{raised.value} {raised.value.hint}"
     for part in (str(case.path), "side of the images", "args.model names the preset RMT_S", "dims (8, 16, 24, 32)"):
         assert part in message
-    assert "type --image-size N and --decomposed-stages LIST with the values of the training" in message
+    assert "type --image-size N and --set decomposed_stages=LIST with the values of the training" in message
     with pytest.raises(CheckpointError, match="shows the side of the images; args") as raised:
         load_checkpoint(case.path, LoadHints(decomposed_stages=(1, 2, 3)))
-    assert "--decomposed-stages" not in raised.value.hint
+    assert "--set decomposed_stages" not in raised.value.hint
     with pytest.raises(CheckpointError, match="which stages attend along rows and columns") as raised:
         load_checkpoint(case.path, LoadHints(image_size=64))
     assert "--image-size" not in raised.value.hint
@@ -143,10 +143,10 @@ def test_side_and_stages_are_asked_for_and_the_record_is_not_believed() -> None:
 def test_options_are_recorded() -> None:
     assert loaded("rmt_layerscale").taken_from == {
         "image_size": "--image-size 64",
-        "decomposed_stages": "--decomposed-stages 1,2,3",
+        "decomposed_stages": "--set decomposed_stages=1,2,3",
     }
     none = loaded("rmt_layerscale", decomposed_stages=())
-    assert none.taken_from["decomposed_stages"] == "--decomposed-stages none"
+    assert none.taken_from["decomposed_stages"] == "--set decomposed_stages=none"
     assert isinstance(none.spec, RMTSpec)
     assert none.spec.decomposed_stages == ()
 
@@ -154,12 +154,12 @@ def test_options_are_recorded() -> None:
 @pytest.mark.parametrize(
     ("hints", "message"),
     [
-        ({"decomposed_stages": (1, 5)}, "--decomposed-stages 1,5, but the file has 4 stages"),
-        ({"heads": 3}, "--heads 3, but the number of decays of the first stage is 1"),
-        ({"channels": 1}, "--channels 1 contradicts the file"),
+        ({"decomposed_stages": (1, 5)}, "--set decomposed_stages=1,5, but the file has 4 stages"),
+        ({"heads": 3}, "--set heads=3, but the number of decays of the first stage is 1"),
+        ({"channels": 1}, "--set channels=1 contradicts the file"),
         ({"preset": "RMT_S"}, "the file does not match the preset RMT_S"),
         ({"preset": "swin"}, "the file has the family rmt"),
-        ({"closed_form": True}, "--mask-form closed"),
+        ({"closed_form": True}, "--set closed_form=yes"),
     ],
 )
 def test_options_that_contradict_the_tensors_are_refused(hints: dict[str, Any], message: str) -> None:
@@ -226,7 +226,7 @@ def test_a_preset_of_another_size_or_another_training_size_is_not_taken() -> Non
         infer_spec(named(spec, model="RMT_S"), LoadHints())
     with pytest.raises(CheckpointError, match=r"side of the images; args\.input_size is 384") as raised:
         infer_spec(named(spec, model="RMT_T3", input_size=384), LoadHints())
-    assert "--decomposed-stages" not in raised.value.hint
+    assert "--set decomposed_stages" not in raised.value.hint
     with pytest.raises(CheckpointError, match="no tensor of this file shows"):
         infer_spec(named(spec, model=["RMT_T3"]), LoadHints())
     deeper = replace(spec, dims=(*spec.dims, 512), depths=(2, 2, 8, 2, 1), heads=(4, 4, 8, 16, 16), mlp_dims=(8,) * 5)

@@ -629,9 +629,9 @@ def test_truncated_files_are_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "heads"), [("sl_vit", 3), ("sl_pit", 1), ("sl_t2t", 4), ("sl_cait", 3)])
 def test_options_must_agree_with_the_temperatures(name: str, heads: int) -> None:
     load_checkpoint(golden(name).path, LoadHints(heads=heads))
-    with pytest.raises(CheckpointError, match=f"--heads 6, but .* {heads}"):
+    with pytest.raises(CheckpointError, match=f"--set heads=6, but .* {heads}"):
         load_checkpoint(golden(name).path, LoadHints(heads=6))
-    with pytest.raises(CheckpointError, match="--source vit-pytorch"):
+    with pytest.raises(CheckpointError, match="--set source=vit-pytorch"):
         load_checkpoint(golden(name).path, LoadHints(source="vit-pytorch"))
 
 

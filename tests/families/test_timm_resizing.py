@@ -339,7 +339,7 @@ def refused(name: str, **more: Any) -> CheckpointError:
 def test_asks_for_the_algorithm_if_the_code_is_not_known() -> None:
     error = refused("timm_vit_qk_norm", resize_to=SIZE)
     assert "timm_vit_qk_norm.pth: --resize-to 48: the file does not show which code wrote the file" in str(error)
-    assert "add --interpolation" in error.hint
+    assert "add --set interpolation" in error.hint
     assert "timm, torchvision, deit, dino" in error.hint
 
 
@@ -359,7 +359,7 @@ def test_refuses_a_tensor_without_a_rule_by_its_name(tmp_path: Path) -> None:
 
 
 def test_refuses_an_algorithm_that_is_defined_for_squares_only() -> None:
-    with pytest.raises(InputError, match="--interpolation deit is defined only for a square new grid"):
+    with pytest.raises(InputError, match="--set interpolation=deit is defined only for a square new grid"):
         resized_model(loaded("timm_vit").model, (24, 40), "deit")  # type: ignore[arg-type]
 
 
@@ -400,7 +400,7 @@ def test_resizes_the_weights_of_a_bundle(tmp_path: Path) -> None:
 
 
 def test_interpolation_needs_a_size() -> None:
-    with pytest.raises(InputError, match="no such size is given") as caught:
+    with pytest.raises(InputError, match="which is not given") as caught:
         LoadHints(interpolation="timm")
     assert "add --resize-to PIXELS" in caught.value.hint
     with pytest.raises(InputError, match="--resize-to: expected at least 1, got 0"):

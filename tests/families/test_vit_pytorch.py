@@ -237,7 +237,9 @@ def test_the_latest_vit_without_class_token(tmp_path: Path) -> None:
     assert (spec.class_token, spec.pool, spec.tokens) == (False, "mean", 16)
     assert loaded.unused == {"cls_token": "an empty class token: the network has no class token"}
     assert VIT_PYTORCH.last_block(spec) is None  # the final norm does not commute with the mean
-    with pytest.raises(CheckpointError, match="--pool cls, but the file has no class token, so the pooling is mean"):
+    with pytest.raises(
+        CheckpointError, match="--set pool=cls, but the file has no class token, so the pooling is mean"
+    ):
         load_checkpoint(tmp_path / "file.pt", LoadHints(heads=4, pool="cls"))
 
 
@@ -254,7 +256,7 @@ def test_a_single_head_of_the_full_width_has_no_output_projection(tmp_path: Path
     loaded = load_checkpoint(saved(tmp_path, state))
     assert isinstance(loaded.spec, VitPytorchSpec)
     assert (loaded.spec.heads, loaded.spec.output) == (1, "absent")
-    with pytest.raises(CheckpointError, match="--heads 2, but the file has no output projection"):
+    with pytest.raises(CheckpointError, match="--set heads=2, but the file has no output projection"):
         load_checkpoint(tmp_path / "file.pt", LoadHints(heads=2))
 
 
@@ -271,17 +273,17 @@ def test_a_plain_vit_without_root_mask_needs_the_pooling(tmp_path: Path) -> None
     path, case = plain_vit(tmp_path)
     with pytest.raises(CheckpointError, match="no tensor of this file shows what the classifier reads") as caught:
         load_checkpoint(path, case.hints)
-    assert caught.value.hint.startswith("type --pool cls or --pool mean")
+    assert caught.value.hint.startswith("type --set pool=cls or --set pool=mean")
     for hints in (replace(case.hints, pool="cls"), replace(case.hints, source="spt-lsa")):
         logits = load_checkpoint(path, hints).model(torch.from_numpy(case.inputs)).detach().numpy()
         np.testing.assert_array_equal(logits, load_checkpoint(case.path, case.hints).model(
             torch.from_numpy(case.inputs)
         ).detach().numpy())  # fmt: skip
-    with pytest.raises(CheckpointError, match="--pool mean, but the pooling of --source spt-lsa is cls"):
+    with pytest.raises(CheckpointError, match="--set pool=mean, but the pooling of --set source=spt-lsa is cls"):
         load_checkpoint(path, replace(case.hints, source="spt-lsa", pool="mean"))
-    with pytest.raises(CheckpointError, match="--pool mean, but the tensor mask shows the paper authors' code"):
+    with pytest.raises(CheckpointError, match="--set pool=mean, but the tensor mask shows the paper authors' code"):
         load_checkpoint(case.path, replace(case.hints, pool="mean"))
-    with pytest.raises(CheckpointError, match="--pool cls, but the file has no class token"):
+    with pytest.raises(CheckpointError, match="--set pool=cls, but the file has no class token"):
         load_checkpoint(golden("vit_gmm").path, LoadHints(pool="cls"))
 
 
@@ -310,14 +312,14 @@ def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError, match="the CaiT of SPT_LSA and of vit-pytorch's CaiT in the PreNorm") as caught:
         load_checkpoint(path, case.hints)
-    assert caught.value.hint.startswith("type --source spt-lsa or --source vit-pytorch")
+    assert caught.value.hint.startswith("type --set source=spt-lsa or --set source=vit-pytorch")
     released = logits64(load_checkpoint(case.path, case.hints).model, case)
     same = load_checkpoint(path, replace(case.hints, source="spt-lsa"))
     np.testing.assert_array_equal(logits64(same.model, case), released)
     other = load_checkpoint(path, replace(case.hints, source="vit-pytorch"))
     assert isinstance(other.spec, CaiTSpec)
     assert other.spec.attends_to_itself
-    assert other.taken_from["source"] == "--source vit-pytorch"
+    assert other.taken_from["source"] == "--set source=vit-pytorch"
     assert np.abs(logits64(other.model, case) - released).max() > 1e-3
 
 
@@ -327,24 +329,39 @@ def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "hints", "message", "hint"),
     [
-        ("vp_deepvit", {}, "what the classifier reads", "type --pool cls or --pool mean"),
-        ("vp_deepvit", {"pool": "cls", "heads": 8}, "--heads 8, but the number of heads in the head mixing", ""),
+        ("vp_deepvit", {}, "what the classifier reads", "type --set pool=cls or --set pool=mean"),
+        ("vp_deepvit", {"pool": "cls", "heads": 8}, "--set heads=8, but the number of heads in the head mixing", ""),
         ("vp_deepvit", {"pool": "cls", "image_size": 64}, "--image-size 64 contradicts the file", ""),
         (
             "vp_deepvit",
             {"pool": "cls", "channels": 1},
             r"takes 192 values of a patch .* expected 1·p·p",
-            "omit --channels",
+            "omit --set channels",
         ),
-        ("vp_vit", {}, "does not determine the number of attention heads", "type --heads N with the number"),
-        ("vp_vit", {"heads": 5}, "is not a multiple of 5 heads", "type --heads"),
-        ("vp_vit", {"heads": 4, "pool": "mean"}, "--pool mean, but the class token has the shape of the latest", ""),
+        ("vp_vit", {}, "does not determine the number of attention heads", "type --set heads=N with the number"),
+        ("vp_vit", {"heads": 5}, "is not a multiple of 5 heads", "type --set heads"),
+        (
+            "vp_vit",
+            {"heads": 4, "pool": "mean"},
+            "--set pool=mean, but the class token has the shape of the latest",
+            "",
+        ),
         ("vp_simple_vit", {"heads": 2}, "no tensor of this file shows the size of the images", "type --image-size"),
         ("vp_simple_vit", {"heads": 2, "image_size": 30}, "patches of 4 × 4 pixels, which do not tile", "type the"),
-        ("vp_simple_vit", {"image_size": 32}, "does not determine the number of attention", "type --heads N with the"),
-        ("vp_spt_lsa", {"heads": 4}, "what the classifier reads", "type --pool cls or --pool mean"),
-        ("vp_spt_lsa", {"pool": "cls"}, "does not determine the number of attention", "type --heads N with the number"),
-        ("vp_cait", {"heads": 2}, "--heads 2, but the number of heads in the head mixing", ""),
+        (
+            "vp_simple_vit",
+            {"image_size": 32},
+            "does not determine the number of attention",
+            "type --set heads=N with the",
+        ),
+        ("vp_spt_lsa", {"heads": 4}, "what the classifier reads", "type --set pool=cls or --set pool=mean"),
+        (
+            "vp_spt_lsa",
+            {"pool": "cls"},
+            "does not determine the number of attention",
+            "type --set heads=N with the number",
+        ),
+        ("vp_cait", {"heads": 2}, "--set heads=2, but the number of heads in the head mixing", ""),
     ],
 )
 def test_what_no_tensor_shows_is_asked_for(name: str, hints: dict[str, Any], message: str, hint: str) -> None:
@@ -360,7 +377,7 @@ def test_channels_are_asked_for_if_several_numbers_fit(tmp_path: Path) -> None:
     path = saved(tmp_path, state | {first: state[first][:, :64].clone()})  # 64 = 1·8·8 = 4·4·4
     with pytest.raises(CheckpointError, match="no tensor of this file shows the channels") as caught:
         load_checkpoint(path, LoadHints(pool="cls"))
-    assert "type --channels" in caught.value.hint
+    assert "type --set channels" in caught.value.hint
     assert load_checkpoint(path, LoadHints(pool="cls", channels=1)).spec.image_size == 32
     assert load_checkpoint(path, LoadHints(pool="cls", channels=4)).spec.image_size == 16
     assert load_checkpoint(path, LoadHints(pool="cls", image_size=16)).spec.channels == 4

@@ -56,7 +56,7 @@ CASES = {
     "DINOv2": ("dinov2_backbone", {}, None, 32),
     "no pooled output": ("vit_msn_backbone", {}, "cls", 32),
 }
-"""Name of a test → (test folder, arguments of its class, ``--pool``, width of the features)."""
+"""Name of a test → (test folder, arguments of its class, ``--set pool``, width of the features)."""
 
 
 @pytest.mark.first(2)
@@ -84,20 +84,26 @@ def test_features_of_a_backbone_are_those_of_transformers(case: str, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "arguments", "hints", "message", "hint"),
     [
-        ("vit", {}, {"pool": "cls"}, "--pool cls is for a backbone, and ViTForImage", "leave --pool out"),
+        ("vit", {}, {"pool": "cls"}, "--set pool=cls is for a backbone, and ViTForImage", "leave --set pool out"),
         ("vit_backbone", {}, {"only_features": False}, "ViTModel is a backbone without", "add --outputs features"),
-        ("vit_backbone", {}, {}, "which a linear layer of its own computes", "--pool cls .* or --pool pooler"),
-        ("vit_backbone", {"add_pooling_layer": False}, {}, "which a linear layer that the weights lack", "--pool cls"),
+        ("vit_backbone", {}, {}, "which a linear layer of its own computes", "--set pool=cls .* or --set pool=pooler"),
+        (
+            "vit_backbone",
+            {"add_pooling_layer": False},
+            {},
+            "which a linear layer that the weights lack",
+            "--set pool=cls",
+        ),
         (
             "vit_backbone",
             {"add_pooling_layer": False},
             {"pool": "pooler"},
-            "--pool pooler: the weights have no tensor of the pooler",
-            "--pool cls",
+            "--set pool=pooler: the weights have no tensor of the pooler",
+            "--set pool=cls",
         ),
-        ("vit_backbone", {}, {"pool": "mean"}, "--pool mean is not supported for ViTModel", "--pool cls"),
-        ("swin_backbone", {}, {"pool": "cls"}, "--pool cls: SwinModel has no class token", "leave --pool out"),
-        ("vit_msn_backbone", {}, {}, "transformers computes no pooler_output", "--pool cls"),
+        ("vit_backbone", {}, {"pool": "mean"}, "--set pool=mean is not supported for ViTModel", "--set pool=cls"),
+        ("swin_backbone", {}, {"pool": "cls"}, "--set pool=cls: SwinModel has no class token", "leave --set pool out"),
+        ("vit_msn_backbone", {}, {}, "transformers computes no pooler_output", "--set pool=cls"),
         ("ijepa_backbone", {}, {}, "transformers computes no pooler_output", "no class token either"),
         ("resnet_backbone", {}, {}, r"expected features of shape \(2, 'D'\) .* got \(2, 8, 1, 1\)", "not a vector"),
     ],

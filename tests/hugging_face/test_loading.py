@@ -161,7 +161,7 @@ def test_mistakes_name_the_file_and_the_field(
     ("hints", "message"),
     [
         ({"model": "vit_tiny_patch16_224"}, "--model does not apply to a folder of Hugging Face"),
-        ({"heads": 4}, "--heads 4, but config.json states 2 heads"),
+        ({"heads": 4}, "--set heads=4, but config.json states 2 heads"),
         ({"image_size": 64}, "--image-size 64 contradicts the file"),
         ({"model_args": {"depth": 2}}, "--model-args does not apply to a file of Hugging Face transformers"),
         ({"preset": next(iter(PRESETS))}, "the file has the family hugging_face"),

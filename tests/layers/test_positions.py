@@ -142,9 +142,11 @@ def test_dino_has_the_number_of_rows_of_the_new_grid(old: int, new: int) -> None
 def test_an_algorithm_for_square_grids_refuses_other_grids(
     interpolation: Interpolation, old: Grid, new: Grid, refused: str
 ) -> None:
-    with pytest.raises(InputError, match=f"--interpolation {interpolation} is defined only for a {refused}") as caught:
+    with pytest.raises(
+        InputError, match=f"--set interpolation={interpolation} is defined only for a {refused}"
+    ) as caught:
         resample_positions(embeddings(old, 1), new, interpolation=interpolation, prefix=1, old_grid=old)
-    assert "--interpolation timm" in caught.value.hint
+    assert "--set interpolation=timm" in caught.value.hint
 
 
 def test_embeddings_that_do_not_fit_the_grid_are_refused() -> None:

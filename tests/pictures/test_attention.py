@@ -287,7 +287,7 @@ def test_images_and_bundles_that_cannot_be_used(
         ((GOLDEN / "vit_gmm.pth", "--image", image), "expected a bundle, but this path is a file"),
         ((tmp_path / "nowhere", "--image", image), "expected a bundle, but this path does not exist"),
         (("--image", image), "--image draws the attention of a bundle"),
-        ((bundle.path, "--image", image, "--heads", "3"), "an option for checkpoints is given"),
+        ((bundle.path, "--image", image, "--set", "heads=3"), "an option for checkpoints is given"),
         ((bundle.path, "--image", image, "--report", tmp_path / "a.jpg"), "expected a report with the suffix"),
         ((bundle.path,), "but this path is a bundle"),
     ):

@@ -176,13 +176,13 @@ def test_reports_of_a_golden_checkpoint_of_each_mask(name: str, tmp_path: Path) 
         (
             "rmt_2023",
             "Other options: options, presets or defaults state image size (--image-size 64), decomposed stages "
-            "(--decomposed-stages 1,2,3)",
-            ("--heads", "--preset", "--mask-form"),
+            "(--set decomposed_stages=1,2,3)",
+            ("--set heads", "--preset", "--set closed_form"),
         ),
-        ("vit_plain", "state heads (--heads 3)", ("--preset", "--mask-form", "--image-size")),
-        ("vit_gmm", "state mask form (--mask-form stored)", ("--heads", "--preset", "--image-size")),
-        ("sl_vit", "", ("Other options", "--heads", "--preset", "--mask-form")),
-        ("timm_vit_gmm", "architecture and its arguments (--model and --model-args", ("--heads", "--preset")),
+        ("vit_plain", "state heads (--set heads=3)", ("--preset", "--set closed_form", "--image-size")),
+        ("vit_gmm", "state mask form (--set closed_form=no)", ("--set heads", "--preset", "--image-size")),
+        ("sl_vit", "", ("Other options", "--set heads", "--preset", "--set closed_form")),
+        ("timm_vit_gmm", "architecture and its arguments (--model and --model-args", ("--set heads", "--preset")),
     ],
 )
 def test_the_page_names_the_options_that_determine_the_model(name: str, expected: str, absent: tuple[str, ...]) -> None:

@@ -28,7 +28,7 @@ SMALL_DATA = "vp_spt_lsa"
 
 
 def _vit_that_pools_all() -> Small:
-    """Return a ViT in vit-pytorch's PreNorm style, whose file takes ``--pool mean``."""
+    """Return a ViT in vit-pytorch's PreNorm style, whose file takes ``--set pool=mean``."""
     vit = family("vit")
     spec = vit.small(MaskSpec())
     assert isinstance(spec, ViTSpec)

@@ -99,7 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def multi(folder: Path, gmmvit: Command) -> Bundle:
     words = ("--labels", folder / "labels.txt", "--thresholds", folder / "thresholds.txt", "--task", "multi")
-    words += ("--mean", "0.3", "--std", "0.38", "--channels", "1", "--max-batch", "8", "--outputs", "both")
+    words += ("--mean", "0.3", "--std", "0.38", "--set", "channels=1", "--max-batch", "8", "--outputs", "both")
     answer = gmmvit("export", folder / "checkpoint.pth", "-o", folder / "bundle", *words)
     assert answer.returncode == 0, answer.stderr
     assert "12 (multi-label)" in answer.stdout
@@ -286,7 +286,18 @@ def test_parity_reports_map_and_f1_of_scikit_learn(
 )
 def test_thresholds_that_do_not_fit(content: str, message: str, folder: Path, tmp_path: Path, gmmvit: Command) -> None:
     (tmp_path / "thresholds.txt").write_text(content)
-    words = ("--labels", folder / "labels.txt", "--mean", "0.3", "--std", "0.38", "--channels", "1", "--task", "multi")
+    words = (
+        "--labels",
+        folder / "labels.txt",
+        "--mean",
+        "0.3",
+        "--std",
+        "0.38",
+        "--set",
+        "channels=1",
+        "--task",
+        "multi",
+    )
     words += ("--thresholds", tmp_path / "thresholds.txt")
     answer = gmmvit("export", folder / "checkpoint.pth", "-o", tmp_path / "b", *words)
     assert answer.returncode == 1

@@ -90,7 +90,7 @@ def test_what_the_source_asks_for_is_an_error_without_it(model: Model, tmp_path:
     with pytest.raises(CheckpointError, match="no tensor of this file shows") as caught:
         load_checkpoint(_saved(_state(model), tmp_path))
     assert "--image-size" in caught.value.hint
-    assert "--channels" in caught.value.hint
+    assert "--set channels" in caught.value.hint
 
 
 @pytest.mark.parametrize(

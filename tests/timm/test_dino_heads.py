@@ -122,9 +122,11 @@ def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
     path, _ = dinov2_file(tmp_path, "vit_small_patch14_dinov2")
     head, _ = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=False)
     hints = LoadHints(model="vit_small_patch14_dinov2", model_args=ARGS, head=str(head), head_blocks=3)
-    with pytest.raises(GmmvitError, match=r"reads 48 features, but .* has 72 features with --head-blocks 3") as caught:
+    with pytest.raises(
+        GmmvitError, match=r"reads 48 features, but .* has 72 features with --set head_blocks=3"
+    ) as caught:
         load_checkpoint(path, hints)
-    assert caught.value.hint == "type --head-blocks 2, or --head-blocks 1 --head-average"
+    assert caught.value.hint == "type --set head_blocks=2, or --set head_blocks=1 --set head_average=yes"
 
 
 def test_a_backbone_without_head_asks_for_the_head(tmp_path: Path) -> None:

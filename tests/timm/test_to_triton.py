@@ -152,20 +152,20 @@ LABELS = ("--labels", ",".join(CLASSES))
 IMAGENET = ("--mean", "0.485,0.456,0.406", "--std", "0.229,0.224,0.225")
 CASES: dict[str, Case] = {
     # The file of train.py states mean, std, and the size; its labels stand in no file.
-    "timm_vit": Case(options=("--weights", "trained", *LABELS), reference=by_timm_train_script),
+    "timm_vit": Case(options=("--set", "weights=trained", *LABELS), reference=by_timm_train_script),
     "timm_vit_gmm_mean": Case(options=LABELS, reference=by_timm_with_masks),
     # config.json states mean, std, size, crop and filter, and `folder_with_labels` adds labels.
     "timm_swin": Case(options=(), labels=THINGS, reference=by_timm_folder),
     # A file of DeiT states the architecture and the size; the arguments and the preprocessing stand in DeiT's code.
     "timm_deit_distilled": Case(
         options=(
-            *("--weights", "trained", "--model-args", DEIT_ARGS),
+            *("--set", "weights=trained", "--model-args", DEIT_ARGS),
             *(*IMAGENET, "--resize", "center-bicubic", "--crop-pct", "0.9", *LABELS),
         ),
         reference=by_timm_deit,
     ),
     "mnist_vit": Case(
-        options=("--image-size", "28", "--channels", "1", "--mean", "0", "--std", "1", *LABELS),
+        options=("--image-size", "28", "--set", "channels=1", "--mean", "0", "--std", "1", *LABELS),
         reference=by_the_tutorial,
     ),
 }

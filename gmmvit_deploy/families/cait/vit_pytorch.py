@@ -9,7 +9,7 @@ norm inside   {patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.{to_q,to
 PreNorm       the names of the paper authors' code (`released`), which SPT_LSA uses as well
 
 The paper authors' code also writes a tensor ``mask`` at the root of the file. A file in the PreNorm style without this
-tensor is of SPT_LSA or of vit-pytorch, so the user types ``--source``. The patch embedding of vit-pytorch's later
+tensor is of SPT_LSA or of vit-pytorch, so the user types ``--set source``. The patch embedding of vit-pytorch's later
 releases has norms (to_patch_embedding.1 and .3); SPT_LSA has no such norms.
 """
 

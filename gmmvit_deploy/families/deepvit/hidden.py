@@ -51,12 +51,12 @@ def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_
 
     spec: the sizes that the tensors show; the values that no tensor shows are not read.
     known_heads: the number of heads that the tensors show, or None.
-    Errors: CheckpointError when a value is missing, with the options to type, or when ``--transform-scale`` or
-    ``--no-transform-scale`` is given for a file without re-attention.
+    Errors: CheckpointError when a value is missing, with the options to type, or when ``--set transform_scale=yes`` or
+    ``--set transform_scale=no`` is given for a file without re-attention.
     """
     mixes = any(spec.reattention)
     if hints.transform_scale is not None and not mixes:
-        option = "--transform-scale" if hints.transform_scale else "--no-transform-scale"
+        option = "--set transform_scale=yes" if hints.transform_scale else "--set transform_scale=no"
         does = "multiplies" if hints.transform_scale else "keeps"
         raise CheckpointError(
             f"{shapes.source}: {option} {does} the mixed weights, but no block of this file mixes heads",
@@ -87,12 +87,13 @@ def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> 
         "transform_scale": "the transform scale",
     }
     options = {
-        "heads": "--heads N",
-        "scale_adjustment": "--scale-adjustment NUMBER (in the presets 1, but 0.5 in deepvit_S and deepvit_L)"
+        "heads": "--set heads=N",
+        "scale_adjustment": "--set scale_adjustment=NUMBER (in the presets 1, but 0.5 in deepvit_S and deepvit_L)"
         if mixes
-        else "--scale-adjustment NUMBER (1 if training built the network with re_atten=False, because the authors' "
+        else "--set scale_adjustment=NUMBER (1 if training built the network with re_atten=False, because the authors' "
         "code then ignores the value of the training)",
-        "transform_scale": "--transform-scale (as in deepvit_S) or --no-transform-scale (as in the other presets)",
+        "transform_scale": "--set transform_scale=yes (as in deepvit_S) or --set transform_scale=no (as in the other "
+        "presets)",
     }
     return CheckpointError(
         f"{shapes.source}: no tensor of this file shows {' and '.join(words[field] for field in missing)} of a "

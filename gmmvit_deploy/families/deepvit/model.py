@@ -191,7 +191,7 @@ class DeepViT(Model):
         what = (
             f"no block has re-attention, and the scale adjustment is {self.spec.scale_adjustment:g}: the authors' code "
             "applies a scale adjustment to such a network only if training built the network with re_atten=True; after "
-            "training with re_atten=False, type --scale-adjustment 1"
+            "training with re_atten=False, type --set scale_adjustment=1"
         )
         yield "blocks", Oddity(severity="warning", what=what)
 

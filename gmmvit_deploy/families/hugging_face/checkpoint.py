@@ -82,8 +82,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
     )
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(
-            f"{shapes.source}: --heads {hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
-            hint="leave --heads out",
+            f"{shapes.source}: --set heads={hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
+            hint="leave --set heads out",
         )
     return with_pool(spec, shapes, hints) if backbone else spec
 
@@ -121,7 +121,7 @@ def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
 
 def _refuse_options(source: str, hints: LoadHints) -> None:
     """Errors: CheckpointError for an option that describes what ``config.json`` states."""
-    options = {"--model": hints.model, "--head": hints.head, "--mask-form": hints.closed_form or None}
+    options = {"--model": hints.model, "--head": hints.head, "--set closed_form": hints.closed_form or None}
     for option, value in options.items():
         if value is not None:
             raise CheckpointError(
@@ -183,14 +183,14 @@ def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
 
 
 def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
-    """Return a dict from name in the file to the reason: with ``--pool cls``, the tensors of a pooler."""
+    """Return a dict from name in the file to the reason: with ``--set pool=cls``, the tensors of a pooler."""
     import torch
 
     if spec.pool != "cls":
         return {}
     with torch.device("meta"):
         read, all_tensors = (network_from_spec(replace(spec, pool=pool)).state_dict() for pool in ("cls", "pooler"))
-    return dict.fromkeys(all_tensors.keys() - read.keys(), "--pool cls takes the class token before the pooler")
+    return dict.fromkeys(all_tensors.keys() - read.keys(), "--set pool=cls takes the class token before the pooler")
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:

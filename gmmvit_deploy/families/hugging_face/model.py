@@ -58,7 +58,7 @@ class HuggingFaceModel(AnsweredNetwork):
         if pooled is None:
             raise SpecError(
                 f"{self.title}: transformers computes no pooler_output",
-                hint="type --pool cls for the class token of last_hidden_state"
+                hint="type --set pool=cls for the class token of last_hidden_state"
                 if has_class_token(self.network)
                 else "give the folder of a classifier: this backbone has no class token either",
             )

@@ -20,15 +20,15 @@ from gmmvit_deploy.sources.shapes import Shapes
 
 __all__ = ["refuse_pool", "with_pool"]
 
-_CHOICE = "type --pool cls for the class token of last_hidden_state"
+_CHOICE = "type --set pool=cls for the class token of last_hidden_state"
 
 
 def refuse_pool(architecture: str, where: str, hints: LoadHints) -> None:
-    """Errors: CheckpointError when ``--pool`` is given for a classifier, which determines what it reads."""
+    """Errors: CheckpointError when ``--set pool`` is given for a classifier, which determines what it reads."""
     if hints.pool is not None:
         raise CheckpointError(
-            f"{where}: --pool {hints.pool} is for a backbone, and {architecture} has a classifier",
-            hint="leave --pool out",
+            f"{where}: --set pool={hints.pool} is for a backbone, and {architecture} has a classifier",
+            hint="leave --set pool out",
         )
 
 
@@ -50,7 +50,7 @@ def with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggin
     learned = isinstance(pooler, nn.Module) and any(isinstance(module, nn.Linear) for module in pooler.modules())
     stored = any(".pooler." in f".{name}" for name in shapes.tensors)
     if hints.pool is None and learned:
-        more = ", or --pool pooler for pooler_output" if stored else ""
+        more = ", or --set pool=pooler for pooler_output" if stored else ""
         computed = "a linear layer of its own computes" if stored else "a linear layer that the weights lack computes"
         raise CheckpointError(
             f"{where}: the features of {architecture} are the class token, or transformers' pooler_output, which "
@@ -59,11 +59,13 @@ def with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggin
         )
     if hints.pool == "mean":
         raise CheckpointError(
-            f"{where}: --pool mean is not supported for {architecture}; expected cls or pooler",
-            hint=f"{_CHOICE}, or --pool pooler for pooler_output",
+            f"{where}: --set pool=mean is not supported for {architecture}; expected cls or pooler",
+            hint=f"{_CHOICE}, or --set pool=pooler for pooler_output",
         )
     if hints.pool == "cls" and not has_class_token(network):
-        raise CheckpointError(f"{where}: --pool cls: {architecture} has no class token", hint="leave --pool out")
+        raise CheckpointError(
+            f"{where}: --set pool=cls: {architecture} has no class token", hint="leave --set pool out"
+        )
     if hints.pool == "pooler" and learned and not stored:
-        raise CheckpointError(f"{where}: --pool pooler: the weights have no tensor of the pooler", hint=_CHOICE)
+        raise CheckpointError(f"{where}: --set pool=pooler: the weights have no tensor of the pooler", hint=_CHOICE)
     return replace(spec, pool=hints.pool or "")

@@ -8,7 +8,7 @@ mlp.0                                     the linear layer that computes the log
 positional_embeddings, or pos_embed       (N, D) or (1, N, D), the positions; in some copies of the tutorial's code only
 
 The file determines the width, the depth, the number of heads, the mlp width and the number of classes. The file does
-not determine the channels of the images, so the user gives the option --channels. The side of the images follows from
+not determine the channels of the images, so the user types --set channels. The side of the images follows from
 the channels and the number of stored positions; without stored positions, the user gives the option --image-size.
 
 The first version of MyViT has a single block at the root of the file (ln1, msa, ln2, enc_mlp) and is refused.
@@ -110,7 +110,7 @@ def _given_image(source: str, hints: LoadHints, *, values: int) -> tuple[int, in
         raise CheckpointError(
             f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
             f"p × p pixels tile an image of {image_size} × {image_size} pixels",
-            hint="type the --image-size and the --channels that the model was trained with",
+            hint="type --image-size and --set channels with the values that the model was trained with",
         )
     return image_size, channels, patch_size
 
@@ -122,12 +122,12 @@ def _image_of_grid(source: str, hints: LoadHints, *, values: int, grid: int) -> 
     The caller compares the side of the images with the option --image-size.
     Errors: CheckpointError when the channels are not given, or do not fit the number of values per patch.
     """
-    _, channels = asked_image(source, replace(hints, image_size=grid), example="--channels 1")  # the side is known
+    _, channels = asked_image(source, replace(hints, image_size=grid), example="--set channels=1")  # the side is known
     patch_size = exact_root(values / channels)
     if patch_size is None:
         raise CheckpointError(
             f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p for patches of p × p pixels",
-            hint="type the --channels that the model was trained with",
+            hint="type --set channels with the number that the model was trained with",
         )
     return grid * patch_size, channels, patch_size
 

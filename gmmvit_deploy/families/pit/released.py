@@ -128,7 +128,7 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     """Infer the spec from names and shapes.  The head dim is the same in all stages.
 
-    The option ``--heads`` sets the number of heads of the first stage.
+    The option ``--set heads`` sets the number of heads of the first stage.
     Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
     needed but not given, or when a hint contradicts the file.
     """

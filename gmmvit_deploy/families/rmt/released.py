@@ -56,8 +56,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
     given = hints.decomposed_stages
     if given is not None and max(given, default=0) > stages:
         raise CheckpointError(
-            f"{source}: --decomposed-stages {','.join(map(str, given))}, but the file has {stages} stages",
-            hint="type the numbers of the stages, counted from 1, or --decomposed-stages none",
+            f"{source}: --set decomposed_stages={','.join(map(str, given))}, but the file has {stages} stages",
+            hint="type the numbers of the stages, counted from 1, or --set decomposed_stages=none",
         )
     preset, _, reason = _preset(shapes, hints, sizes)
     image_size = hints.image_size
@@ -192,7 +192,7 @@ def _unknown(shapes: Shapes, image_size: int | None, stages: tuple[int, ...] | N
         options.append("--image-size N")
     if stages is None:
         missing.append("which stages attend along rows and columns instead of the whole grid")
-        options.append("--decomposed-stages LIST")
+        options.append("--set decomposed_stages=LIST")
         stages_words = "; LIST is none, or the numbers of the stages, counted from 1, for example 1,2"
     size = shapes.record.args.get("input_size")
     if not reason and image_size is None and not _trained_at_preset_size(shapes):

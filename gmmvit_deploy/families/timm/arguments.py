@@ -2,10 +2,10 @@
 
 train.py        args: model, model_kwargs, in_chans, gp, img_size, input_size
 model folder    config.json: architecture, model_args, global_pool, pretrained_cfg
-any file        --model, --model-args, --image-size, --heads
+any file        --model, --model-args, --image-size, --set heads
 
-``--model`` and ``--model-args`` replace the values of the file. ``--heads`` must not contradict the arguments of the
-model. ``--image-size`` must not contradict the file if timm builds the architecture for a single image size.
+``--model`` and ``--model-args`` replace the values of the file. ``--set heads`` must not contradict the arguments of
+the model. ``--image-size`` must not contradict the file if timm builds the architecture for a single image size.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     if hints.heads is not None:
         if model_args.get("num_heads", hints.heads) != hints.heads:
             raise CheckpointError(
-                f"{shapes.source}: --heads {hints.heads}, but the arguments of the model have num_heads "
+                f"{shapes.source}: --set heads={hints.heads}, but the arguments of the model have num_heads "
                 f"{model_args['num_heads']}",
-                hint=f"omit --heads; if {hints.heads} is right, type --model-args '{{\"num_heads\": {hints.heads}}}'",
+                hint=f"omit --set heads; or type --model-args '{{\"num_heads\": {hints.heads}}}'",
             )
         model_args["num_heads"] = hints.heads
     cfg = default_cfg(text)

@@ -53,8 +53,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
         classes=classes,
         mask=_mask(shapes, hints),
         head_blocks=hints.head_blocks or 0,
-        head_average=hints.head_average,
-        head_interleaved=hints.head_average and shapes.record.interleaved_head,
+        head_average=bool(hints.head_average),
+        head_interleaved=bool(hints.head_average) and shapes.record.interleaved_head,
     )
 
 
@@ -74,15 +74,15 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
     if not parts.keys() & {"alpha", "sigma"}:
         if hints.closed_form:
             raise CheckpointError(
-                f"{shapes.source}: --mask-form closed, but the file holds no Gaussian mixture (alpha and sigma)",
-                hint="leave --mask-form out",
+                f"{shapes.source}: --set closed_form=yes, but the file holds no Gaussian mixture (alpha and sigma)",
+                hint="leave --set closed_form out",
             )
         return MaskSpec(kind="elm" if "mask" in parts else "plain")
     closed = "mask" not in parts
     if hints.closed_form and not closed:
         raise CheckpointError(
-            f"{shapes.source}: --mask-form closed, but the file holds the stored base mask {parts['mask']}.mask",
-            hint="leave --mask-form out: the model was trained with the stored base mask that the file holds",
+            f"{shapes.source}: --set closed_form=yes, but the file holds the stored base mask {parts['mask']}.mask",
+            hint="leave --set closed_form out: the model was trained with the stored base mask that the file holds",
         )
     # If the stored base mask of some attention is missing, `checkpoints.loading` names the missing tensor.
     complete = [path for path in paths if closed or f"{path}.mask" in shapes]
@@ -143,8 +143,8 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
         f"{shapes.source}: the file has no classifier: the tensor {names[0]}.weight of {arguments.architecture} is "
         "missing",
         hint="add --outputs features to gmmvit export for the features of the backbone, add --head FILE and "
-        "--head-blocks N for a backbone with a linear head, or type --model with the architecture that the training "
-        "code built",
+        "--set head_blocks=N for a backbone with a linear head, or type --model with the architecture of the "
+        "training code",
     )
 
 
@@ -158,15 +158,16 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
     token = shapes.tensors.get("cls_token")
     if token is not None and token.dim() == 3:
         dim = int(token.shape[-1])
-        if features != ((hints.head_blocks or 0) + hints.head_average) * dim:
-            average = " and --head-average" if hints.head_average else ""
+        if features != ((hints.head_blocks or 0) + bool(hints.head_average)) * dim:
+            average = " and --set head_average=yes" if hints.head_average else ""
             raise CheckpointError(
                 f"{head}: the linear head reads {features} features, but {shapes.source} has "
-                f"{((hints.head_blocks or 0) + hints.head_average) * dim} features with --head-blocks "
-                f"{hints.head_blocks}{average}: {dim} for each token",
-                hint=f"type --head-blocks {features // dim}, or --head-blocks {features // dim - 1} --head-average"
+                f"{((hints.head_blocks or 0) + bool(hints.head_average)) * dim} features with --set "
+                f"head_blocks={hints.head_blocks}{average}: {dim} for each token",
+                hint=f"type --set head_blocks={features // dim}, or --set head_blocks={features // dim - 1} "
+                "--set head_average=yes"
                 if features % dim == 0 and features > dim
-                else f"type --head-blocks {features // dim}"
+                else f"type --set head_blocks={features // dim}"
                 if features == dim
                 else "type --head with the file of the linear head that was trained on this backbone",
             )

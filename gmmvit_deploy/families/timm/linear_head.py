@@ -46,8 +46,8 @@ class LinearHead(nn.Module):
             )
         if blocks > depth:
             raise SpecError(
-                f"--head-blocks {blocks}: the model has {depth} blocks",
-                hint=f"type --head-blocks with a number from 1 to {depth}",
+                f"--set head_blocks={blocks}: the model has {depth} blocks",
+                hint=f"type --set head_blocks with a number from 1 to {depth}",
             )
         return LinearHead(network.embed_dim, blocks=blocks, average=average, interleaved=interleaved, classes=classes)
 

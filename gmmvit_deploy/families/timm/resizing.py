@@ -187,7 +187,7 @@ class _Resampling:
             raise InputError(
                 "the file does not show which code wrote the file, so the algorithm for the position embeddings is not "
                 "known; the algorithms give different networks",
-                hint=f"add --interpolation with the code that trained the model: {', '.join(INTERPOLATIONS)}",
+                hint=f"add --set interpolation=CODE with the code that trained the model: {', '.join(INTERPOLATIONS)}",
             )
         self.used = True
         return resample_positions(positions, new, interpolation=self._interpolation, prefix=prefix, old_grid=old)

@@ -15,7 +15,7 @@ to_patch_embedding.merging.{1,2}     with SPT: LayerNorm and linear layer, in pl
 transformer.layers.{i}.0.fn.scale    with LSA: the temperature of each head
 
 The PreNorm style of vit-pytorch gives a plain ViT the same names and shapes, without ``mask``. In vit-pytorch, the head
-of a ViT with class token can also read the mean of all tokens, so a file without ``mask`` needs ``--pool``.
+of a ViT with class token can also read the mean of all tokens, so a file without ``mask`` needs ``--set pool``.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: 
     """Return True if the head reads the mean of all tokens, including the class token.
 
     spt_lsa: True if the tensors show SPT or LSA.
-    Errors: CheckpointError when the user must type ``--pool``, or types a value that contradicts the file.
+    Errors: CheckpointError when the user must type ``--set pool``, or types a value that contradicts the file.
     """
     if not class_token:
         known_pool(shapes.source, hints, pool="mean", evidence="the file has no class token, so the pooling is")
@@ -167,7 +167,7 @@ def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: 
         known_pool(shapes.source, hints, pool="cls", evidence=evidence)
         return False
     if hints.source == "spt-lsa":
-        known_pool(shapes.source, hints, pool="cls", evidence="the pooling of --source spt-lsa is")
+        known_pool(shapes.source, hints, pool="cls", evidence="the pooling of --set source=spt-lsa is")
         return False
     return asked_pool(shapes.source, hints) == "mean"
 

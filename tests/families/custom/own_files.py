@@ -25,7 +25,7 @@ __all__ = [
     "with_code",
 ]
 
-IMAGE = ("--image-size", "16", "--channels", "3")
+IMAGE = ("--image-size", "16", "--set", "channels=3")
 LABELS = "a,b,c,d,e"
 ARGUMENTS: dict[str, Any] = {"depth": 2, "heads": 2}
 PRINT = "print('a line on stdout')"

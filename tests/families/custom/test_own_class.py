@@ -268,11 +268,11 @@ def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBun
     before = own_bundle.runs()
     checkpoint = own_bundle.source.with_name("net.pth")
     answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", "--model", own_bundle.model, "--input", "tensor")
-    assert "type --image-size N and --channels N" in refused(answer, "the size and the channels of the images")
-    answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--heads", "2")
-    refused(answer, "--heads does not apply to the class Net")
-    answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--pool", "cls")
-    assert "leave --pool out" in refused(answer, "--pool cls does not apply to the class Net")
+    assert "type --image-size N and --set channels=N" in refused(answer, "the size and the channels of the images")
+    answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--set", "heads=2")
+    refused(answer, "--set heads does not apply to the class Net")
+    answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--set", "pool=cls")
+    assert "leave --set pool out" in refused(answer, "--set pool=cls does not apply to the class Net")
     assert own_bundle.runs() == before
 
 
