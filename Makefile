@@ -20,7 +20,7 @@ FAST := not (server or engine or export or process or browser or further or rest
 # Other CPU instructions and another order of sums than this machine's; no test may depend on them.
 OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OMP_NUM_THREADS=1
-NUMERIC := $(addprefix tests/,scores layers folding families checkpoints parity)
+NUMERIC := $(addprefix tests/,models/scores models/layers models/folding models/families checkpoints parity)
 
 # docs/pages/developing.md states what each target holds.
 test: $(INSTALLED)

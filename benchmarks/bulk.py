@@ -36,16 +36,16 @@ from PIL import Image
 from benchmarks.shared.bulk_source import write_images
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bulk.job import open_bulk_runner
 from gmmvit_deploy.bulk.pipeline import decoded_batches
 from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bulk.source import Entry, open_source
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.progress import Progress
-from gmmvit_deploy.runtime.cores import cores
+from gmmvit_deploy.runtimes.programs.cores import cores
 from tests.random_bundles import bundle_of, random_vit
 
 RUNNER = "onnxruntime"

@@ -40,19 +40,19 @@ from benchmarks.shared.options import parsed
 from benchmarks.shared.places import FAMILIES, result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
 from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.engines.card import LAYERS_FILE, EngineCard
-from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
-from gmmvit_deploy.engines.flavors import find_flavor
-from gmmvit_deploy.engines.layers import layers_from_text
-from gmmvit_deploy.engines.options import BuildOptions, profile_from
 from gmmvit_deploy.export.variants import graph_from_model
-from gmmvit_deploy.families import family_named, model_from_spec, preset_spec
 from gmmvit_deploy.graphs.quantize import QUANTIZED
-from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.models.families import family_named, model_from_spec, preset_spec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.specs import MaskSpec, input_shape
 from gmmvit_deploy.precision import PRECISIONS, Precision
-from gmmvit_deploy.runtime.emulated_precision import emulated_logits
-from gmmvit_deploy.specs import MaskSpec, input_shape
-from tests.engines.unfolded import unfolded_half
+from gmmvit_deploy.runtimes.engines.card import LAYERS_FILE, EngineCard
+from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
+from gmmvit_deploy.runtimes.engines.flavors import find_flavor
+from gmmvit_deploy.runtimes.engines.layers import layers_from_text
+from gmmvit_deploy.runtimes.engines.options import BuildOptions, profile_from
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from tests.runtimes.engines.unfolded import unfolded_half
 
 MASKS = {"gmm": MaskSpec(kind="gmm", kernels=5), "elm": MaskSpec(kind="elm"), "plain": MaskSpec()}
 HEAD_DIMS = (6, 8, 9, 12, 16, 20, 21, 24, 32)

@@ -44,7 +44,7 @@ from benchmarks.shared.families import as_released, compiled
 from benchmarks.shared.side_by_side import Family, main
 from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.onnxruntime import session_from_onnx
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
 _COPIES = 3
 _IN_INT8: dict[str, Precision] = {"onnxruntime+kernels:int8": "int8", "openvino+kernels:int8": "int8"}

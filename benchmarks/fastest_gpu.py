@@ -30,12 +30,12 @@ import torch
 from benchmarks.shared.families import as_released, compiled, eager
 from benchmarks.shared.side_by_side import BATCHES, Family, main
 from gmmvit_deploy.bench.interleaved import Program
-from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
-from gmmvit_deploy.engines.flavors import find_flavor, visible_gpu
-from gmmvit_deploy.engines.options import BuildOptions, Profile
-from gmmvit_deploy.engines.session import PlanSession
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
+from gmmvit_deploy.runtimes.engines.flavors import find_flavor, visible_gpu
+from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
+from gmmvit_deploy.runtimes.engines.session import PlanSession
 
 _OF_PYTORCH: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 _FP8_CAPABILITY = (8, 9)

@@ -25,8 +25,8 @@ from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.repository import repository_from_bundle

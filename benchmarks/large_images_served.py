@@ -31,13 +31,13 @@ from PIL import Image
 
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bench.words import ratio_words
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

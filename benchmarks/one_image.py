@@ -37,16 +37,16 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import turns
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.waterfall import server_parts, timings_of
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.models import DIGITS_SPEC, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.images import image_from_pixels
-from gmmvit_deploy.runners.open import open_runners
+from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.runtimes.runners.open import open_runners
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

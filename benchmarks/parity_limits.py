@@ -25,17 +25,17 @@ import numpy as np
 
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import prepared_graph
+from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.parity.inputs import fresh_inputs, golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import suspects
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtime.emulated_precision import emulated_logits
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 
 GOLDEN = ROOT / "tests" / "golden"

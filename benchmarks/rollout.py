@@ -10,7 +10,7 @@ sequence, each with a canary. Every answer is compared with the logits of the bu
 
 Of ten rollouts, three are of a bundle that its canary must refuse: two because of the latency of its share of the
 traffic, and one because of its decisions on the canary images. No canary can fail because of errors here: each error
-would be the answer to a request of a client, which then counts as lost (tests/rollout/test_canary.py has errors).
+would be the answer to a request of a client, which then counts as lost (test_canary.py has errors).
 
 A lost request, a wrong answer and an unexpected outcome of a rollout make the result INVALID and the exit status 1.
 
@@ -33,11 +33,11 @@ from PIL import Image
 from benchmarks.shared.open_loop import KEY
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bundle.artifacts import Bundle
 from tests.random_bundles import bundle_of, fine_tuned, random_vit
-from tests.rollout.checked_load import KINDS, CheckedLoad
-from tests.rollout.state_service import StateService
+from tests.serving.rollout.checked_load import KINDS, CheckedLoad
+from tests.serving.rollout.state_service import StateService
 
 DEPTH, SLOW_DEPTH = 3, 27
 CANARY = {"canary_share": 0.2, "canary_requests": 200, "canary_timeout_s": 120.0, "canary_slower": 2.5}

@@ -24,16 +24,16 @@ from typing import Any
 
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.statistics import Ratio
 from gmmvit_deploy.bench.words import ratio_words
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runners.open import open_runners
+from gmmvit_deploy.runtimes.runners.open import open_runners
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -26,11 +26,11 @@ from benchmarks.shared.mixed_load import EXPECTED, MixedLoad
 from benchmarks.shared.open_loop import KEY
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import run_card
+from gmmvit_deploy.bundle.artifacts import Bundle
 from tests.random_bundles import bundle_of, random_vit
-from tests.rollout.checked_load import KINDS, CheckedLoad
-from tests.rollout.state_service import StateService
+from tests.serving.rollout.checked_load import KINDS, CheckedLoad
+from tests.serving.rollout.state_service import StateService
 
 MAX_BODY_BYTES = 1_000_000
 WARM_UP_SHARE, LONGEST_WARM_UP_S = 0.2, 600.0

@@ -40,22 +40,22 @@ from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, network_of
-from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.interleaved import Program, time_in_turn
 from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.kernels.matcher import Refusal, summary_of
-from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
-from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.emulated_precision import emulated_logits
-from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx, session_from_onnx
+from gmmvit_deploy.runtimes.kernels.matcher import Refusal, summary_of
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph, program_from_onnx, session_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.uneven_attention import attention_effects
 

@@ -51,12 +51,12 @@ from gmmvit_deploy.bench.interleaved import time_rounds
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.cores import cores
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS
-from gmmvit_deploy.runtime.openvino_program import CHUNK, OpenVinoProgram
-from gmmvit_deploy.specs import input_shape
+from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.runtimes.programs.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
+from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
 TARGET = 5.0

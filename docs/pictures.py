@@ -15,7 +15,7 @@ from html import unescape
 from pathlib import Path
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.pictures.mask_report import write_report
+from gmmvit_deploy.reports.pictures.mask_report import write_report
 
 __all__ = ["FROM_PAGES", "PICTURES", "draw"]
 

@@ -4,8 +4,35 @@
 
 Folding computes every mask once and stores the mask in the model as a constant. Each attention then has the form
 softmax(S ∘ M + B) V with the scores S = Q Kᵀ. The mask M and the bias B are constants, and ∘ multiplies elementwise.
-A bundle is the folder that the export writes. The modules of this package are the public interface of the package.
-Importing the package imports no heavy dependency.
+A bundle is the folder that the export writes. The names of `_FACE` are imported on first use, so importing the package
+imports no heavy dependency. Type checkers read them in ``__init__.pyi``.
 """
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+_FACE = {
+    "ExportOptions": "export.options",
+    "LoadHints": "models.sources.hints",
+    "ParityOptions": "parity.check",
+    "bundle_from_checkpoint": "export.bundle_from_checkpoint",
+    "check_parity": "parity.check",
+    "fold": "models.folding.fold",
+    "load_checkpoint": "checkpoints.loading",
+    "open_bundle": "bundle.artifacts",
+    "open_runner": "runtimes.runners.open",
+    "variant_from_bundle": "export.variants",
+}
+"""Name → the module that has it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FACE})

@@ -15,26 +15,32 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.engines.builder import build_plan
-from gmmvit_deploy.engines.card import CARD_FILE, EngineCard, open_engine, require_bundle
-from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
-from gmmvit_deploy.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
-from gmmvit_deploy.engines.options import BuildOptions, Profile
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import FOR_CPUS, how_to_convert, onnx_file, open_variant, record_file
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library, origin_of, why_recorded
-from gmmvit_deploy.leftovers import temporary_folder
+from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtime.cores import cores_in_words
-from gmmvit_deploy.runtime.onnxruntime_package import import_onnxruntime, require_onnxruntime
-from gmmvit_deploy.runtime.onnxruntime_program import instruction_set_of, why_not
-from gmmvit_deploy.runtime.onnxruntime_providers import CPU, CUDA, TENSORRT, require_provider, session_on_providers
-from gmmvit_deploy.runtime.openvino import our_kernels
+from gmmvit_deploy.runtimes.engines.builder import build_plan
+from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engine, require_bundle
+from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
+from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
+from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library, openvino_library, origin_of, why_recorded
+from gmmvit_deploy.runtimes.programs.cores import cores_in_words
+from gmmvit_deploy.runtimes.programs.onnxruntime_package import import_onnxruntime, require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime_program import instruction_set_of, why_not
+from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
+    CPU,
+    CUDA,
+    TENSORRT,
+    require_provider,
+    session_on_providers,
+)
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
-from gmmvit_deploy.variants import FOR_CPUS, how_to_convert, onnx_file, open_variant, record_file
 
 __all__ = ["RETRY", "Check", "examine", "examine_bundle"]
 

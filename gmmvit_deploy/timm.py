@@ -22,11 +22,11 @@ from typing import Any, Literal, TypeVar, get_args
 from torch import nn
 
 from gmmvit_deploy.errors import MissingDependencyError, SpecError
-from gmmvit_deploy.layers.fused_call import AnsweredAttention, answer_fused_call
-from gmmvit_deploy.layers.masked_attention import MaskedAttention
-from gmmvit_deploy.layers.token_grids import Placement, TokenGrids, require_placements, token_grids
-from gmmvit_deploy.scores.biases import PassedBias
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, answer_fused_call
+from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
+from gmmvit_deploy.models.layers.token_grids import Placement, TokenGrids, require_placements, token_grids
+from gmmvit_deploy.models.scores.biases import PassedBias
+from gmmvit_deploy.models.specs import MaskSpec
 
 __all__ = ["MaskForm", "TrainedMask", "add_masks", "create"]
 

@@ -18,26 +18,26 @@ import pytest
 import torch
 from hypothesis import settings
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bench.machine import cpu_features
-from gmmvit_deploy.datasets import dataset
-from gmmvit_deploy.engines.card import Engine
-from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
-from gmmvit_deploy.engines.flavors import Flavor, find_flavor, visible_gpu
-from gmmvit_deploy.engines.options import BuildOptions
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.swin.spec import SwinSpec
-from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs.quantize import QUANTIZED
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.runtime.image_batches import open_images
+from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec
+from gmmvit_deploy.runtimes.engines.card import Engine
+from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
+from gmmvit_deploy.runtimes.engines.flavors import Flavor, find_flavor, visible_gpu
+from gmmvit_deploy.runtimes.engines.options import BuildOptions
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
-from gmmvit_deploy.specs import MaskKind, MaskSpec
-from gmmvit_deploy.variants import open_variant
 from tests.cases import mark_further_cases
 from tests.forked import command_line
 from tests.golden_files import EACH_MASK as EACH_MASK

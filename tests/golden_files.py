@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.sources.hints import LoadHints
 from gmmvit_deploy.tolerances import Noise, limit_from_noise, limit_from_stored
 from tests.exact import exact_logits
 

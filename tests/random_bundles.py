@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.families import model_from_spec, preset_spec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.models.families import model_from_spec, preset_spec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.specs import MaskSpec
 
 __all__ = ["bundle_of", "fine_tuned", "random_bundle", "random_vit"]
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.runners.classify import BundleClassifier
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
 from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.repository import Repository
@@ -224,7 +224,7 @@ def probed(samples: dict[str, float]) -> bool:
 
 
 OF_ROLLOUTS = {"gmmvit_rollouts_total", "gmmvit_rollout_running"}
-"""Metrics of a service with a state folder; tests/rollout reads them."""
+"""Metrics of a service with a state folder; tests/serving/rollout reads them."""
 
 
 def test_the_service_has_every_series_of_the_alert_rules(service: GatewayService, certificate: Certificate) -> None:

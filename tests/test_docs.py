@@ -25,17 +25,17 @@ import gmmvit_deploy
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
-from gmmvit_deploy.data.open import KINDS
-from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.demo import digits
 from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
 from gmmvit_deploy.demo.run import _save_images
-from gmmvit_deploy.engines.flavors import FLAVORS
-from gmmvit_deploy.families import FAMILIES
-from gmmvit_deploy.folding.fold import folding_passes
-from gmmvit_deploy.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.images.data.open import KINDS
+from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.models.families import FAMILIES
+from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.precision import PRECISIONS, precision_behind
-from gmmvit_deploy.runners.open import RUNNERS
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
+from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.serving import model_configs
 from tests.conftest import GOLDEN
 from tests.documented import (
@@ -53,7 +53,7 @@ from tests.documented import (
     texts,
     with_output,
 )
-from tests.families.custom.own_files import ARGUMENTS, NETWORK, documented_code, save_weights
+from tests.models.families.custom.own_files import ARGUMENTS, NETWORK, documented_code, save_weights
 
 TEXTS = texts()
 BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}

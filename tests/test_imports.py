@@ -15,19 +15,19 @@ import gmmvit_deploy
 from gmmvit_deploy import errors
 
 LIGHT = (
-    "gmmvit_deploy.data",
-    "gmmvit_deploy.engines",
+    "gmmvit_deploy.images.data",
+    "gmmvit_deploy.runtimes.engines",
     "gmmvit_deploy.graphs",
-    "gmmvit_deploy.kernels",
-    "gmmvit_deploy.runners",
-    "gmmvit_deploy.runtime",
+    "gmmvit_deploy.runtimes.kernels",
+    "gmmvit_deploy.runtimes.runners",
+    "gmmvit_deploy.runtimes.programs",
     "gmmvit_deploy.serving",
-    "gmmvit_deploy.sources",
-    "gmmvit_deploy.variants",
-    "gmmvit_deploy.artifacts",
-    "gmmvit_deploy.golden",
-    "gmmvit_deploy.writing",
-    "gmmvit_deploy.preprocess",
+    "gmmvit_deploy.models.sources",
+    "gmmvit_deploy.bundle.variants",
+    "gmmvit_deploy.bundle.artifacts",
+    "gmmvit_deploy.bundle.golden",
+    "gmmvit_deploy.files.writing",
+    "gmmvit_deploy.images.preprocess",
 )
 HEAVY = {"torch", "onnx", "onnxruntime", "tritonclient", "PIL", "tensorrt", "tensorrt_rtx"}
 IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)
@@ -40,7 +40,7 @@ def modules(package: str) -> list[str]:
     return [package, *(name for name in below if not name.startswith(IN_THE_SERVER))]
 
 
-RECORDS = "gmmvit_deploy.families"  # with the record of each family, but not its module and passes
+RECORDS = "gmmvit_deploy.models.families"  # with the record of each family, but not its module and passes
 
 
 def test_light_rooms_import_no_torch() -> None:
@@ -57,6 +57,13 @@ def test_public_names_are_sorted_and_there(name: str) -> None:
     public = getattr(module, "__all__", [])
     assert public == sorted(public, key=lambda x: (not x.isupper(), not x[0].isupper(), x)), name
     assert all(hasattr(module, attribute) for attribute in public), name
+
+
+def test_the_face_of_the_library_is_there_and_typed() -> None:
+    stub = Path(gmmvit_deploy.__path__[0]).joinpath("__init__.pyi").read_text()
+    for name, module in gmmvit_deploy._FACE.items():
+        assert getattr(gmmvit_deploy, name) is getattr(importlib.import_module(f"gmmvit_deploy.{module}"), name)
+        assert f"from gmmvit_deploy.{module} import {name} as {name}" in stub
 
 
 def test_every_error_is_in_the_tree_that_its_file_draws() -> None:

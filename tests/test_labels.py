@@ -9,7 +9,7 @@ import pytest
 from gmmvit_cli.options import thresholds_from
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.labels import LabelSet, distinct_names
+from gmmvit_deploy.images.labels import LabelSet, distinct_names
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.errors import OutputError
-from gmmvit_deploy.leftovers import new_run_folder, remove_leftovers, remove_run_folder, temporary_folder
-from gmmvit_deploy.locked_paths import remove_unlocked
-from gmmvit_deploy.writing import new_file, new_folder
+from gmmvit_deploy.files.leftovers import new_run_folder, remove_leftovers, remove_run_folder, temporary_folder
+from gmmvit_deploy.files.locked_paths import remove_unlocked
+from gmmvit_deploy.files.writing import new_file, new_folder
 
 pytestmark = pytest.mark.process
 WAITING = "import sys, time; print('waits', flush=True); time.sleep(600)"
 IN_A_FOLDER = f"""
-from gmmvit_deploy.leftovers import temporary_folder
+from gmmvit_deploy.files.leftovers import temporary_folder
 with temporary_folder("test") as folder:
     (folder / "content").write_text("x")
     {WAITING}
@@ -28,7 +28,7 @@ with temporary_folder("test") as folder:
 IN_A_BUNDLE = f"""
 import sys
 from pathlib import Path
-from gmmvit_deploy.writing import new_folder
+from gmmvit_deploy.files.writing import new_folder
 with new_folder(Path(sys.argv[1])) as folder:
     (folder / "content").write_text("x")
     {WAITING}
@@ -36,7 +36,7 @@ with new_folder(Path(sys.argv[1])) as folder:
 IN_A_FILE = f"""
 import sys
 from pathlib import Path
-from gmmvit_deploy.writing import new_file
+from gmmvit_deploy.files.writing import new_file
 with new_file(Path(sys.argv[1])) as file:
     file.write(b"x")
     {WAITING}

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.page_style import DARK, DARK_SERIES, LIGHT, SERIES, STYLE
-from gmmvit_deploy.pages import (
+from gmmvit_deploy.reports.page_style import DARK, DARK_SERIES, LIGHT, SERIES, STYLE
+from gmmvit_deploy.reports.pages import (
     Outcome,
     Summary,
     figure,
@@ -25,7 +25,7 @@ from gmmvit_deploy.pages import (
     verdict_word,
     written_page,
 )
-from gmmvit_deploy.plotting import bar_style, figure_and_axes, line_style, svg
+from gmmvit_deploy.reports.plotting import bar_style, figure_and_axes, line_style, svg
 from tests.browser import accessibility_problems
 from tests.pages import contrast, parsed, require_readable_page, stylesheet_colours
 

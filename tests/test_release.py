@@ -24,7 +24,7 @@ from release.versions import check_changelog, check_committed, package_version, 
 from release.wheel_in_use import TOLERANCE, find_python, largest_difference, probabilities, serving
 
 import gmmvit_deploy
-from gmmvit_deploy.kernels.libraries import ready_name
+from gmmvit_deploy.runtimes.kernels.libraries import ready_name
 from tests.repositories import ROOT, repository_with
 
 pytestmark = pytest.mark.rest
@@ -115,7 +115,12 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Archives of a working tree in which other files lie too, ignored by git and not."""
     repository = repository_with(tmp_path_factory.mktemp("repository"), tracked_files(ROOT))
-    for name in ("notes.txt", "gmmvit_deploy/notes.py", "gmmvit_deploy/kernels/library.so", "demo-output/page.html"):
+    for name in (
+        "notes.txt",
+        "gmmvit_deploy/notes.py",
+        "gmmvit_deploy/runtimes/kernels/library.so",
+        "demo-output/page.html",
+    ):
         (repository / name).parent.mkdir(exist_ok=True)
         (repository / name).touch()
     archives = build(repository, tmp_path_factory.mktemp("dist"))
@@ -137,9 +142,12 @@ def test_the_wheel_holds_what_is_not_python(built: Built) -> None:
         names = set(archive.namelist())
     assert names >= {
         "gmmvit_deploy/py.typed",
-        "gmmvit_deploy/kernels/masked_attention.c",
-        "gmmvit_deploy/kernels/openvino_operations.cpp",
-        *(f"gmmvit_deploy/kernels/ready/{ready_name(ROOT / KERNELS, machine)}" for machine in ("x86_64", "aarch64")),
+        "gmmvit_deploy/runtimes/kernels/masked_attention.c",
+        "gmmvit_deploy/runtimes/kernels/openvino_operations.cpp",
+        *(
+            f"gmmvit_deploy/runtimes/kernels/ready/{ready_name(ROOT / KERNELS, machine)}"
+            for machine in ("x86_64", "aarch64")
+        ),
         "gmmvit_deploy/demo/run.py",
         "gmmvit_deploy/parity/report_schema.json",
         "gmmvit_deploy/serving/triton_models/network_model.py",
@@ -189,7 +197,7 @@ def test_the_wheel_has_the_kernels_of_its_sources(built: Built, tmp_path: Path) 
     header.write_text(header.read_text() + "\n")
     with pytest.raises(ReleaseError, match="expected the kernels for x86_64, compiled from the sources beside them"):
         check_ready(kernels)
-    with pytest.raises(ReleaseError, match="does not belong: gmmvit_deploy/kernels/ready/"):
+    with pytest.raises(ReleaseError, match="does not belong: gmmvit_deploy/runtimes/kernels/ready/"):
         wheel_with_other_kernels(built, tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_every_variable_has_a_row() -> None:
     """Variables that the sources read, without those of benchmarks."""
     pattern = r"""environ(?:\.get\(|\[)["']([A-Z_]+)["']|^\w*_VARIABLE = ["'](\w+)["']"""
     read = set()
-    for folder in ("gmmvit_deploy/serving", "gmmvit_deploy/kernels", "gmmvit_deploy/rollout", "cli"):
+    for folder in ("gmmvit_deploy/serving", "gmmvit_deploy/runtimes/kernels", "gmmvit_deploy/serving/rollout", "cli"):
         for path in (ROOT / folder).rglob("*.py"):
             for match in re.finditer(pattern, path.read_text(encoding="utf-8"), re.MULTILINE):
                 read.add(match[1] or match[2])
@@ -111,7 +111,7 @@ def test_every_row_of_the_threats_names_tests_that_exist() -> None:
 
 def noted_lines() -> Iterator[tuple[str, str]]:
     """(place, pattern) of every text that the service passes to its log."""
-    for path in (*(ROOT / "gmmvit_deploy/serving").rglob("*.py"), ROOT / "gmmvit_deploy/rollout/service.py"):
+    for path in (*(ROOT / "gmmvit_deploy/serving").rglob("*.py"), ROOT / "gmmvit_deploy/serving/rollout/service.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)) and node.args:
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id

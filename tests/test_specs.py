@@ -4,11 +4,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError, SpecError
-from gmmvit_deploy.families import FAMILIES, PRESETS, Family, preset_spec, spec_from_json
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.specs import MaskSpec, spec_to_json
+from gmmvit_deploy.images.datasets import DATASETS, dataset
+from gmmvit_deploy.models.families import FAMILIES, PRESETS, Family, preset_spec, spec_from_json
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 
 SPEC = ViTSpec(
     image_size=32,

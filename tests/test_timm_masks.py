@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.layers.masked_attention import MaskedAttention
-from gmmvit_deploy.layers.token_grids import Placement, placements
-from gmmvit_deploy.scores.attention import attention_scores
+from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
+from gmmvit_deploy.models.layers.token_grids import Placement, placements
+from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.timm import add_masks, create
 from tests.conftest import GOLDEN
 

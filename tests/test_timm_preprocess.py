@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gmmvit_deploy.data.images import ArrayImages
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.images import ImageSpec, image_from_json
-from gmmvit_deploy.preprocess import MAX_IMAGE_PIXELS, MODES, RESAMPLING, UnusableImage
-from gmmvit_deploy.resize_rules import RESIZE_RULES, ResizeRule, fit_of, resize_rule_from_timm
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, RESAMPLING, UnusableImage
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, fit_of, resize_rule_from_timm
+from gmmvit_deploy.images.spec import ImageSpec, image_from_json
 from tests.test_preprocess import encoded, photo
 
 pytest.importorskip("timm")

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.export.declared_roles import name_nodes
-from gmmvit_deploy.families.timm.model import TimmModel
-from gmmvit_deploy.families.timm.spec import TimmSpec
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.models.families.timm.model import TimmModel
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.specs import MaskSpec
 
 __all__ = ["ARCHITECTURES", "exported", "model_of", "timm_model"]
 

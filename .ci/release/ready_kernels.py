@@ -13,12 +13,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from gmmvit_deploy.kernels.libraries import READY_MACHINES, READY_SOURCES, ready_name
+from gmmvit_deploy.runtimes.kernels.libraries import READY_MACHINES, READY_SOURCES, ready_name
 from release.steps import ReleaseError, run
 
 __all__ = ["GLIBC", "KERNELS", "check_library", "check_ready", "make_ready"]
 
-KERNELS = "gmmvit_deploy/kernels"
+KERNELS = "gmmvit_deploy/runtimes/kernels"
 GLIBC = (2, 28)
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of the ELF header
 _EXPORTED = (b"RegisterCustomOps", b"masked_attention", b"gmmvit_instruction_set_name")

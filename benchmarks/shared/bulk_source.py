@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow.parquet as parquet
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.data.formats import digits
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.images.data.formats import digits
 
 __all__ = ["command", "digit_images", "rows_of", "shards_in", "write_images"]
 

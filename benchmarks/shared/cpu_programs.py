@@ -16,12 +16,12 @@ import numpy as np
 from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
-from gmmvit_deploy.kernels.openvino_kernels import Kernels
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph, program_from_onnx
-from gmmvit_deploy.runtime.openvino import OPENVINO_HINTS, kernels_for_graph
-from gmmvit_deploy.runtime.openvino_program import OpenVinoProgram
+from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library, openvino_library
+from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels
+from gmmvit_deploy.runtimes.programs.onnxruntime import FusedGraph, fused_graph, program_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, kernels_for_graph
+from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
 __all__ = [
     "HAS_BF16",

@@ -22,9 +22,9 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.runners.classify import TritonClassifier
-from gmmvit_deploy.runtime.access import Access
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.programs.access import Access
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 
 __all__ = ["EXPECTED", "MixedLoad"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gmmvit_deploy import families
-from gmmvit_deploy.families import PRESETS
+from gmmvit_deploy.models import families
+from gmmvit_deploy.models.families import PRESETS
 
 __all__ = ["BENCHMARKS", "FAMILIES", "RESULTS", "ROOT", "result_of"]
 

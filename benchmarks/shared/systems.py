@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from benchmarks.shared.places import FAMILIES
-from gmmvit_deploy import families
-from gmmvit_deploy.families import PRESETS, model_from_spec, preset_spec
-from gmmvit_deploy.families.vit_pytorch.spec import AttentionKind, EmbeddingKind, VitPytorchSpec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.specs import MaskSpec, ModelSpec
+from gmmvit_deploy.models import families
+from gmmvit_deploy.models.families import PRESETS, model_from_spec, preset_spec
+from gmmvit_deploy.models.families.vit_pytorch.spec import AttentionKind, EmbeddingKind, VitPytorchSpec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
 __all__ = ["MEASURED", "SYSTEMS", "System", "system_model", "system_pair"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gmmvit_deploy.families.timm.network import require_timm
-from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.models.families.timm.network import require_timm
+from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
+from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.uneven_attention import perturbed
 
 __all__ = ["ARCHITECTURES", "CLASSES", "Architecture", "network_of"]

@@ -13,7 +13,7 @@ from gmmvit_cli.options import TARGET
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.runtime.access import Access
+    from gmmvit_deploy.runtimes.programs.access import Access
 
 __all__ = ["CA", "KEY_FILE", "URL_VARIABLE", "access_from", "default_urls"]
 
@@ -60,7 +60,7 @@ CA = typer.Option(
 
 def access_from(key_file: Path | None, ca: Path | None) -> Access:
     """Read the files of ``--key-file`` and ``--ca``.  Errors: InputError when a file has another content."""
-    from gmmvit_deploy.runtime.access import open_access
+    from gmmvit_deploy.runtimes.programs.access import open_access
 
     # gRPC would print a line of its own beside the error, for a certificate that is not trusted. Read at its import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -69,7 +69,7 @@ def access_from(key_file: Path | None, ca: Path | None) -> Access:
 
 def default_urls(urls: Sequence[str], runners: Sequence[str]) -> Sequence[str]:
     """Return ``--url``; without it, the address of the variable GMMVIT_URL if a runner uses its protocol."""
-    from gmmvit_deploy.runtime.server_url import protocol_of
+    from gmmvit_deploy.runtimes.programs.server_url import protocol_of
 
     url = os.environ.get(URL_VARIABLE, "")
     return urls or ([url] if f"triton-{protocol_of(url)}" in runners else [])

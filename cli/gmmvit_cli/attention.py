@@ -15,7 +15,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.progress import Progress
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.pictures.attention_of_image import ImageAttention
+    from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention
 
 __all__ = ["IMAGE", "inspect_attention"]
 
@@ -36,16 +36,16 @@ def inspect_attention(
     if path is None:
         raise InputError("--image draws the attention of a bundle", hint=f"type gmmvit inspect BUNDLE --image {image}")
     with progress("inspect") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.bundle.artifacts import open_bundle
 
         on_progress(Progress("open the bundle"))
         bundle = open_bundle(path)
         permit_class(bundle, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
-        from gmmvit_deploy.pictures.attention_of_image import attention_of_bundle
-        from gmmvit_deploy.pictures.attention_report import write_attention_report
-        from gmmvit_deploy.pictures.mask_report import require_report_suffix
+        from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
+        from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
+        from gmmvit_deploy.reports.pictures.mask_report import require_report_suffix
 
         if report is not None:
             require_report_suffix(report)

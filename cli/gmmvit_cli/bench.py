@@ -116,15 +116,15 @@ def bench(
             hint="type --data digits, --data cifar10:PATH, --data folder:PATH or --synthetic",
         )
     with progress("bench") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.bench.measure import Plan
         from gmmvit_deploy.bench.page import write_page
         from gmmvit_deploy.bench.run import BenchOptions, bench
-        from gmmvit_deploy.pages import require_page
+        from gmmvit_deploy.bundle.artifacts import open_bundle
+        from gmmvit_deploy.files.writing import new_file
         from gmmvit_deploy.parity.inputs import open_images_of
         from gmmvit_deploy.precision import precision_from
-        from gmmvit_deploy.runners.open import open_runners
-        from gmmvit_deploy.writing import new_file
+        from gmmvit_deploy.reports.pages import require_page
+        from gmmvit_deploy.runtimes.runners.open import open_runners
 
         if report is not None:
             require_page(report, force=force)

@@ -9,13 +9,13 @@ from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import INPUT, OUTPUT, PRECISION, require_output, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.engines.flavors import FLAVORS, require_flavor
-from gmmvit_deploy.engines.options import HARDWARE_COMPATIBILITIES
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import PRECISIONS, precision_from
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, require_flavor
+from gmmvit_deploy.runtimes.engines.options import HARDWARE_COMPATIBILITIES
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.engines.card import Engine, EngineCard
+    from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
 
 EXAMPLE = """gmmvit build bundle --precision fp16 --compute-capability 8.9
 gmmvit build bundle --batch 1 --batch 2:8:64 --require-fused"""
@@ -151,13 +151,13 @@ def build(
             hint=f"type gmmvit build {source} -o ENGINE",
         )
     with progress("build") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
-        from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
-        from gmmvit_deploy.engines.flavors import find_flavor
-        from gmmvit_deploy.engines.options import BuildOptions, profile_from
-        from gmmvit_deploy.engines.page import write_page
-        from gmmvit_deploy.pages import require_page
-        from gmmvit_deploy.variants import open_variant
+        from gmmvit_deploy.bundle.artifacts import open_bundle
+        from gmmvit_deploy.bundle.variants import open_variant
+        from gmmvit_deploy.reports.pages import require_page
+        from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
+        from gmmvit_deploy.runtimes.engines.flavors import find_flavor
+        from gmmvit_deploy.runtimes.engines.options import BuildOptions, profile_from
+        from gmmvit_deploy.runtimes.engines.page import write_page
 
         if report is not None:
             require_page(report, force=force, plots=False)

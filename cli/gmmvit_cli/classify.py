@@ -24,8 +24,8 @@ from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.labels import LabelSet
-    from gmmvit_deploy.runners.classify import Classification
+    from gmmvit_deploy.images.labels import LabelSet
+    from gmmvit_deploy.runtimes.runners.classify import Classification
 
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
 gmmvit classify photos/ --url grpc://localhost:8001 --top 3
@@ -139,10 +139,10 @@ def classify(
     if not images:
         raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
     kernels = cpu_kernels_from(cpu_kernels)
-    from gmmvit_deploy.artifacts import open_bundle
-    from gmmvit_deploy.data.files import image_files
-    from gmmvit_deploy.runners.classify import BundleClassifier, TritonClassifier, classify_files
-    from gmmvit_deploy.runners.features import write_features
+    from gmmvit_deploy.bundle.artifacts import open_bundle
+    from gmmvit_deploy.images.data.files import image_files
+    from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, TritonClassifier, classify_files
+    from gmmvit_deploy.runtimes.runners.features import write_features
 
     files = image_files(images)
     with progress("classify") as on_progress:

@@ -15,9 +15,9 @@ from gmmvit_deploy.precision import PRECISIONS, precisions_from
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.bundle.variants import Variant, VariantRecord
     from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.variants import Variant, VariantRecord
 
 EXAMPLE = """gmmvit convert bundle --precision fp16
 gmmvit convert bundle --precision int8 --calibration digits#train"""
@@ -54,10 +54,10 @@ def convert(
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
     with progress("convert") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
-        from gmmvit_deploy.runtime.image_batches import require_images
-        from gmmvit_deploy.variants import onnx_file, onnx_files
-        from gmmvit_deploy.writing import require_free_file
+        from gmmvit_deploy.bundle.artifacts import open_bundle
+        from gmmvit_deploy.bundle.variants import onnx_file, onnx_files
+        from gmmvit_deploy.files.writing import require_free_file
+        from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
         opened = open_bundle(bundle)
         permit_class(opened, model)
@@ -102,7 +102,7 @@ def converted(
     """
     from gmmvit_deploy.export.variants import variant_from_bundle
     from gmmvit_deploy.graphs.quantize import QUANTIZED
-    from gmmvit_deploy.runtime.image_batches import open_images
+    from gmmvit_deploy.runtimes.programs.image_batches import open_images
 
     variants = []
     for number, precision in enumerate(precisions):

@@ -10,7 +10,7 @@ from gmmvit_cli.choices import choice_from, complete, listed
 from gmmvit_cli.options import FORCE, MODEL, OUTPUT, TRITONSERVER, require_output
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.specs import MaskKind, mask_kind_named
+from gmmvit_deploy.models.specs import MaskKind, mask_kind_named
 
 EXAMPLE = """gmmvit demo --output demo-output
 gmmvit demo --output demo-output --model timm:test_vit --mask gmm"""

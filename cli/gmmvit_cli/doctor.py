@@ -40,7 +40,7 @@ def doctor(
     the exit status is 1 unless the server can load an engine of the bundle.
     """
     with progress("doctor") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.doctor import examine, examine_bundle
 
         if empty_kernel_cache:
@@ -68,7 +68,7 @@ def doctor(
 
 
 def _empty_kernel_cache() -> None:
-    from gmmvit_deploy.kernels import libraries
+    from gmmvit_deploy.runtimes.kernels import libraries
 
     try:
         removed, left = libraries.empty_kernel_cache()

@@ -36,16 +36,16 @@ from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.families import FAMILIES
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES, resize_rule_from
+from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
-from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import Bundle
-    from gmmvit_deploy.images import ImageSpec
-    from gmmvit_deploy.labels import Task
-    from gmmvit_deploy.specs import OutputName
-    from gmmvit_deploy.variants import Variant
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.bundle.variants import Variant
+    from gmmvit_deploy.images.labels import Task
+    from gmmvit_deploy.images.spec import ImageSpec
+    from gmmvit_deploy.models.specs import OutputName
 
 EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
 gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
@@ -212,7 +212,7 @@ def export(
         )
 
         def check(image: ImageSpec) -> None:
-            from gmmvit_deploy.runtime.image_batches import require_images
+            from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
             if calibration is not None:
                 require_images(calibration, image, options.input_kind)

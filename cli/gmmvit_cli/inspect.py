@@ -23,9 +23,9 @@ from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.progress import Progress
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import ModelSpec
 
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
 gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm
@@ -139,8 +139,8 @@ def inspect(
             loaded = load_checkpoint(checkpoint, hints)
             described = describe_checkpoint(loaded)
             if report is not None:
-                from gmmvit_deploy.pictures.drawings import drawings_of
-                from gmmvit_deploy.pictures.mask_report import write_report
+                from gmmvit_deploy.reports.pictures.drawings import drawings_of
+                from gmmvit_deploy.reports.pictures.mask_report import write_report
 
                 on_progress(Progress("draw the report"))
                 drawings = drawings_of(loaded.model)
@@ -198,8 +198,8 @@ def _preset(
             hint="type gmmvit inspect CHECKPOINT, or gmmvit inspect --preset vit --classes 10 --image-size 32",
         )
     from gmmvit_deploy.checkpoints.report import describe_spec
-    from gmmvit_deploy.families import preset_spec
-    from gmmvit_deploy.specs import MaskSpec
+    from gmmvit_deploy.models.families import preset_spec
+    from gmmvit_deploy.models.specs import MaskSpec
 
     chosen = MaskSpec(
         kind=mask,  # type: ignore[arg-type]  # checked there, with the message that users read

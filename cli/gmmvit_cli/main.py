@@ -23,7 +23,7 @@ import gmmvit_deploy
 from gmmvit_cli.commands import SUMMARIES, Commands, typing_hint
 from gmmvit_cli.output import complain
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.runtime.cores import limit_libraries
+from gmmvit_deploy.runtimes.programs.cores import limit_libraries
 
 __all__ = ["app", "main"]
 

@@ -11,7 +11,7 @@ from gmmvit_cli.output import JSON_OPTION, note, print_json
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.manifests.write import WrittenManifests
+    from gmmvit_deploy.kubernetes.write import WrittenManifests
 
 EXAMPLE = """gmmvit manifests bundle --image IMAGE@sha256:… --model-uri pvc://CLAIM
 gmmvit manifests bundle --image I@sha256:… --model-uri s3://B/P --style kserve"""
@@ -169,9 +169,9 @@ def manifests(
     if style == "job":
         _report(_written_job(path, out, of_job, image, model_uri, fetch_image, object_name, force=force), as_json)
         return
-    from gmmvit_deploy.manifests.options import ManifestOptions
-    from gmmvit_deploy.manifests.options import model_uri as read_uri
-    from gmmvit_deploy.manifests.write import manifests_from_bundle
+    from gmmvit_deploy.kubernetes.options import ManifestOptions
+    from gmmvit_deploy.kubernetes.options import model_uri as read_uri
+    from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 
     least, _, most = replicas.partition(":")
     if not (least.isdigit() and most.isdigit()):
@@ -208,9 +208,9 @@ def _written_job(
     for option in ("--from", "--to", "--parts"):
         if chosen[option] is None:
             raise InputError(f"--style job needs --from, --to and --parts; {option} is missing")
-    from gmmvit_deploy.manifests.job import JobOptions, place
-    from gmmvit_deploy.manifests.options import model_uri as read_uri
-    from gmmvit_deploy.manifests.write import job_manifests_from_bundle
+    from gmmvit_deploy.kubernetes.job import JobOptions, place
+    from gmmvit_deploy.kubernetes.options import model_uri as read_uri
+    from gmmvit_deploy.kubernetes.write import job_manifests_from_bundle
 
     passed_on = ("--shard-images", "--image-column")
     options = JobOptions(

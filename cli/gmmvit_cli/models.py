@@ -11,11 +11,11 @@ import typer
 from gmmvit_cli.choices import complete, read_by
 from gmmvit_cli.options import MODEL, existing
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.sources.hints import SETTINGS, LoadHints, own_class_of, settings_from
+from gmmvit_deploy.models.families import PRESETS, family_of_preset
+from gmmvit_deploy.models.sources.hints import SETTINGS, LoadHints, own_class_of, settings_from
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.bundle.artifacts import Bundle
 
 __all__ = [
     "ARCHITECTURE",

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed, read_by
-from gmmvit_deploy.data.kinds import KINDS, SPLITS
-from gmmvit_deploy.datasets import DATASETS, dataset
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.images.datasets import DATASETS, dataset
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gmmvit_deploy.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.export.options import Thresholds
     from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.runtime.access import Access
+    from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
+    from gmmvit_deploy.runtimes.programs.access import Access
     from gmmvit_deploy.serving.names import CpuKernels
 
 __all__ = [
@@ -144,7 +144,7 @@ CPU_KERNELS = typer.Option(
 
 def require_output(path: Path | None, *, force: bool, instead: str = "") -> None:
     """Refuse an output that exists, before any work.  instead: as for `require_free`.  Errors: OutputError."""
-    from gmmvit_deploy.writing import require_free
+    from gmmvit_deploy.files.writing import require_free
 
     if path is not None:
         require_free(path, force=force, instead=instead)
@@ -152,7 +152,7 @@ def require_output(path: Path | None, *, force: bool, instead: str = "") -> None
 
 def require_output_file(path: Path | None, *, force: bool) -> None:
     """Refuse an output file that exists, or whose folder does not exist, before any work.  Errors: OutputError."""
-    from gmmvit_deploy.writing import require_free_file
+    from gmmvit_deploy.files.writing import require_free_file
 
     if path is not None:
         require_free_file(path, force=force)
@@ -285,7 +285,7 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
     data cannot be opened.
     """
     from gmmvit_deploy.graphs.quantize import QUANTIZED
-    from gmmvit_deploy.runtime.image_batches import require_source
+    from gmmvit_deploy.runtimes.programs.image_batches import require_source
 
     quantized = [precision for precision in precisions if precision in QUANTIZED]
     if calibration is None:
@@ -306,8 +306,8 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
 
 def server_from(release: str | None, url: str | None, tensorrt: str | None, access: Access) -> ServerTensorRT | None:
     """Return the server whose TensorRT must load an engine; None if no option names a server."""
-    from gmmvit_deploy.engines.compatibility import server_tensorrt
-    from gmmvit_deploy.runtime.triton import TritonConnection
+    from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
+    from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
     if release is not None and url is not None:
         raise InputError(

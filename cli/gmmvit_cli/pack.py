@@ -53,8 +53,8 @@ def pack(
     The label gmmvit.bundle.sha256 states the bundle; gmmvit.instances and gmmvit.threads, the cores that it uses.
     """
     require_output(out, force=force)
-    from gmmvit_deploy.manifests.pack import INSTANCES_LABEL, THREADS_LABEL
-    from gmmvit_deploy.manifests.pack import pack as packed
+    from gmmvit_deploy.kubernetes.pack import INSTANCES_LABEL, THREADS_LABEL
+    from gmmvit_deploy.kubernetes.pack import pack as packed
 
     context = packed(
         path,

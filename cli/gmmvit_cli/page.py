@@ -18,7 +18,7 @@ _PAGE = "Page"
 
 
 def _require_url(text: str) -> None:
-    from gmmvit_deploy.runtime.server_url import parse_url
+    from gmmvit_deploy.runtimes.programs.server_url import parse_url
 
     parse_url(text)
 
@@ -56,7 +56,7 @@ def page(
     """
     kernels = cpu_kernels_from(cpu_kernels)
     with progress("page") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.progress import Progress
 
         on_progress(Progress("open the bundle"))

@@ -102,9 +102,9 @@ def parity(
     require_output_file(report, force=force)
     collect_rarely()
     with progress("parity") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
-        from gmmvit_deploy.pages import require_page
+        from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.parity.inputs import open_images_of
+        from gmmvit_deploy.reports.pages import require_page
 
         if report is not None:
             require_page(report, force=force)  # not after half an hour of images
@@ -116,7 +116,7 @@ def parity(
         from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.page import write_page
         from gmmvit_deploy.precision import precision_from
-        from gmmvit_deploy.runners.open import default_runners, open_runners
+        from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
 
         runner_precision = precision_from(precision)
         options = ParityOptions(

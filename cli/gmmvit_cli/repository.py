@@ -127,8 +127,8 @@ def repository(
             f"--runtime {runtime} already states whether CPU kernels are used, so --cpu-kernels cannot be added",
             hint=f"type --runtime {runtime} or --cpu-kernels {kernels}, not both",
         )
-    from gmmvit_deploy.artifacts import open_bundle
-    from gmmvit_deploy.engines.card import open_engine
+    from gmmvit_deploy.bundle.artifacts import open_bundle
+    from gmmvit_deploy.runtimes.engines.card import open_engine
     from gmmvit_deploy.serving.model_configs import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
 

@@ -9,7 +9,7 @@ import typer
 from gmmvit_cli.options import INPUT, OUTPUT, TARGET
 from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_deploy.errors import InputError, ServerError
-from gmmvit_deploy.rollout.canary import CanaryOptions
+from gmmvit_deploy.serving.rollout.canary import CanaryOptions
 
 EXAMPLE = """gmmvit rollout new-bundle --to service
 gmmvit rollout new-bundle --to service --canary 5% --canary-images photos/
@@ -86,8 +86,8 @@ def rollout(
     the comparisons of --canary and --canary-images, it gets all requests, and the first server ends. Otherwise the
     first server keeps all requests, and the exit status is 1.
     """
-    from gmmvit_deploy.rollout.canary import share_from
-    from gmmvit_deploy.rollout.control import send_order
+    from gmmvit_deploy.serving.rollout.canary import share_from
+    from gmmvit_deploy.serving.rollout.control import send_order
 
     if sum((bundle is not None, abort, status)) != 1:
         raise InputError(
@@ -105,7 +105,7 @@ def rollout(
         _require_needed("--canary-images", "--canary-images FOLDER", {"--canary-agreement": canary_agreement})
     order: dict[str, Any] = {"order": "abort" if abort else "status"}
     if bundle is not None:
-        from gmmvit_deploy.artifacts import open_bundle
+        from gmmvit_deploy.bundle.artifacts import open_bundle
 
         open_bundle(bundle)  # a mistake is reported here, and not by the service
         order = {
@@ -148,6 +148,6 @@ def _require_needed(needed: str, typed: str, given: Mapping[str, object]) -> Non
 
 
 def _image_paths(images: list[str]) -> list[str]:
-    from gmmvit_deploy.data.files import image_files
+    from gmmvit_deploy.images.data.files import image_files
 
     return [str(path.absolute()) for path in image_files(images)] if images else []

@@ -8,7 +8,7 @@ import typer
 
 from gmmvit_cli.choices import complete, complete_list, listed, read_by
 from gmmvit_deploy.precision import PRECISIONS, precision_behind, precision_from
-from gmmvit_deploy.runners.names import RUNNERS, require_runner
+from gmmvit_deploy.runtimes.runners.names import RUNNERS, require_runner
 
 __all__ = ["RUNNERS_PANEL", "URLS", "runner_option", "runner_precision_option"]
 

@@ -179,7 +179,7 @@ def serve(
         if settings is None:
             hint = "type gmmvit serve BUNDLE --gateway --keys FILE --state DIR"
             raise InputError("--state needs --gateway", hint=hint)
-        from gmmvit_deploy.rollout.serving import serve_with_state
+        from gmmvit_deploy.serving.rollout.serving import serve_with_state
 
         with shown:
             serve_with_state(

@@ -11,11 +11,11 @@ from gmmvit_cli.models import model_args_from
 from gmmvit_cli.options import DATA, FORCE, INPUT, MODEL, OUTPUT, normalisation_from, require_output
 from gmmvit_cli.output import JSON_OPTION, print_json, print_table
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.data.kinds import KINDS
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.families import PRESETS, family_of_preset
-from gmmvit_deploy.resize_rules import RESIZE_RULES, resize_rule_from
-from gmmvit_deploy.specs import MaskKind, mask_kind_named
+from gmmvit_deploy.images.data.kinds import KINDS
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES, resize_rule_from
+from gmmvit_deploy.models.families import PRESETS, family_of_preset
+from gmmvit_deploy.models.specs import MaskKind, mask_kind_named
 from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS, recipe_from
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def train(
 
 def _require_data(*texts: str | None) -> None:
     """Refuse data that cannot be opened, before any work.  Errors: InputError."""
-    from gmmvit_deploy.data.open import require_data
+    from gmmvit_deploy.images.data.open import require_data
 
     for text in texts:
         if text is not None:

@@ -72,9 +72,9 @@ def tune(
     """
     require_output(out, force=force)
     with progress("tune") as on_progress:
-        from gmmvit_deploy.artifacts import open_bundle
         from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, settings_table
         from gmmvit_deploy.bench.tune import tune as tuned
+        from gmmvit_deploy.bundle.artifacts import open_bundle
 
         settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
         options = TuneOptions(

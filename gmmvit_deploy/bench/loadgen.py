@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bench.queues import Workers
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.leftovers import temporary_folder
+from gmmvit_deploy.files.leftovers import temporary_folder
 
 __all__ = ["LoadRun", "ScenarioName", "Work", "drive"]
 

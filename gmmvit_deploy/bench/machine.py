@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.runtime.cores import cores, cpu_quota
+from gmmvit_deploy.runtimes.programs.cores import cores, cpu_quota
 
 __all__ = ["GpuState", "MachineState", "cpu_features", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
 

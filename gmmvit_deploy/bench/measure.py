@@ -20,7 +20,7 @@ from gmmvit_deploy.bench.loadgen import LoadRun, ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runners.runner import Device, Runner
+from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
 __all__ = ["REST_S", "Cell", "Plan", "measure", "ratios"]
 

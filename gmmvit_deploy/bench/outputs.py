@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.parity.inputs import golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import limit_from_noise, limit_from_stored
-from gmmvit_deploy.variants import recorded_errors
 
 __all__ = ["Expected", "OutputCheck", "stored_inputs"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from gmmvit_deploy.bench.plots import latency_plot, load_plot, roofline_plot, throughput_plot, waterfall_plot
 from gmmvit_deploy.bench.summary import summary_of
 from gmmvit_deploy.bench.words import percentile_words, roofline_words
-from gmmvit_deploy.pages import (
+from gmmvit_deploy.reports.pages import (
     definitions,
     figure,
     folded,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gmmvit_deploy.plotting import bar_style, figure_and_axes, line_style, svg
+from gmmvit_deploy.reports.plotting import bar_style, figure_and_axes, line_style, svg
 
 __all__ = ["latency_plot", "load_plot", "roofline_plot", "throughput_plot", "waterfall_plot"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runners.runner import Device
-from gmmvit_deploy.runtime.cores import cores, limit_torch
+from gmmvit_deploy.runtimes.programs.cores import cores, limit_torch
+from gmmvit_deploy.runtimes.runners.runner import Device
 
 __all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "product_on_one_core", "rate"]
 
@@ -140,7 +140,7 @@ def product_on_one_core(shape: Shape) -> Program:
 
 
 def _onnxruntime(shape: Shape, threads: int | None = None) -> Program:
-    from gmmvit_deploy.runtime.onnxruntime import session_from_bytes
+    from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
 
     session = session_from_bytes(_product_graph(shape), "product", threads=threads)
     values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)

@@ -15,7 +15,7 @@ from gmmvit_deploy.bench.roofline import NetworkWork, Roofline
 from gmmvit_deploy.bench.served_load import LoadSearch
 from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.bench.waterfall import Step
-from gmmvit_deploy.reporting import plain
+from gmmvit_deploy.reports.reporting import plain
 
 __all__ = ["FORMAT", "MOST_SPREAD", "BenchReport", "Share", "machine_reasons", "reasons_against"]
 

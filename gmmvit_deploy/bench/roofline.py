@@ -21,12 +21,12 @@ import numpy as np
 
 from gmmvit_deploy.bench.products import ProductRate, Shape, bandwidth, libraries, rate
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runners.runner import Device
+from gmmvit_deploy.runtimes.runners.runner import Device
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.bundle.artifacts import Bundle
 
 __all__ = ["NetworkWork", "Roofline", "measured_roofline", "measured_rooflines", "network_work", "work_of_graph"]
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.measure import Plan, measure
 from gmmvit_deploy.bench.outputs import Expected, stored_inputs
@@ -17,15 +16,16 @@ from gmmvit_deploy.bench.report import BenchReport
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, network_work
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.waterfall import waterfall
-from gmmvit_deploy.data.images import Images
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.families import family_of
+from gmmvit_deploy.files.writing import sha256_of_bytes
+from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.reporting import described_bundle
-from gmmvit_deploy.runners.runner import Runner
-from gmmvit_deploy.writing import sha256_of_bytes
+from gmmvit_deploy.reports.reporting import described_bundle
+from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["BenchOptions", "bench"]
 

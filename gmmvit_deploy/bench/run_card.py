@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.artifacts import tool_versions
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
 from gmmvit_deploy.bench.statistics import Ratio
+from gmmvit_deploy.bundle.artifacts import tool_versions
 
 __all__ = ["unsteady", "written"]
 

@@ -18,7 +18,7 @@ from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.outputs import Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runners.runner import Runner
+from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["LoadPoint", "LoadSearch", "search_rate"]
 

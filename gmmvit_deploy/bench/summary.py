@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gmmvit_deploy.bench.report import MOST_OTHERS, MOST_SPREAD
-from gmmvit_deploy.pages import Summary
+from gmmvit_deploy.reports.pages import Summary
 
 __all__ = ["summary_of"]
 

@@ -19,26 +19,26 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_state
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.leftovers import temporary_folder
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.files.writing import require_free
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
-from gmmvit_deploy.reporting import described_bundle, plain
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.cores import cores
+from gmmvit_deploy.reports.reporting import described_bundle, plain
+from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.writing import require_free
 
 __all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
 

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.loadgen import Work, drive
 from gmmvit_deploy.bench.measure import REST_S
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import NotOfferedError
-from gmmvit_deploy.images import image_from_pixels
-from gmmvit_deploy.runners.open import RUNNERS
-from gmmvit_deploy.runners.runner import Runner, Served
-from gmmvit_deploy.runtime.triton import ServerTimings
+from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.runtimes.programs.triton import ServerTimings
+from gmmvit_deploy.runtimes.runners.open import RUNNERS
+from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 
 __all__ = ["Step", "server_parts", "timings_of", "waterfall"]
 

@@ -8,21 +8,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bulk.plan import Settings, ShardRecord, read_plan, require_same, shard_name
 from gmmvit_deploy.bulk.shard import ShardProgram
 from gmmvit_deploy.bulk.source import Source
 from gmmvit_deploy.bulk.storage import Claims, Storage
-from gmmvit_deploy.engines.flavors import FLAVORS
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.precision import precision_behind
-from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
-from gmmvit_deploy.runtime.onnxruntime import fused_graph
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
+from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.runners.runner import Runner
+    from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = [
     "BULK_RUNNERS",
@@ -160,7 +160,7 @@ class OpenJob:
 
 def open_bulk_runner(text: str, bundle: Bundle) -> Runner:
     """Open the runner of a job, on a CPU with a single thread.  Errors: those of `open_runner`."""
-    from gmmvit_deploy.runners.open import open_runner
+    from gmmvit_deploy.runtimes.runners.open import open_runner
 
     name, precision = precision_behind(text)
     if name in ("eager", "compile"):

@@ -6,7 +6,7 @@ from html import escape
 
 from gmmvit_deploy.bulk.plan import Plan
 from gmmvit_deploy.bulk.report import SHOWN, BulkReport, Reference
-from gmmvit_deploy.pages import Summary, definitions, folded, page, section, table
+from gmmvit_deploy.reports.pages import Summary, definitions, folded, page, section, table
 
 __all__ = ["page_of"]
 

@@ -14,12 +14,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.bulk.reading import UnreadableImage
-from gmmvit_deploy.preprocess import UnusableImage
+from gmmvit_deploy.images.preprocess import UnusableImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.images import ImageSpec
+    from gmmvit_deploy.images.spec import ImageSpec
 
 __all__ = ["Decoded", "decoded_batches"]
 

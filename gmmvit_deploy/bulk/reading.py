@@ -9,7 +9,7 @@ from typing import Any
 
 from gmmvit_deploy.bulk.filesystems import is_local
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
+from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 
 __all__ = ["UnreadableImage", "read_range", "source_changed"]
 

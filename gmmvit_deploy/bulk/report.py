@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bulk.plan import Plan, shard_name
 from gmmvit_deploy.bulk.storage import Storage
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.runners.runner import Runner
-    from gmmvit_deploy.runtime.image_batches import ImageBatches
+    from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
+    from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["SHOWN", "BulkReport", "Reference", "reference_of", "report_of"]
 

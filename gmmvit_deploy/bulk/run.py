@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of, usual_runner
 from gmmvit_deploy.bulk.local import classify_locally
 from gmmvit_deploy.bulk.page import page_of
@@ -18,11 +17,12 @@ from gmmvit_deploy.bulk.report import reference_of, report_of
 from gmmvit_deploy.bulk.shard import count_of_shard
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.bulk.storage import Claims, Storage
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtime.cores import cores
-from gmmvit_deploy.runtime.image_batches import open_images, require_images
+from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 
 __all__ = ["INDEX_VARIABLE", "LAUNCHERS", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
 

@@ -20,8 +20,8 @@ from gmmvit_deploy.bulk.storage import Storage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.artifacts import Bundle
-    from gmmvit_deploy.runners.runner import Runner
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["ShardCount", "ShardProgram", "count_of_shard"]
 

@@ -21,8 +21,8 @@ from gmmvit_deploy.bulk.filesystems import is_local, open_filesystem
 from gmmvit_deploy.bulk.parquet_rows import image_column, row_count, rows
 from gmmvit_deploy.bulk.reading import read_range
 from gmmvit_deploy.bulk.tar_members import tar_members
-from gmmvit_deploy.data.files import SUFFIXES
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.data.files import SUFFIXES
 
 __all__ = ["UNKNOWN_SIZE", "Entry", "Kind", "Source", "SourceFile", "open_source"]
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gmmvit_deploy.layers.dead_masks import dead_masks
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.scores.masks import stored_base, stored_base_limits
+from gmmvit_deploy.models.layers.dead_masks import dead_masks
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.masks import stored_base, stored_base_limits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from gmmvit_deploy.layers.model import Model
+    from gmmvit_deploy.models.layers.model import Model
 
 __all__ = ["DEAD_MASK", "Finding", "audit_dead_masks", "audit_model", "audit_tensors", "layer_of"]
 

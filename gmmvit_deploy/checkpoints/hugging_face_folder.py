@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.checkpoints.json_files import json_object
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.families.hugging_face.names import names_in_network
-from gmmvit_deploy.families.hugging_face.spec import HuggingFaceSpec
-from gmmvit_deploy.sources.hints import WeightsKind
-from gmmvit_deploy.writing import sha256_of_bytes
+from gmmvit_deploy.files.writing import sha256_of_bytes
+from gmmvit_deploy.models.families.hugging_face.names import names_in_network
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.sources.hints import WeightsKind
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.families.timm.checkpoint import HEAD_FILE
-from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.timm.checkpoint import HEAD_FILE
+from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
 
 __all__ = ["with_linear_head"]
 

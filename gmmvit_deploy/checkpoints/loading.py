@@ -18,23 +18,31 @@ from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
-from gmmvit_deploy.families import FAMILIES, PRESETS, Family, family_of, family_of_preset, preset_spec, spec_from_json
-from gmmvit_deploy.families.counting import trainable_parameters
-from gmmvit_deploy.families.custom.spec import CustomSpec
-from gmmvit_deploy.families.hugging_face.checkpoint import HUGGING_FACE_FILES
-from gmmvit_deploy.families.timm.checkpoint import TIMM_FILES
-from gmmvit_deploy.families.timm.deit3_files import DEIT3_FILES
-from gmmvit_deploy.families.timm.dinov2_files import DINOV2_FILES
-from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
-from gmmvit_deploy.families.timm.torchvision_files import TORCHVISION_FILES
-from gmmvit_deploy.images import image_from_json
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import LoadHints, own_class_of
-from gmmvit_deploy.sources.options import check_options, refuse_own_options
-from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.sources.shapes import Shapes, check_image_hints, compared_with_preset
-from gmmvit_deploy.sources.source import CheckpointSource, TensorOrigins, origin_keys
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.images.spec import image_from_json
+from gmmvit_deploy.models.families import (
+    FAMILIES,
+    PRESETS,
+    Family,
+    family_of,
+    family_of_preset,
+    preset_spec,
+    spec_from_json,
+)
+from gmmvit_deploy.models.families.counting import trainable_parameters
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
+from gmmvit_deploy.models.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.models.families.timm.deit3_files import DEIT3_FILES
+from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
+from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.models.sources.options import check_options, refuse_own_options
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.sources.shapes import Shapes, check_image_hints, compared_with_preset
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, origin_keys
+from gmmvit_deploy.models.specs import ModelSpec
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 

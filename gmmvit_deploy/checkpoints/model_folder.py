@@ -17,9 +17,9 @@ from gmmvit_deploy.checkpoints.hugging_face_folder import INDEX_FILES, read_part
 from gmmvit_deploy.checkpoints.json_files import json_object
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.families.hugging_face.checkpoint import CONFIG_FILE
-from gmmvit_deploy.families.hugging_face.images import PREPROCESSOR_FILE
-from gmmvit_deploy.sources.hints import WeightsKind
+from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
+from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE
+from gmmvit_deploy.models.sources.hints import WeightsKind
 
 __all__ = ["read_checkpoint"]
 

@@ -17,14 +17,14 @@ from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits
 from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
 from gmmvit_deploy.errors import CheckpointError, InputError
-from gmmvit_deploy.families.custom.permission import OwnFile, permit
-from gmmvit_deploy.families.custom.spec import CustomSpec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import LoadHints, own_class_of
-from gmmvit_deploy.sources.options import refuse_own_options
-from gmmvit_deploy.sources.shapes import asked_image
-from gmmvit_deploy.specs import MaskSpec, ModelSpec, input_shape
-from gmmvit_deploy.writing import sha256_of_bytes
+from gmmvit_deploy.files.writing import sha256_of_bytes
+from gmmvit_deploy.models.families.custom.permission import OwnFile, permit
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.models.sources.options import refuse_own_options
+from gmmvit_deploy.models.sources.shapes import asked_image
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, input_shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,8 +99,8 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
         InputError: the file or the class cannot be used (`families.custom.running`, `families.custom.model`).
         CheckpointError: an option is missing or does not apply, or the tensors do not fit the class.
     """
-    from gmmvit_deploy.families.custom.model import classes_of
-    from gmmvit_deploy.families.custom.running import network_of_class
+    from gmmvit_deploy.models.families.custom.model import classes_of
+    from gmmvit_deploy.models.families.custom.running import network_of_class
 
     source = str(file.path)
     options = {

@@ -23,9 +23,9 @@ from gmmvit_deploy.checkpoints.wrapping import (
     refuse_choice,
 )
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.sources.hints import WEIGHTS_KINDS, WeightsKind
-from gmmvit_deploy.sources.record import TrainingRecord
-from gmmvit_deploy.writing import sha256_of_file
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
+from gmmvit_deploy.models.sources.record import TrainingRecord
 
 if TYPE_CHECKING:
     from torch import Tensor

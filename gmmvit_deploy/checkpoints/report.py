@@ -7,10 +7,10 @@ from typing import Any
 
 from gmmvit_deploy.checkpoints.audit import audit_dead_masks
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.counting import multiply_accumulates, trainable_parameters
-from gmmvit_deploy.layers.shapes_only import shapes_only
-from gmmvit_deploy.specs import ModelSpec, spec_to_json
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.counting import multiply_accumulates, trainable_parameters
+from gmmvit_deploy.models.layers.shapes_only import shapes_only
+from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 
 __all__ = ["describe_checkpoint", "describe_spec"]
 

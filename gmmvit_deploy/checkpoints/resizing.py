@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gmmvit_deploy.errors import CheckpointError, InputError
-from gmmvit_deploy.families import FAMILIES, family_of
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import Interpolation
+from gmmvit_deploy.models.families import FAMILIES, family_of
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import Interpolation
 
 __all__ = ["resized_as_asked"]
 

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.artifacts import Manifest
+from gmmvit_deploy.bundle.artifacts import Manifest
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, read_tensors
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.families import model_from_spec, spec_from_json, spec_to_json
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.layers.shapes_only import shapes_only
-from gmmvit_deploy.sources.source import Conversion, TensorOrigins, origin_keys
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.models.families import model_from_spec, spec_from_json, spec_to_json
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.shapes_only import shapes_only
+from gmmvit_deploy.models.sources.source import Conversion, TensorOrigins, origin_keys
+from gmmvit_deploy.models.specs import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

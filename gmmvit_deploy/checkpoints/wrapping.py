@@ -17,8 +17,8 @@ from typing import Any
 from gmmvit_deploy.checkpoints.inert import Name, Namespace, OtherTensor, TensorRef, kind_of
 from gmmvit_deploy.checkpoints.pickled import RESAVE_HINT
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.sources.hints import WeightsKind
-from gmmvit_deploy.sources.record import PlainValue, TrainingRecord
+from gmmvit_deploy.models.sources.hints import WeightsKind
+from gmmvit_deploy.models.sources.record import PlainValue, TrainingRecord
 
 __all__ = [
     "WRAPPER_KEYS",

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gmmvit_deploy.data.formats import digits
-from gmmvit_deploy.data.images import ArrayImages
-from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.models import DemoModel
+from gmmvit_deploy.images.data.formats import digits
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.training.images import TrainingData
 from gmmvit_deploy.training.recipe import RECIPES

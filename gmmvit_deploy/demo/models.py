@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import released_state_dict
-from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.families import family_named, model_from_spec
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import MaskKind, MaskSpec, ModelSpec
+from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import family_named, model_from_spec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
 
 __all__ = ["DIGITS_SPEC", "IMAGE_SIZE", "DemoModel", "OwnModel", "save_checkpoint"]
 

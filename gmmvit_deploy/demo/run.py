@@ -11,36 +11,36 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import page as bench_page
 from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.demo.digits import load_digit_images, train
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
-from gmmvit_deploy.engines.engine_from_onnx import engine_from_bundle
-from gmmvit_deploy.engines.flavors import find_flavor
-from gmmvit_deploy.engines.options import BuildOptions
 from gmmvit_deploy.errors import ExportError, GmmvitError, MissingDependencyError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.files.writing import new_folder, require_free
 from gmmvit_deploy.graphs.known_roles import require_known_roles
-from gmmvit_deploy.images import image_from_pixels
+from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.parity import page as parity_page
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runners.classify import BundleClassifier, Classification, TritonClassifier, classify_files
-from gmmvit_deploy.runners.open import default_runners, open_runners
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
+from gmmvit_deploy.runtimes.engines.flavors import find_flavor
+from gmmvit_deploy.runtimes.engines.options import BuildOptions
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, Classification, TritonClassifier, classify_files
+from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.specs import MaskKind
-from gmmvit_deploy.variants import open_variant
-from gmmvit_deploy.writing import new_folder, require_free
 
 __all__ = ["DemoResult", "DemoStep", "run_demo"]
 

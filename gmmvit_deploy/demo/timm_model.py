@@ -15,16 +15,16 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from gmmvit_deploy.datasets import dataset
 from gmmvit_deploy.demo.models import IMAGE_SIZE, DemoModel
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.families.timm.network import architecture_from, require_timm
-from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.resize_rules import resize_rule_from_timm
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import MaskKind
+from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.resize_rules import resize_rule_from_timm
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families.timm.network import architecture_from, require_timm
+from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.timm import create
 from gmmvit_deploy.training.networks import timm_arguments
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gmmvit_deploy import artifacts
-from gmmvit_deploy.artifacts import Bundle, Manifest, bundle_of_written_files
+from gmmvit_deploy.bundle import artifacts
+from gmmvit_deploy.bundle.artifacts import Bundle, Manifest, bundle_of_written_files
+from gmmvit_deploy.bundle.golden import bytes_from_golden
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError
@@ -23,20 +25,18 @@ from gmmvit_deploy.export.numeric_proof import golden_features, golden_rows, pro
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.export.outputs import output_records, require_outputs
-from gmmvit_deploy.families import family_of
-from gmmvit_deploy.folding.fold import FoldedModel, fold
-from gmmvit_deploy.golden import bytes_from_golden
+from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
-from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import family_of
+from gmmvit_deploy.models.folding.fold import FoldedModel, fold
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runners.open import proof_programs
-from gmmvit_deploy.runners.runner import Runner
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.runtimes.runners.open import proof_programs
+from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from gmmvit_deploy.variants import open_variant
-from gmmvit_deploy.writing import new_folder, require_free, sha256_of_file
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 

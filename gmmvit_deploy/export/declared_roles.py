@@ -2,8 +2,8 @@
 
 A role says what an operator is for. The precision policy assigns a data type to each role
 (`gmmvit_deploy.graphs.roles`). The exporter records the module and the PyTorch operator of each node in the node's
-metadata. The module declares the role of this operator (`gmmvit_deploy.layers.roles`), so no role is inferred from the
-graph. A node that only moves values always has the role ``shape``.
+metadata. The module declares the role of this operator (`gmmvit_deploy.models.layers.roles`), so no role is inferred
+from the graph. A node that only moves values always has the role ``shape``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.graphs.roles import declared_attentions
-from gmmvit_deploy.layers.attention import attentions_without_scores
-from gmmvit_deploy.layers.roles import layer_role, operator_role
+from gmmvit_deploy.models.layers.attention import attentions_without_scores
+from gmmvit_deploy.models.layers.roles import layer_role, operator_role
+from gmmvit_deploy.models.scores.attention import AttentionScores
+from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.scores.attention import AttentionScores
-from gmmvit_deploy.scores.step import Step
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

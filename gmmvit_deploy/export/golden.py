@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gmmvit_deploy.golden import GoldenSet
+from gmmvit_deploy.bundle.golden import GoldenSet
 from gmmvit_deploy.tolerances import Noise
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import InputKind
-    from gmmvit_deploy.images import ImageSpec
-    from gmmvit_deploy.layers.model import Model
+    from gmmvit_deploy.bundle.artifacts import InputKind
+    from gmmvit_deploy.images.spec import ImageSpec
+    from gmmvit_deploy.models.layers.model import Model
 
 __all__ = ["golden_from_model"]
 

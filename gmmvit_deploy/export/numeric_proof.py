@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.artifacts import Bundle
-    from gmmvit_deploy.runners.runner import Runner
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["golden_features", "golden_rows", "proven_difference", "proven_features", "proven_programs"]
 

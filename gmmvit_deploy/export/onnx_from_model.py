@@ -18,10 +18,10 @@ from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.exact_optimization import optimized_graph
 from gmmvit_deploy.graphs.no_ops import without_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.specs import input_shape
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gmmvit_deploy.artifacts import InputKind
+from gmmvit_deploy.bundle.artifacts import InputKind
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.labels import Task, distinct_names
-from gmmvit_deploy.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct, resize_rule_from
-from gmmvit_deploy.sources.record import KnownImages
-from gmmvit_deploy.specs import OUTPUTS, OutputName
+from gmmvit_deploy.images.labels import Task, distinct_names
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct, resize_rule_from
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.specs import OUTPUTS, OutputName
 
 __all__ = ["ExportOptions", "Thresholds"]
 

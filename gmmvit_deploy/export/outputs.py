@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from gmmvit_deploy.artifacts import MEANINGS, OutputRecord
+from gmmvit_deploy.bundle.artifacts import MEANINGS, OutputRecord
+from gmmvit_deploy.bundle.golden import GoldenSet
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.golden import GoldenSet
-from gmmvit_deploy.specs import input_shape
+from gmmvit_deploy.models.specs import input_shape
 
 __all__ = ["output_records", "require_outputs"]
 

@@ -21,14 +21,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.variants import (
+    FOR_CPUS,
+    Variant,
+    VariantRecord,
+    onnx_file,
+    onnx_files,
+    open_variant,
+    record_file,
+)
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.random_inputs import RANDOM, fresh_inputs
-from gmmvit_deploy.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
-from gmmvit_deploy.folding.head_padding import pad_heads
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.known_roles import require_known_roles
@@ -36,24 +45,23 @@ from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import role_disagreements
-from gmmvit_deploy.leftovers import temporary_folder
-from gmmvit_deploy.runners.open import proof_programs
-from gmmvit_deploy.runtime.emulated_precision import emulated_outputs
-from gmmvit_deploy.runtime.graph_calibration import calibrate
-from gmmvit_deploy.runtime.int8_products import int8_saturates
+from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
+from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
+from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from gmmvit_deploy.variants import FOR_CPUS, Variant, VariantRecord, onnx_file, onnx_files, open_variant, record_file
-from gmmvit_deploy.writing import new_file, require_free_file, sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-    from gmmvit_deploy.folding.passes import FoldingPass
-    from gmmvit_deploy.images import ImageSpec
-    from gmmvit_deploy.layers.model import Model
+    from gmmvit_deploy.images.spec import ImageSpec
+    from gmmvit_deploy.models.folding.passes import FoldingPass
+    from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.runtime.image_batches import ImageBatches
+    from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = [
     "PreparedGraph",

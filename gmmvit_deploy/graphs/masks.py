@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskChange, array_of
 from gmmvit_deploy.graphs.proof import constant_nodes, unfolded_operators
 from gmmvit_deploy.precision import POLICY
-from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

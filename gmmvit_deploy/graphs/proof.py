@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, LayerConstants, bytes_of_array
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.bundle.variants import onnx_file
 from gmmvit_deploy.precision import PRECISIONS
-from gmmvit_deploy.variants import onnx_file
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import Bundle
+    from gmmvit_deploy.bundle.artifacts import Bundle
 
 __all__ = ["ExportParity", "bundle_card", "export_parity"]
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from gmmvit_deploy.images import image_from_pixels
-from gmmvit_deploy.pages import scrollable
-from gmmvit_deploy.pictures.attention_images import distances_image, rollout_image
-from gmmvit_deploy.pictures.drawing_report import drawing_parts, steps_in_numbers
+from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.reports.pages import scrollable
+from gmmvit_deploy.reports.pictures.attention_images import distances_image, rollout_image
+from gmmvit_deploy.reports.pictures.drawing_report import drawing_parts, steps_in_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gmmvit_deploy.bench.waterfall import Step
-    from gmmvit_deploy.labels import Prediction
+    from gmmvit_deploy.images.labels import Prediction
     from gmmvit_deploy.page.facts import ExportParity
     from gmmvit_deploy.page.trial import Agreement, Answer
-    from gmmvit_deploy.pictures.drawings import Drawings
+    from gmmvit_deploy.reports.pictures.drawings import Drawings
 
 __all__ = [
     "agreement_html",

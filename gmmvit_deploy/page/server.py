@@ -9,9 +9,9 @@ from typing import Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 from gmmvit_deploy.page.guard import LOOPBACK, Guard
 from gmmvit_deploy.page.trial import Trial
-from gmmvit_deploy.preprocess import MAX_IMAGE_BYTES
 
 __all__ = ["is_loopback", "listening_socket", "page_app", "require_page_library", "serve_page"]
 

@@ -20,31 +20,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gmmvit_deploy.bench.waterfall import Step, server_parts, timings_of
+from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
-from gmmvit_deploy.families import family_of
-from gmmvit_deploy.labels import LabelSet, Prediction, distinct_names
+from gmmvit_deploy.images.labels import LabelSet, Prediction, distinct_names
+from gmmvit_deploy.images.preprocess import UnusableImage
+from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
+from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.pictures.attention_of_image import ImageAttention, attention_of_image
-from gmmvit_deploy.pictures.attention_weights import attention_record
-from gmmvit_deploy.pictures.drawings import drawings_of
-from gmmvit_deploy.pictures.mask_numbers import masks_of
-from gmmvit_deploy.preprocess import UnusableImage
-from gmmvit_deploy.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.access import NO_ACCESS, Access
-from gmmvit_deploy.runtime.onnxruntime import fused_graph
-from gmmvit_deploy.runtime.server_url import parse_url
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
+from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention, attention_of_image
+from gmmvit_deploy.reports.pictures.attention_weights import attention_record
+from gmmvit_deploy.reports.pictures.drawings import drawings_of
+from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
+from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
+from gmmvit_deploy.runtimes.programs.server_url import parse_url
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from gmmvit_deploy.variants import recorded_errors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.artifacts import Bundle
-    from gmmvit_deploy.runners.runner import Runner
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["TOP", "Agreement", "Answer", "Trial"]
 

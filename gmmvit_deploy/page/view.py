@@ -17,14 +17,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gmmvit_deploy.errors import GmmvitError, InputError
-from gmmvit_deploy.images import image_from_pixels
+from gmmvit_deploy.images.preprocess import FORMATS, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.facts import bundle_card, export_parity
 from gmmvit_deploy.page.server import require_page_library
 from gmmvit_deploy.page.trial import Answer, Trial
-from gmmvit_deploy.pictures.drawing_report import steps_legend
-from gmmvit_deploy.pictures.overlay import overlay_image, token_grid, token_map
-from gmmvit_deploy.preprocess import FORMATS, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
+from gmmvit_deploy.reports.pictures.drawing_report import steps_legend
+from gmmvit_deploy.reports.pictures.overlay import overlay_image, token_grid, token_map
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.data.images import Label
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.labels import distinct_names
+from gmmvit_deploy.images.data.images import Label
+from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.parity.paired import Paired, images_needed, mcnemar
 from gmmvit_deploy.parity.verdict import Check, Verdict
 from gmmvit_deploy.precision import Precision

@@ -17,13 +17,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.variants import graph_before_quantization
 from gmmvit_deploy.graphs.calibration import excess_errors
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.graph_calibration import calibrate
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
 
 __all__ = ["check_calibration"]
 

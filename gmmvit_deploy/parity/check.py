@@ -37,10 +37,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle, tool_versions
-from gmmvit_deploy.data.images import Images
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.parity.accuracy import Accuracy, classes_of, gate_of
 from gmmvit_deploy.parity.calibration import check_calibration
 from gmmvit_deploy.parity.constants import check_constants
@@ -60,10 +61,9 @@ from gmmvit_deploy.parity.stored import check_against_stored
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
-from gmmvit_deploy.reporting import described_bundle
-from gmmvit_deploy.runners.runner import Runner
+from gmmvit_deploy.reports.reporting import described_bundle
+from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
-from gmmvit_deploy.variants import recorded_errors
 
 __all__ = ["ParityOptions", "check_parity"]
 

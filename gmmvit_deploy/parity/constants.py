@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.folding.fold import FoldedConstant, fold, recorded_passes
+from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, array_of, bytes_of_array
 from gmmvit_deploy.graphs.proof import prove_folded, stored_constants
+from gmmvit_deploy.models.folding.fold import FoldedConstant, fold, recorded_passes
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from gmmvit_deploy.writing import sha256_of_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

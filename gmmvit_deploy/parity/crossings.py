@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.labels import LabelSet
+from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity.decisions import MOST_LISTED, Decisions, Flip
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Limit

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.labels import distinct_names
+from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Limit
 

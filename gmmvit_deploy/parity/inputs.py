@@ -16,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.data.images import Images, Label
-from gmmvit_deploy.data.open import is_named, open_data
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.export.random_inputs import RANDOM, fresh_inputs
+from gmmvit_deploy.images.data.images import Images, Label
+from gmmvit_deploy.images.data.open import is_named, open_data
 
 __all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "open_images_of", "random_batch"]
 

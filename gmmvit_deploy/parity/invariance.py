@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runners.runner import Runner
+from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
 
 __all__ = ["batch_sizes", "check_invariance", "mixed_up"]

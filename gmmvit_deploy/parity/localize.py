@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gmmvit_deploy.families import family_of
-from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.models.families import family_of
+from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runners.inspection import LOGITS
-from gmmvit_deploy.runners.runner import Runner
+from gmmvit_deploy.runtimes.runners.inspection import LOGITS
+from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 
 if TYPE_CHECKING:

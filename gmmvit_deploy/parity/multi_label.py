@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.data.images import Label
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.labels import LabelSet
+from gmmvit_deploy.images.data.images import Label
+from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity.accuracy import Classes, numbers_of
 from gmmvit_deploy.parity.paired import Paired
 from gmmvit_deploy.parity.verdict import Check, Verdict

@@ -7,7 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.pages import (
+from gmmvit_deploy.parity.plots import block_plot, class_plot, margin_plot
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.summary import summary_of
+from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.reports.pages import (
     definitions,
     figure,
     folded,
@@ -19,10 +23,6 @@ from gmmvit_deploy.pages import (
     verdict_word,
     written_page,
 )
-from gmmvit_deploy.parity.plots import block_plot, class_plot, margin_plot
-from gmmvit_deploy.parity.report import ParityReport, RunnerReport
-from gmmvit_deploy.parity.summary import summary_of
-from gmmvit_deploy.parity.verdict import Check
 
 __all__ = ["page_of", "write_page"]
 

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.datasets import DATASETS
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.golden import GoldenSet, preprocessing_problem
 from gmmvit_deploy.errors import NotOfferedError
-from gmmvit_deploy.golden import GoldenSet, preprocessing_problem
-from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
+from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.preprocess import RESAMPLING, UnusableImage, fitted
-from gmmvit_deploy.runners.runner import Runner, Served
-from gmmvit_deploy.runtime.graph_normalisation import normalised_in_graph
+from gmmvit_deploy.runtimes.programs.graph_normalisation import normalised_in_graph
+from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
 __all__ = ["Sample", "bgr", "check_preprocessing", "normalisations", "pixel_mistakes"]

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.families import family_of
-from gmmvit_deploy.layers.dead_masks import dead_masks
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.runners.eager import EagerRunner
-from gmmvit_deploy.specs import OutputName
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.models.families import family_of
+from gmmvit_deploy.models.layers.dead_masks import dead_masks
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.specs import OutputName
+from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
 __all__ = ["Reference", "why_no_model"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gmmvit_deploy.parity.verdict import Check, Verdict, overall
-from gmmvit_deploy.reporting import plain
+from gmmvit_deploy.reports.reporting import plain
 
 __all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport"]
 

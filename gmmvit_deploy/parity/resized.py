@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.specs import ModelSpec
 
 __all__ = ["accuracy_of_resized"]
 

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.parity.invariance import mixed_up
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check, Verdict
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runners.runner import Runner, Served
+from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
 __all__ = ["check_served"]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.parity.crossings import decisions_of
 from gmmvit_deploy.parity.inputs import Batch, golden_batch
 from gmmvit_deploy.parity.invariance import check_invariance
@@ -24,10 +25,9 @@ from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.served import check_served
 from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
-from gmmvit_deploy.reporting import described_bundle
-from gmmvit_deploy.runners.runner import Runner
+from gmmvit_deploy.reports.reporting import described_bundle
+from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit, Noise
-from gmmvit_deploy.variants import recorded_errors
 
 __all__ = ["check_against_stored", "stored_noise"]
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gmmvit_deploy.pages import Summary
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.reports.pages import Summary
 
 __all__ = ["summary_of"]
 

@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.families import family_of
-from gmmvit_deploy.folding.dead_masks import drop_dead_masks
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.layers.patch_order import flatten_channel_first
-from gmmvit_deploy.layers.shifted_patches import ShiftedViews
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.models.families import family_of
+from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patch_order import flatten_channel_first
+from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
+from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import Role
-from gmmvit_deploy.scores.attention import attention_scores
 
 __all__ = ["explain", "suspects"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision, precision_from
-from gmmvit_deploy.runtime.openvino import FUSED_ATTENTION, OPENVINO_HINTS
+from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS
 from gmmvit_deploy.serving.names import (
     ACCELERATORS,
     DEFAULT_REQUEST_PIXELS,
@@ -28,8 +28,8 @@ from gmmvit_deploy.serving.names import (
 )
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.artifacts import Bundle
-    from gmmvit_deploy.engines.card import EngineCard
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.runtimes.engines.card import EngineCard
 
 __all__ = [
     "LABELS_FILE",

@@ -11,19 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import gmmvit_deploy.preprocess
-from gmmvit_deploy.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.engines.card import Engine, require_bundle
-from gmmvit_deploy.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
+import gmmvit_deploy.images.preprocess
+from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import InputError, RepositoryError
-from gmmvit_deploy.images import image_from_pixels
-from gmmvit_deploy.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, refusal_reasons
-from gmmvit_deploy.kernels.libraries import openvino_library
+from gmmvit_deploy.files.writing import new_folder, sha256_of_file
+from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtime import cores, int8_products, onnxruntime_program, openvino_program
-from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
-from gmmvit_deploy.runtime.openvino import graph_precision, kernels_for_graph
+from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
+from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
+from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, refusal_reasons
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
+from gmmvit_deploy.runtimes.programs import cores, int8_products, onnxruntime_program, openvino_program
+from gmmvit_deploy.runtimes.programs.onnxruntime import FusedGraph, fused_graph
+from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
     WARMUP_FILE,
@@ -31,8 +33,6 @@ from gmmvit_deploy.serving.model_configs import (
     config_text,
     model_configs,
 )
-from gmmvit_deploy.variants import open_variant
-from gmmvit_deploy.writing import new_folder, sha256_of_file
 
 __all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle", "stated_cpu_kernels"]
 
@@ -248,7 +248,7 @@ def _write_preprocess(model: Path, bundle: Bundle) -> None:
     shutil.copyfile(_TEMPLATES / "large_images.py", model / "1" / "gmmvit_large_images.py")
     shutil.copyfile(str(cores.__file__), model / "1" / "gmmvit_cores.py")
     # Export, parity and the server use the same source file, so that all of these decode images in the same way.
-    shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
+    shutil.copyfile(str(gmmvit_deploy.images.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
     encoded = io.BytesIO()
     image_from_pixels(np.full(bundle.manifest.image.pixels_shape, 128, np.uint8)).save(encoded, "PNG")
     (model / "warmup").mkdir()

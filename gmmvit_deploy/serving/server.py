@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
-from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
-from gmmvit_deploy.runtime.onnxruntime_package import require_onnxruntime
+from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.runtimes.programs.onnxruntime_package import require_onnxruntime
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.local_http import answers
 from gmmvit_deploy.serving.ports import free_ports
@@ -28,7 +28,7 @@ __all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
 ADMIN_HEADER = "x-gmmvit-admin"
 """The HTTP header of `ServerOptions.admin_secret`; in gRPC, the metadata ``triton-grpc-protocol-x-gmmvit-admin``."""
 _ADMIN_APIS = "model-repository,shared-memory,trace,logging,statistics"
-_LAUNCHER = Path(__file__).parents[1] / "_launch.py"
+_LAUNCHER = Path(__file__).parents[1] / "files" / "_launch.py"
 _STACK_BYTES = 1 << 30
 """Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _MEMORY = {"MALLOC_ARENA_MAX": "2"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.leftovers import temporary_folder
+from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 from gmmvit_deploy.serving.installs import ServerInstall, find_server

@@ -25,11 +25,11 @@ import torch
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY, WEIGHTS_METADATA_KEY
 from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.families import spec_to_json
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.files.writing import new_file
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import spec_to_json
+from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.training.trainer import Epoch, Step, Trainer
-from gmmvit_deploy.writing import new_file
 
 __all__ = ["CHECKPOINT", "LOG", "Log", "Settings", "load", "save"]
 

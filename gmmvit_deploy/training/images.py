@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images import ImageSpec, image_from_pixels
+from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 from gmmvit_deploy.training.batches import Key, seed_image
 from gmmvit_deploy.training.recipe import Recipe
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import InputError, SpecError
-from gmmvit_deploy.families import model_from_spec, preset_spec
-from gmmvit_deploy.families.timm.network import architecture_from, require_timm
-from gmmvit_deploy.families.timm.spec import CONV_STEM_VIT, TimmSpec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import own_class_of
-from gmmvit_deploy.specs import MaskKind, MaskSpec, ModelSpec, input_shape
+from gmmvit_deploy.models.families import model_from_spec, preset_spec
+from gmmvit_deploy.models.families.timm.network import architecture_from, require_timm
+from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT, TimmSpec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.sources.hints import own_class_of
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, input_shape
 
 __all__ = ["network_for_training", "spec_of_preset", "spec_of_timm", "timm_arguments"]
 

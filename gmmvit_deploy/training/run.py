@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.data.images import Images
-from gmmvit_deploy.data.open import held_out_of, kind_of_data, open_data
-from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images import ImageSpec, ResizeRule
+from gmmvit_deploy.files.writing import new_folder, require_free
+from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.images.data.open import held_out_of, kind_of_data, open_data
+from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.images.spec import ImageSpec, ResizeRule
+from gmmvit_deploy.models.specs import MaskKind, ModelSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.specs import MaskKind, ModelSpec
 from gmmvit_deploy.training.batches import seed_everything
 from gmmvit_deploy.training.files import CHECKPOINT, LOG, Log, Settings, load, save
 from gmmvit_deploy.training.images import TrainingData, labels_of, mean_and_std
@@ -25,7 +26,6 @@ from gmmvit_deploy.training.networks import network_for_training, spec_of_preset
 from gmmvit_deploy.training.processes import Device, Processes, processes
 from gmmvit_deploy.training.recipe import Recipe, image_size_of
 from gmmvit_deploy.training.trainer import Epoch, Trainer
-from gmmvit_deploy.writing import new_folder, require_free
 
 __all__ = ["TrainOptions", "TrainResult", "train"]
 

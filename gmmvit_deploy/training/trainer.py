@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gmmvit_deploy.data.images import Images
 from gmmvit_deploy.errors import GmmvitError, ImageError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.layers.masked_attention import MaskedAttention
-from gmmvit_deploy.runtime.cores import limit_torch
-from gmmvit_deploy.scores.masks import Mask
+from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
+from gmmvit_deploy.models.scores.masks import Mask
+from gmmvit_deploy.runtimes.programs.cores import limit_torch
 from gmmvit_deploy.training.batches import Batches, seed_everything
 from gmmvit_deploy.training.images import Batch, LabelledTensors, TrainingData, collated
 from gmmvit_deploy.training.processes import Processes

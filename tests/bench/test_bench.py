@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import products, served_load
 from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
@@ -26,15 +25,16 @@ from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bench.served_load import LoadPoint, _held, search_rate
 from gmmvit_deploy.bench.summary import summary_of
-from gmmvit_deploy.data.images import ArrayImages
-from gmmvit_deploy.engines.flavors import visible_gpu
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.families.counting import multiply_accumulates
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.models.families.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.open import open_runners
-from gmmvit_deploy.runtime.cores import cores
-from gmmvit_deploy.runtime.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
+from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.runtimes.programs.onnxruntime_program import ROWS_A_CORE
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import open_runners
 from tests.browser import accessibility_problems
 from tests.pages import require_readable_page
 from tests.serving.shared import Running

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmmvit_deploy.artifacts import tool_versions
 from gmmvit_deploy.bench import interleaved, run_card
 from gmmvit_deploy.bench.control import Change
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
 from gmmvit_deploy.bench.statistics import Ratio
 from gmmvit_deploy.bench.words import ratio_words
+from gmmvit_deploy.bundle.artifacts import tool_versions
 
 
 class TestRunCard:

@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
-from gmmvit_deploy.kernels.libraries import onnxruntime_library, openvino_library
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.onnxruntime import fused_graph
-from gmmvit_deploy.runtime.openvino import our_kernels
+from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library, openvino_library
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.gateway.models import Tuned, read_tuning
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle

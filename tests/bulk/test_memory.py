@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from tests.bulk.sources import png, write_folder, write_parquet, write_tar
 from tests.waiting import best_of
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bulk.plan import read_plan
 from gmmvit_deploy.bulk.report import reference_of, report_of
 from gmmvit_deploy.bulk.run import REPORT, classify_source
 from gmmvit_deploy.bulk.storage import Storage
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtime.image_batches import open_images
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.bulk.sources import images, png, write_folder
 from tests.pages import require_readable_page
 

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bulk.local import classify_locally
 from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bulk.storage import JOB_FOLDER
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.bulk.sources import images, write_folder, write_tar
 from tests.waiting import wait_until
 
@@ -130,8 +130,8 @@ def test_workers_keep_within_the_quota_of_a_container(
         launched.append(workers)
         classify_locally(job, shards, workers=1, on_images=on_images)
 
-    monkeypatch.setattr("gmmvit_deploy.runtime.cores.cpu_quota", lambda root: 3.7)
-    monkeypatch.setattr("gmmvit_deploy.runtime.cores.allowed_processors", lambda: tuple(range(64)))
+    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.cpu_quota", lambda root: 3.7)
+    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.allowed_processors", lambda: tuple(range(64)))
     monkeypatch.setattr("gmmvit_deploy.bulk.run.classify_locally", launch)
     classify_source(bundle.path, str(source), str(tmp_path), runner="onnxruntime", shard_images=COUNT)
     assert launched == [3]

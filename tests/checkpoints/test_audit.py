@@ -10,9 +10,9 @@ from torch import nn
 from gmmvit_deploy.checkpoints.audit import audit_model
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.families import FAMILIES, model_from_spec
-from gmmvit_deploy.families.family import Family
-from gmmvit_deploy.layers.roles import with_role
+from gmmvit_deploy.models.families import FAMILIES, model_from_spec
+from gmmvit_deploy.models.families.family import Family
+from gmmvit_deploy.models.layers.roles import with_role
 from tests.checkpoints.test_loading import State, released_state, saved
 from tests.conftest import GOLDEN
 

@@ -20,7 +20,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.sources.hints import SETTINGS
+from gmmvit_deploy.models.sources.hints import SETTINGS
 from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import LATER, MANIFEST, golden

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
 from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
-from gmmvit_deploy.families.vit.model import ViT
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.scores.masks import ClosedFormGaussianMask
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import MaskSpec, spec_to_json
+from gmmvit_deploy.models.families.vit.model import ViT
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import GOLDEN, MANIFEST, RELEASED, Golden, golden
 
 State = dict[str, torch.Tensor]

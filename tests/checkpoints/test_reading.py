@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.reading import read_tensors, require_checkpoint
 from gmmvit_deploy.errors import CheckpointError
 from tests.conftest import GOLDEN

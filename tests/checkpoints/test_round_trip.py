@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import ModelSpec
-from tests.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs
-from tests.families.test_vit import small_specs
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import ModelSpec
+from tests.models.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs
+from tests.models.families.test_vit import small_specs
 
 
 @pytest.mark.rest

@@ -21,9 +21,9 @@ from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.torch_file import TorchFile
 from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
 from gmmvit_deploy.errors import CheckpointError, InputError
-from gmmvit_deploy.sources.hints import LoadHints, WeightsKind
-from gmmvit_deploy.sources.record import TrainingRecord
-from gmmvit_deploy.sources.shapes import Shapes
+from gmmvit_deploy.models.sources.hints import LoadHints, WeightsKind
+from gmmvit_deploy.models.sources.record import TrainingRecord
+from gmmvit_deploy.models.sources.shapes import Shapes
 from tests.conftest import GOLDEN, golden
 
 ARGS = Namespace(

@@ -13,21 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints import loading
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, SPEC_METADATA_KEY
 from gmmvit_deploy.checkpoints.weights import bytes_from_model, model_from_bundle
 from gmmvit_deploy.errors import BundleError, CheckpointError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.t2t.spec import T2TSpec
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.sources.shapes import asked_image
-from gmmvit_deploy.specs import MaskSpec, spec_to_json
-from gmmvit_deploy.writing import sha256_of_file
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.shapes import asked_image
+from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import RELEASED, golden
 
 SPEC = ViTSpec(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.runners.open import default_runners
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.runners.open import default_runners
 from tests.checkpoints.test_loading import released_state, saved
 from tests.checkpoints.test_reading import RunsCode
 from tests.cli.terminal import without_progress

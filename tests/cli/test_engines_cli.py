@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.engines.card import open_engine
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.engines.card import open_engine
 from tests.cli.terminal import without_progress
 from tests.conftest import GOLDEN
 from tests.serving.shared import Running

@@ -18,14 +18,14 @@ import gmmvit_cli
 from gmmvit_cli.commands import JOBS, SUMMARIES
 from gmmvit_cli.main import app
 from gmmvit_cli.output import MESSAGES
-from gmmvit_deploy.data import open as data_open
-from gmmvit_deploy.data.kinds import KINDS, SPLITS
-from gmmvit_deploy.datasets import DATASETS
-from gmmvit_deploy.engines.flavors import FLAVORS
-from gmmvit_deploy.families import PRESETS
-from gmmvit_deploy.images import ResizeRule
+from gmmvit_deploy.images.data import open as data_open
+from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.images.spec import ResizeRule
+from gmmvit_deploy.models.families import PRESETS
 from gmmvit_deploy.precision import PRECISIONS
-from gmmvit_deploy.runners.names import RUNNERS
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
+from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.serving.names import BACKENDS, RUNTIMES
 from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS
 from tests.cli.terminal import gmmvit_here

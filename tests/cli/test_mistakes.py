@@ -22,7 +22,7 @@ from gmmvit_cli.main import _expected
 from gmmvit_cli.options import OUTPUT
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.writing import new_folder
+from gmmvit_deploy.files.writing import new_folder
 from tests.cli.terminal import Answer, gmmvit_here
 from tests.cli.test_help import COMMANDS, GROUP
 from tests.conftest import GOLDEN
@@ -82,7 +82,7 @@ INPUT_PATHS = [
     for option in options(name)
     if "Path" in kinds(name).get(option.name, "")
     and option.rich_help_panel != OUTPUT
-    # Folders that are written where they do not exist; --to is the same folder as --state (tests/rollout).
+    # Folders that are written where they do not exist; --to is the same folder as --state (tests/serving/rollout).
     and option.opts[-1] not in ("--timing-cache", "--state", "--to")
 ]
 OUTPUTS = [

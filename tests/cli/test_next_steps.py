@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.families import FAMILIES
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.resize_rules import RESIZE_RULES
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import FAMILIES
 from tests.cli.terminal import gmmvit_here, without_progress
 from tests.conftest import golden
 

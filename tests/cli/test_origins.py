@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
-from gmmvit_deploy.families import model_from_spec, preset_spec
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.models.families import model_from_spec, preset_spec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import MaskSpec
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import golden
 

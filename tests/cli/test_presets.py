@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy.families import FAMILIES
+from gmmvit_deploy.models.families import FAMILIES
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import golden
-from tests.families.preset_counts import DEEPVIT, RMT
+from tests.models.families.preset_counts import DEEPVIT, RMT
 
 EANET = {
     "T2t_vit_7": 6_096_206,

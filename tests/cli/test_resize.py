@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from tests.export.test_channels import SPEC, saved_checkpoint
 from tests.test_preprocess import encoded, photo
 from tests.test_timm_preprocess import by_timm

@@ -14,21 +14,21 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gmmvit_cli.main import app
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo.digits import load_digit_images
 from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import run_demo
-from gmmvit_deploy.engines.card import open_engine
 from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runners.open import default_runners, open_runner
-from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.runtime.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.engines.card import open_engine
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
 from tests.test_quiet import PROGRESS
 from tests.waiting import best_of
 
@@ -169,10 +169,10 @@ def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
 _MEASURE = """
 import resource, sys
 from pathlib import Path
-from gmmvit_deploy.artifacts import open_bundle
+from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
-from gmmvit_deploy.runners.open import open_runner
+from gmmvit_deploy.runtimes.runners.open import open_runner
 
 bundle, data = open_bundle(Path(sys.argv[1])), open_images_of(sys.argv[2])
 seen = []

@@ -18,11 +18,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
-from gmmvit_deploy.artifacts import open_bundle
 from gmmvit_deploy.bench import products
 from gmmvit_deploy.bench.measure import Plan
+from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.demo import run as module
 from gmmvit_deploy.demo.digits import Digits, load_digit_images, train
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
@@ -30,7 +29,8 @@ from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.demo.timm_model import DemoTimmModel
 from gmmvit_deploy.errors import InputError, MissingDependencyError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.specs import MaskKind
+from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.models.specs import MaskKind
 
 pytestmark = pytest.mark.rest
 

@@ -13,19 +13,19 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle, Manifest, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, Manifest, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.preprocess import tensor_from_pixels
+from gmmvit_deploy.files.writing import sha256_of_bytes, sha256_of_file
+from gmmvit_deploy.images.preprocess import tensor_from_pixels
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.progress import Progress
-from gmmvit_deploy.runners.eager import EagerRunner
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.sources.record import KnownImages
+from gmmvit_deploy.runtimes.runners.eager import EagerRunner
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Limit
-from gmmvit_deploy.writing import sha256_of_bytes, sha256_of_file
 from tests.conftest import GOLDEN, NAMES, RELEASED, cifar_options, golden
 
 

@@ -17,29 +17,29 @@ from google.protobuf import text_format
 from PIL import Image
 from tritonclient.grpc import model_config_pb2
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
-from gmmvit_deploy.data.images import ArrayImages
-from gmmvit_deploy.datasets import DATASETS
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.cait.spec import CaiTSpec
-from gmmvit_deploy.families.pit.spec import PiTSpec
-from gmmvit_deploy.families.swin.spec import SwinSpec
-from gmmvit_deploy.families.t2t.spec import T2TSpec
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.preprocessing import bgr, normalisations
-from gmmvit_deploy.runners.classify import BundleClassifier, classify_files
-from gmmvit_deploy.runners.eager import EagerRunner
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtime.image_batches import open_images
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
+from gmmvit_deploy.runtimes.runners.eager import EagerRunner
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.serving.repository import repository_from_bundle
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import MaskSpec, ModelSpec
 from tests.parity.faults import rebuilt
 
 pytestmark = pytest.mark.export

@@ -13,20 +13,20 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.declared_roles import declare_roles
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.folding.fold import fold
 from gmmvit_deploy.graphs import roles
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
-from gmmvit_deploy.layers.attention import MaskedAttention
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.layers.roles import with_role
-from gmmvit_deploy.runtime.graph_calibration import calibrate
-from gmmvit_deploy.scores.attention import AttentionScores
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.layers.attention import MaskedAttention
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.roles import with_role
+from gmmvit_deploy.models.scores.attention import AttentionScores
+from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
 from tests.conftest import golden
 
 pytestmark = pytest.mark.export

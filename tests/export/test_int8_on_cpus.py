@@ -16,23 +16,23 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import onnx_file, open_variant, recorded_errors
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import BundleError, OutputError
 from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import graph_from_model, prepared_graph, variant_from_bundle
-from gmmvit_deploy.families import FAMILIES, model_from_spec
-from gmmvit_deploy.kernels.onnxruntime_kernels import with_fused_attention
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.models.families import FAMILIES, model_from_spec
+from gmmvit_deploy.models.specs import MaskSpec, input_shape
 from gmmvit_deploy.parity.calibration import check_calibration
-from gmmvit_deploy.runners.open import open_runner
-from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.runtime.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import with_fused_attention
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
-from gmmvit_deploy.specs import MaskSpec, input_shape
-from gmmvit_deploy.variants import onnx_file, open_variant, recorded_errors
-from gmmvit_deploy.writing import sha256_of_file
-from tests.kernels.test_masked_attention import needs_kernel
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 right_in_openvino = pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
 GPU, CPU = "model.int8.onnx", "model.int8.cpu.onnx"

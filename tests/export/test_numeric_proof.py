@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import (
     BundleError,
     ExportError,
@@ -24,13 +25,12 @@ from gmmvit_deploy.export import variants
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.runners.open import default_runners, open_runner
-from gmmvit_deploy.runners.openvino import OpenVinoRunner
-from gmmvit_deploy.runtime import onnxruntime as runtime_module
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.runtimes.programs import onnxruntime as runtime_module
+from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
+from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.conftest import golden
-from tests.kernels.test_masked_attention import needs_kernel
 from tests.parity.faults import with_graph
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
 

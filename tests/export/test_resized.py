@@ -12,16 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from gmmvit_deploy.artifacts import MANIFEST_FILE, Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
 from gmmvit_deploy.parity.resized import accuracy_of_resized
 from gmmvit_deploy.parity.summary import summary_of
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.runners.open import open_runners
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.runtimes.runners.open import open_runners
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.export

@@ -9,17 +9,17 @@ import onnx
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError, OutputError
 from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import prepared_graph, variant_from_bundle
+from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.runners.open import open_runner
-from gmmvit_deploy.runtime.image_batches import open_images
-from gmmvit_deploy.variants import open_variant
-from gmmvit_deploy.writing import sha256_of_file
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.runners.open import open_runner
 
 # Largest seen on vit_gmm, of the largest golden logit: fp16 3.1e-4, bf16 4.5e-3, int8 2.5e-2, fp8 4.4e-2.
 LARGEST = {"fp16": 1e-3, "bf16": 1e-2, "int8": 6e-2, "fp8": 1e-1}

@@ -27,22 +27,22 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle
 from gmmvit_deploy.bench.machine import cpu_features
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
-from gmmvit_deploy.engines.engine_from_onnx import engine_from_onnx
-from gmmvit_deploy.engines.flavors import find_flavor
-from gmmvit_deploy.engines.layers import Layer, layers_from_text
-from gmmvit_deploy.engines.options import BuildOptions
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import roles_of
+from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.precision import PRECISIONS, Precision
-from gmmvit_deploy.specs import input_shape
+from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
+from gmmvit_deploy.runtimes.engines.flavors import find_flavor
+from gmmvit_deploy.runtimes.engines.layers import Layer, layers_from_text
+from gmmvit_deploy.runtimes.engines.options import BuildOptions
 from tests.conftest import RELEASED, Golden, golden
 
 __all__ = [

@@ -10,10 +10,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.graphs.contract import graph_problem
-from gmmvit_deploy.variants import open_variant
 from tests.hostile.bundles import GOLDEN
 from tests.hostile.graphs import GRAPHS
 

@@ -9,17 +9,17 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.families.vit.model import ViT
-from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.proof import constant_nodes, prove_folded
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.models.families.vit.model import ViT
+from gmmvit_deploy.models.folding.fold import FoldedModel, fold
+from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import RELEASED, golden
-from tests.folding.test_passes import small
+from tests.models.folding.test_passes import small
 
 GMM = MaskSpec(kind="gmm", kernels=2)
 

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import ROLE_KEY, declare, declared_attention, declared_role

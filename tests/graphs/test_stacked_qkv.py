@@ -10,14 +10,14 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.graphs.constant_moves import fold_constant_moves
 from gmmvit_deploy.graphs.declared import declare, declared_role
 from gmmvit_deploy.graphs.proof import constant_nodes
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
-from gmmvit_deploy.kernels.matcher import MatchedAttention
-from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
 from tests.timm_graphs import exported
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from gmmvit_deploy.demo.models import save_checkpoint
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.specs import MaskSpec
 from tests.hostile.case import Case
 
 __all__ = ["CHECKPOINTS", "small_checkpoint"]

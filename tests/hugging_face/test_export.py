@@ -16,14 +16,14 @@ pytest.importorskip("transformers")
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
-from gmmvit_deploy.folding.fold import FoldedModel, fold
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
-from gmmvit_deploy.kernels.matcher import MatchedAttention
-from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
-from gmmvit_deploy.layers.model import Model
+from gmmvit_deploy.models.folding.fold import FoldedModel, fold
+from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtime.emulated_precision import emulated_logits
-from gmmvit_deploy.runtime.onnxruntime import program_from_onnx
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.exact import assert_same_logits, exact_logits
 from tests.hugging_face.folders import saved

@@ -21,10 +21,10 @@ import transformers
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.export.outputs import require_outputs
-from gmmvit_deploy.families import spec_from_json
-from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import spec_to_json
+from gmmvit_deploy.models.families import spec_from_json
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import spec_to_json
 from tests.hugging_face.folders import ARCHITECTURES, BACKBONES, built, saved
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -19,8 +19,8 @@ from transformers.image_processing_backends import PilBackend
 from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.families.hugging_face.images import _CLASSES, Preprocessing, preprocessing_from
-from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families.hugging_face.images import _CLASSES, Preprocessing, preprocessing_from
 from tests.hugging_face.folders import processed
 from tests.timm.test_to_triton import picture
 

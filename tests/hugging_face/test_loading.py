@@ -21,9 +21,9 @@ import transformers
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
-from gmmvit_deploy.families import PRESETS
-from gmmvit_deploy.layers.fused_call import AnsweredAttention
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.models.families import PRESETS
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
+from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.hugging_face.folders import ARCHITECTURES, LABELS, edited, saved
 
 NOT_ANSWERED = {"swinv2"}  # its attention on cosines does not call the fused attention function

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.facts import bundle_card, export_parity
 from gmmvit_deploy.page.trial import Answer, Trial
 from gmmvit_deploy.page.view import data_from_url
-from gmmvit_deploy.pictures.attention_of_image import attention_of_bundle
-from gmmvit_deploy.runners.classify import BundleClassifier
+from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
 from tests.serving.shared import Running
 from tests.test_preprocess import encoded, photo, png_bomb
 

@@ -14,17 +14,17 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.scores.masks import ClosedFormGaussianMask, squared_distances
-from gmmvit_deploy.scores.step import Constant
-from gmmvit_deploy.writing import sha256_of_file
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask, squared_distances
+from gmmvit_deploy.models.scores.step import Constant
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 
 ModelChange = Callable[[Model], None]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.data.images import ArrayImages
-from gmmvit_deploy.data.open import open_data
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs, open_images_of
 from gmmvit_deploy.parity.invariance import batch_sizes, mixed_up
@@ -23,8 +23,8 @@ from gmmvit_deploy.parity.page import page_of, write_page
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport, RunnerReport
 from gmmvit_deploy.parity.summary import summary_of
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.open import RUNNERS, open_runner, open_runners
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import RUNNERS, open_runner, open_runners
 from tests.browser import accessibility_problems
 from tests.conftest import EACH_MASK
 from tests.pages import require_readable_page

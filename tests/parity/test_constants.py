@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, bytes_of_array
 from gmmvit_deploy.parity.constants import check_constants
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.verdict import Check
-from gmmvit_deploy.writing import sha256_of_bytes
 
 pytestmark = pytest.mark.export
 

@@ -9,24 +9,24 @@ import onnx
 import pytest
 import torch
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.pit.spec import PiTSpec
-from gmmvit_deploy.folding import fold as folding
-from gmmvit_deploy.folding.dead_masks import drop_dead_masks
-from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.kernels.matcher import MatchedAttention
-from gmmvit_deploy.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.folding import fold as folding
+from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.constants import check_constants
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
-from gmmvit_deploy.runners.open import open_runners
-from gmmvit_deploy.runtime.onnxruntime import fused_graph, program_from_onnx
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph, program_from_onnx
+from gmmvit_deploy.runtimes.runners.open import open_runners
 from tests.conftest import golden
 
 pytestmark = pytest.mark.export

@@ -17,15 +17,15 @@ from torch import nn
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
-from gmmvit_deploy import images as contract
-from gmmvit_deploy.artifacts import Bundle, open_bundle
-from gmmvit_deploy.data.images import ArrayImages
-from gmmvit_deploy.datasets import dataset
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.images import spec as contract
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.preprocess import tensor_from_pixels
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.preprocess import tensor_from_pixels
-from gmmvit_deploy.runners.eager import EagerRunner
+from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
 
@@ -137,7 +137,7 @@ def _resized_otherwise(image: Any, *, height: int, width: int, **_: object) -> n
 
 
 def test_another_resize_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gmmvit_deploy import preprocess
+    from gmmvit_deploy.images import preprocess
 
     monkeypatch.setattr(preprocess, "pixels_from_image", _resized_otherwise)
     with pytest.raises(BundleError, match=r"preprocessing: the pixels of golden image 1 differ from the pixels"):

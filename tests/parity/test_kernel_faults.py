@@ -12,14 +12,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.kernels import openvino_kernels
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.runners import onnxruntime as runner_module
-from gmmvit_deploy.runners.open import open_runners
-from gmmvit_deploy.runtime.onnxruntime import FusedGraph, fused_graph
-from tests.kernels.test_masked_attention import needs_kernel
+from gmmvit_deploy.runtimes.kernels import openvino_kernels
+from gmmvit_deploy.runtimes.programs.onnxruntime import FusedGraph, fused_graph
+from gmmvit_deploy.runtimes.runners import onnxruntime as runner_module
+from gmmvit_deploy.runtimes.runners.open import open_runners
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = needs_kernel
 SECOND = "gmmvit.1.0"

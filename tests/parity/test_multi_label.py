@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmmvit_deploy.data.images import ArrayImages
-from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.labels import LabelSet
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity.accuracy import Accuracy, Classes
 from gmmvit_deploy.parity.crossings import Crossings
 from gmmvit_deploy.parity.multi_label import MultiLabelAccuracy

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.golden import GoldenSet
-from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.bundle.golden import GoldenSet
+from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity.preprocessing import pixel_mistakes
 from tests.test_preprocess import encoded, photo
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.runners.open import open_runners
-from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtimes.runners.open import open_runners
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

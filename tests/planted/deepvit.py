@@ -12,8 +12,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from gmmvit_deploy.families.deepvit.spec import DeepViTSpec
-from tests.families.small_models import Small
+from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Planted
 from tests.planted.locality import family
 from tests.planted.rmt import other_epsilon

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from gmmvit_deploy.layers.model import Model
-from gmmvit_deploy.specs import ModelSpec
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.specs import ModelSpec
 from tests.conftest import MANIFEST
-from tests.families.small_models import Small
+from tests.models.families.small_models import Small
 
 __all__ = ["GraphCopy", "Other", "Planted"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 
-from gmmvit_deploy.families import FAMILIES
-from gmmvit_deploy.families.family import Family
-from gmmvit_deploy.scores.attention import attention_scores
-from gmmvit_deploy.scores.scales import LearnedTemperature
-from tests.families.small_models import Small
+from gmmvit_deploy.models.families import FAMILIES
+from gmmvit_deploy.models.families.family import Family
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.scales import LearnedTemperature
+from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Planted
 
 __all__ = ["CASES", "channel_first", "diagonal_not_masked", "family", "other_temperature", "shifts_of_one_pixel"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import helper
 
-from tests.families.small_models import Small
+from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Planted
 from tests.planted.locality import family
 

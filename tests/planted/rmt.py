@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gmmvit_deploy.families.rmt.attention import DecomposedAttention, ManhattanAttention
-from gmmvit_deploy.families.rmt.spec import RMTSpec
-from gmmvit_deploy.layers.batch_norm import BATCH_NORM_EPS
-from gmmvit_deploy.specs import MaskSpec
-from tests.families.small_models import Small
+from gmmvit_deploy.models.families.rmt.attention import DecomposedAttention, ManhattanAttention
+from gmmvit_deploy.models.families.rmt.spec import RMTSpec
+from gmmvit_deploy.models.layers.batch_norm import BATCH_NORM_EPS
+from gmmvit_deploy.models.specs import MaskSpec
+from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Other, Planted
 from tests.planted.locality import family
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.families.vit_pytorch.spec import VitPytorchSpec
-from gmmvit_deploy.specs import MaskSpec
-from tests.families.small_models import Small
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
+from gmmvit_deploy.models.specs import MaskSpec
+from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Other, Planted
 from tests.planted.locality import (
     MODELS,

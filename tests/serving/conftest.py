@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

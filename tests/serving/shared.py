@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gmmvit_deploy.artifacts import open_bundle
+from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.processes import Worker, workers_of

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS

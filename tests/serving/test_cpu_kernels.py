@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runners.open import open_runner
-from gmmvit_deploy.runners.triton import TritonRunner
+from gmmvit_deploy.runtimes.runners.open import open_runner
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -13,13 +13,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, MissingDependencyError, ServerError
-from gmmvit_deploy.runners.classify import TritonClassifier
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 from gmmvit_deploy.serving.front import process as front_process
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, FrontOptions, options_from_json
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front

@@ -27,7 +27,7 @@ import pytest
 from PIL import Image
 from tritonclient.grpc import service_pb2
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy import doctor
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
 from gmmvit_deploy.serving.gateway import files
 from gmmvit_deploy.serving.gateway.config import bundles_text, config_text

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
-from gmmvit_deploy.runtime.access import Access
-from gmmvit_deploy.runtime.triton_errors import Request, error_from_transport
+from gmmvit_deploy.runtimes.programs.access import Access
+from gmmvit_deploy.runtimes.programs.triton_errors import Request, error_from_transport
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.triton_http import Triton
 from gmmvit_deploy.serving.gateway.access_log import AccessLog

@@ -19,7 +19,7 @@ from tests.serving.stand_in import MODEL, infer_body
 
 pytestmark = pytest.mark.rest
 
-LAUNCHER = Path(gmmvit_deploy.__file__).parent / "_launch.py"
+LAUNCHER = Path(gmmvit_deploy.__file__).parent / "files" / "_launch.py"
 GIB = 1 << 30
 
 

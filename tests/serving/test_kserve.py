@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from tests.certificates import self_signed

@@ -23,10 +23,10 @@ from tritonclient import grpc
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
-import gmmvit_deploy.preprocess
-from gmmvit_deploy.artifacts import Bundle
+import gmmvit_deploy.images.preprocess
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -90,7 +90,7 @@ class TestDecoder:
         """A decoder with its files beside each other, as `gmmvit repository` writes them."""
         script = tmp_path / "gmmvit_large_images.py"
         shutil.copyfile(str(large_images.__file__), script)
-        shutil.copyfile(str(gmmvit_deploy.preprocess.__file__), tmp_path / "gmmvit_preprocess.py")
+        shutil.copyfile(str(gmmvit_deploy.images.preprocess.__file__), tmp_path / "gmmvit_preprocess.py")
         monkeypatch.setattr(large_images, "__file__", str(script))
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as the server's environment
         target = {"height": 32, "width": 32, "channels": 3, "resize": "stretch-bilinear", "crop_pct": 1.0, "mean": None}

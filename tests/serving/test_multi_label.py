@@ -21,28 +21,28 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score
 from torch.nn import functional
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.data.formats import digits
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.images import ImageSpec
+from gmmvit_deploy.images.data.formats import digits
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.trial import Trial
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import SCHEMA_PATH
-from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import start_front
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.specs import MaskSpec
 from tests.conftest import FREE_PORTS, golden
 
 pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]

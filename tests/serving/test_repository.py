@@ -10,17 +10,18 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-import gmmvit_deploy.preprocess
-from gmmvit_deploy import kernels, runtime
-from gmmvit_deploy.artifacts import Bundle
-from gmmvit_deploy.engines.card import Engine, open_engine
-from gmmvit_deploy.engines.compatibility import server_tensorrt
+import gmmvit_deploy.images.preprocess
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
-from gmmvit_deploy.runtime.onnxruntime import fused_graph
-from gmmvit_deploy.runtime.openvino import kernels_for_graph
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.runtimes import kernels
+from gmmvit_deploy.runtimes import programs as runtime
+from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
+from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
-from gmmvit_deploy.writing import sha256_of_file
 
 
 def config(path: Path) -> model_config_pb2.ModelConfig:
@@ -251,7 +252,7 @@ def test_configurations_fit_together(bundle: Bundle, tmp_path: Path) -> None:
 def test_server_decodes_with_our_own_preprocessing(bundle: Bundle, tmp_path: Path) -> None:
     repository_from_bundle(bundle, tmp_path / "r")
     copied = tmp_path / "r" / "gmmvit_preprocess" / "1" / "gmmvit_preprocess.py"
-    assert copied.read_bytes() == Path(gmmvit_deploy.preprocess.__file__).read_bytes()
+    assert copied.read_bytes() == Path(gmmvit_deploy.images.preprocess.__file__).read_bytes()
 
 
 def test_warmup_image_decodes(bundle: Bundle, tmp_path: Path) -> None:

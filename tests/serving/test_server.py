@@ -19,13 +19,13 @@ import tritonclient.grpc
 import tritonclient.http
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import RepositoryError, RequestRejectedError, ServerError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving import installs
 from gmmvit_deploy.serving.installs import find_server, system_server, wheel_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions

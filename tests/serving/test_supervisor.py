@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmmvit_deploy.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.served import _mix
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.probes import Address, successes
 from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository

@@ -15,9 +15,9 @@ from timm.data import resolve_data_config
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.families.timm.model import TimmModel
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.sources.record import KnownImages
+from gmmvit_deploy.models.families.timm.model import TimmModel
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import KnownImages
 from tests.conftest import MANIFEST, golden
 
 TINY = {"embed_dim": 24, "depth": 1, "num_heads": 2}

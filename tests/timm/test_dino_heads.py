@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.hints import LoadHints
 
 ARGS = {"img_size": 28, "embed_dim": 24, "depth": 3, "num_heads": 2}
 CLASSES = 5

@@ -13,18 +13,18 @@ import timm
 import torch
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.golden import bytes_from_golden, golden_from_bytes
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import CheckpointError, InputError, RunnerUnavailableError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.golden import bytes_from_golden, golden_from_bytes
+from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runners.openvino import OpenVinoRunner
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.variants import open_variant
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.conftest import GOLDEN, has_bf16, once
-from tests.kernels.test_masked_attention import needs_kernel
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
 ARGUMENTS = {"img_size": 32}

@@ -11,11 +11,11 @@ import timm
 import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.families import model_from_spec
-from gmmvit_deploy.families.timm.spec import TimmSpec
-from gmmvit_deploy.folding.fold import fold
-from gmmvit_deploy.sources.hints import LoadHints
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import MaskSpec
 
 SMALL: dict[str, dict[str, Any]] = {
     "deit_tiny_distilled_patch16_224": {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2},

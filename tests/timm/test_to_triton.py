@@ -21,17 +21,17 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from gmmvit_deploy.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runners.triton import TritonRunner
-from gmmvit_deploy.runtime.triton import TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS, MANIFEST, golden
-from tests.families.test_naive_vit import tutorial_logits, tutorial_state
+from tests.models.families.test_naive_vit import tutorial_logits, tutorial_state
 
 timm = pytest.importorskip("timm")
 from timm.data import create_transform, resolve_data_config  # noqa: E402 - after the check that timm is installed

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.data.images import ArrayImages
-from gmmvit_deploy.data.open import open_data
-from gmmvit_deploy.families import FAMILIES
-from gmmvit_deploy.families.vit.spec import ViTSpec
-from gmmvit_deploy.images import ImageSpec
-from gmmvit_deploy.specs import MaskSpec
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import FAMILIES
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.training.batches import Batches
 from gmmvit_deploy.training.files import CHECKPOINT, Settings, save
 from gmmvit_deploy.training.images import LabelledTensors, TrainingData, collated, mean_and_std

@@ -18,15 +18,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gmmvit_deploy.artifacts import open_bundle
+from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.data.open import open_data
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
+from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.sources.hints import LoadHints
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, blocks, commands

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 
 __all__ = [
     "BUNDLE_HEADER",

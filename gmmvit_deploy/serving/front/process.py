@@ -22,7 +22,7 @@ from gmmvit_deploy.serving.ports import listening_socket
 __all__ = ["FrontProcess", "start_front"]
 
 _HOST = "127.0.0.1"
-_LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "_launch.py"
+_LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
 _PACKAGES = ("starlette", "uvicorn", "httpx", "python_multipart")
 _EXIT_TIMEOUT_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05

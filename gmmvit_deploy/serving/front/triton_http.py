@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np  # here, so that no request waits for the import
 
-from gmmvit_deploy.labels import LabelSet
-from gmmvit_deploy.runtime.triton import label_set_from
+from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.runtimes.programs.triton import label_set_from
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
 

@@ -22,7 +22,7 @@ from gmmvit_deploy.serving.gateway.sessions import CommandSession
 __all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
 
 INSTALL_HAPROXY = "apt-get install haproxy"
-_LAUNCHER = Path(__file__).parents[2] / "_launch.py"
+_LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
 _OLDEST = (2, 6)
 _LINES_KEPT = 100
 _POOLS = ("Dumping pools usage.", "  - Pool ", "Total: ")

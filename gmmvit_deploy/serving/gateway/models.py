@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving.gateway.options import HealthCheck

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runtime.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER
 
 __all__ = [

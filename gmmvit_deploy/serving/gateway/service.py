@@ -24,8 +24,8 @@ from types import FrameType
 from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
-from gmmvit_deploy.leftovers import new_run_folder, remove_run_folder
-from gmmvit_deploy.runtime.cores import cores
+from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.serving.gateway.access_log import AccessLog
 from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files

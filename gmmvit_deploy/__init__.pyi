@@ -1,0 +1,12 @@
+from gmmvit_deploy.bundle.artifacts import open_bundle as open_bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint as load_checkpoint
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint as bundle_from_checkpoint
+from gmmvit_deploy.export.options import ExportOptions as ExportOptions
+from gmmvit_deploy.export.variants import variant_from_bundle as variant_from_bundle
+from gmmvit_deploy.models.folding.fold import fold as fold
+from gmmvit_deploy.models.sources.hints import LoadHints as LoadHints
+from gmmvit_deploy.parity.check import ParityOptions as ParityOptions
+from gmmvit_deploy.parity.check import check_parity as check_parity
+from gmmvit_deploy.runtimes.runners.open import open_runner as open_runner
+
+__version__: str

@@ -1,0 +1,1 @@
+"""The bundle that export writes: its manifest, its graphs in each precision, its reference outputs."""

@@ -1,0 +1,232 @@
+"""Read the variants of a bundle, the folder that ``gmmvit export`` writes.
+
+A variant is the bundle's network in another precision. ``gmmvit convert`` adds the files of a variant to the bundle:
+
+    model.<precision>.onnx    the graph
+    model.<precision>.json    the record: hashes of the bundle and the graph, and the effects of the precision
+    model.int8.cpu.onnx       for ``int8`` only: the graph for CPUs
+
+In int8, ``model.int8.onnx`` is the graph for GPUs: in fp16 outside the projections, with attention in the form that
+TensorRT fuses. The graph for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other
+operators, because CPUs compute slowly in fp16 and have other fused kernels. One file, ``model.int8.json``, holds the
+records of both graphs. Both are calibrated with the same images.
+
+The other files of the bundle do not change. For ``fp32``, the graph is ``model.onnx``, which has no record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.graphs.constants import MaskChange
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.precision import Precision
+
+__all__ = [
+    "FOR_CPUS",
+    "Variant",
+    "VariantRecord",
+    "how_to_convert",
+    "onnx_file",
+    "onnx_files",
+    "open_variant",
+    "record_file",
+    "recorded_errors",
+]
+
+VARIANT_FORMAT = "gmmvit-variant/1"
+FOR_CPUS: tuple[Precision, ...] = ("int8",)
+"""The precisions that have a graph for CPUs beside the graph for GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantRecord:
+    """Content of ``model.<precision>.json``.
+
+    bundle_sha256, onnx_sha256: the SHA-256 of the bundle, and of the graph's file.
+    passes: name of a folding pass that changed the model → number of modules or parameters that the pass changed.
+    constants: layer → name of the layer's mask in the graph.
+    mask_sha256: layer → SHA-256 of the layer's mask in this precision.
+    masks: the effect of the precision on the mask of each head.
+    calibration: the source and the SHA-256 of the calibration images, the number of images, and the bound of each
+    activation (the magnitude that becomes the largest quantised value); None for a graph that is not quantised.
+    golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
+    logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
+    ``largest_rel`` is this difference divided by the largest golden logit, and ``argmax_agreement`` is the fraction of
+    inputs with equal predicted classes. For int8 and fp8, ``random_largest_abs`` is the largest absolute difference
+    between the logits of this graph and of the float32 graph on the random inputs of a parity run.
+    versions: name → version of this package, Python and other packages at conversion.
+    role_disagreements: a description of each node whose declared role differs from the inferred role.
+    programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
+    golden logits, and the limit; or the reason why the runner was skipped.
+    cpu: the record of the graph for CPUs; None if there is no such graph, as in a bundle of an earlier version.
+    """
+
+    precision: Precision
+    bundle_sha256: str
+    onnx_sha256: str
+    passes: Mapping[str, int]
+    constants: Mapping[str, str]
+    mask_sha256: Mapping[str, str]
+    masks: tuple[MaskChange, ...]
+    calibration: Mapping[str, Any] | None
+    golden: Mapping[str, float]
+    versions: Mapping[str, str]
+    role_disagreements: tuple[str, ...] = ()
+    programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cpu: VariantRecord | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data["masks"] = [asdict(mask) for mask in self.masks]
+        # Earlier versions refuse a record with the field ``cpu``, so the other precisions do not have it.
+        data.pop("cpu")
+        cpu = {} if self.cpu is None else {"cpu": self.cpu.to_json()}
+        return {"format": VARIANT_FORMAT, **data, **cpu}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
+        """Read a record from JSON data.
+
+        Errors: KeyError, TypeError or ValueError when ``data`` is not a record of this format.
+        """
+        if data["format"] != VARIANT_FORMAT:
+            raise ValueError(f"expected the format {VARIANT_FORMAT!r}, got {data['format']!r}")
+        fields = {name: value for name, value in data.items() if name != "format"}
+        fields["role_disagreements"] = tuple(fields["role_disagreements"])
+        fields["masks"] = tuple(MaskChange(**mask) for mask in fields["masks"])
+        fields["cpu"] = cls.from_json(fields["cpu"]) if fields.get("cpu") is not None else None
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The graph of a bundle in a given precision.
+
+    path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
+    for_cpu: True for the graph for CPUs of a precision that also has a graph for GPUs.
+    """
+
+    precision: Precision
+    path: Path
+    sha256: str
+    record: VariantRecord | None
+    for_cpu: bool = False
+
+
+def onnx_file(precision: Precision, *, for_cpu: bool = False) -> str:
+    """Return the name of a graph's file.  for_cpu: True for the graph that CPUs run."""
+    if precision == "fp32":
+        return "model.onnx"
+    return f"model.{precision}.cpu.onnx" if for_cpu and precision in FOR_CPUS else f"model.{precision}.onnx"
+
+
+def onnx_files(precision: Precision) -> tuple[str, ...]:
+    """Return the names of the files of all graphs in a precision: for GPUs, then for CPUs if that file differs."""
+    return tuple(dict.fromkeys(onnx_file(precision, for_cpu=for_cpu) for for_cpu in (False, True)))
+
+
+def record_file(precision: Precision) -> str:
+    return f"model.{precision}.json"
+
+
+def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> Mapping[str, float] | None:
+    """Return ``golden`` of the record of the quantised graph; None for a precision without quantisation.
+
+    for_cpu: True for the graph that CPUs run.  Errors: as `open_variant`.
+    """
+    if precision not in QUANTIZED:
+        return None
+    record = open_variant(bundle, precision, for_cpu=for_cpu).record
+    return record.golden if record is not None else None
+
+
+def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:
+    """Open the graph of a bundle in ``precision``.
+
+    for_cpu: True for the graph that CPUs run; without effect for a precision with a single graph. An int8 bundle of an
+    earlier version has no graph for CPUs: the result is then the graph for GPUs, which CPUs run more slowly.
+    Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, when the variant
+    was made from another bundle, or when the graph breaks the contract of a bundle (`graphs.contract`).
+    """
+    path = bundle.path / onnx_file(precision)
+    if precision == "fp32":
+        variant = Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)
+        _require_contract(bundle, variant)
+        return variant
+    again = how_to_convert(bundle, precision)
+    record_path = bundle.path / record_file(precision)
+    record = _read_record(record_path, again) if record_path.is_file() else None
+    of_cpu = record.cpu if record is not None and for_cpu else None
+    if of_cpu is not None:
+        record, path = of_cpu, bundle.path / onnx_file(precision, for_cpu=True)
+    if record is None or not path.is_file():
+        got = "only one of them" if path.is_file() or record is not None else "neither"
+        raise BundleError(
+            f"{bundle.path}: expected the graph {path.name} and its record {record_path.name}, got {got}", hint=again
+        )
+    if record.bundle_sha256 != bundle.sha256:
+        raise BundleError(
+            f"{path}: expected a graph of the bundle {bundle.sha256[:12]}…, got a graph of the "
+            f"bundle {record.bundle_sha256[:12]}…",
+            hint=again,
+        )
+    digest = sha256_of_file(path)
+    if digest != record.onnx_sha256 or record.precision != precision:
+        raise BundleError(
+            f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
+        )
+    variant = Variant(precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None)
+    _require_contract(bundle, variant)
+    return variant
+
+
+def how_to_convert(bundle: Bundle, precision: Precision) -> str:
+    """Return the hint of an error message: the command that writes the graphs of a precision into the bundle."""
+    calibration = " --calibration IMAGES" if precision in QUANTIZED else ""
+    force = " --force" if any((bundle.path / name).exists() for name in onnx_files(precision)) else ""
+    return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{force}"
+
+
+def _read_record(path: Path, again: str) -> VariantRecord:
+    try:
+        return VariantRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BundleError(
+            f"{path}: expected the JSON record of a graph in another precision: {exc}", hint=again
+        ) from exc
+
+
+def _require_contract(bundle: Bundle, variant: Variant) -> None:
+    manifest = bundle.manifest
+    outputs = tuple(output.name for output in manifest.outputs)
+    if problem := _problem(variant.path, variant.sha256, manifest.input_kind, outputs):
+        raise BundleError(f"{variant.path}: {problem}")
+
+
+@lru_cache(maxsize=16)
+def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...]) -> str:
+    """Return the first difference of a graph from the contract of a bundle.
+
+    sha256: the hash of the graph's file: a graph is read once in a process.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from gmmvit_deploy.graphs.contract import graph_problem
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (OSError, ValueError, DecodeError) as exc:
+        return f"the file is not an ONNX graph: {exc}"
+    return graph_problem(model, input_name=input_name, outputs=outputs)

@@ -1,0 +1,229 @@
+"""Read the files of data sets as `Images`, without running code from the files."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.images.data.archives import member, members
+from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images
+from gmmvit_deploy.images.data.safe_pickle import arrays_from_pickle
+from gmmvit_deploy.images.datasets import DATASETS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "tiny_imagenet"]
+
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+_SIDE = 32  # the height and the width of CIFAR images, in pixels
+
+
+def cifar(path: Path, split: str, *, classes: int) -> Images:
+    """Read CIFAR-10 or CIFAR-100 in the Python or the binary version.
+
+    path: the downloaded archive, or the folder with the unpacked files.  split: ``test`` or ``train``.
+    classes: 10 or 100.
+    Errors: InputError when a file is missing or has another format.
+    """
+    import numpy as np
+
+    stems = {
+        (10, "test"): ["test_batch"],
+        (10, "train"): [f"data_batch_{number}" for number in range(1, 6)],
+        (100, "test"): ["test"],
+        (100, "train"): ["train"],
+    }[classes, split]
+    present = members(path)
+    if set(stems) <= present:
+        parts = [_cifar_python(member(path, stem), f"{path}: {stem}", classes) for stem in stems]
+    elif {f"{stem}.bin" for stem in stems} <= present:
+        parts = [_cifar_binary(member(path, f"{stem}.bin"), f"{path}: {stem}.bin", classes) for stem in stems]
+    else:
+        expected = f"{stems[0]} or {stems[0]}.bin"
+        raise InputError(
+            f"{path}: expected CIFAR-{classes} in this folder or archive, but the file {expected} is missing",
+            hint="type the path of the downloaded archive, or of the folder to which the archive unpacks",
+        )
+    images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    name = f"cifar{classes}"
+    return ArrayImages(f"{name} {split}", images, labels, DATASETS[name].labels)
+
+
+def _cifar_python(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    import numpy as np
+
+    arrays = arrays_from_pickle(data, name)
+    rows, labels = arrays.get("data"), arrays.get("labels" if classes == 10 else "fine_labels")
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or labels is None:
+        raise InputError(f"{name}: expected data and labels of CIFAR-{classes}, got {', '.join(sorted(arrays))}")
+    return _planes(rows, name), np.asarray(labels)
+
+
+def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    import numpy as np
+
+    head = 1 if classes == 10 else 2  # in CIFAR-100 the coarse label precedes the fine label
+    width = head + 3 * _SIDE**2
+    if not data or len(data) % width:
+        raise InputError(
+            f"{name}: expected a multiple of {width} bytes ({head} of labels and {3 * _SIDE**2} of pixels per image), "
+            f"got {len(data)} bytes"
+        )
+    rows = np.frombuffer(data, np.uint8).reshape(-1, width)
+    return _planes(rows[:, head:], name), rows[:, head - 1].astype(np.int64)
+
+
+def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
+    """Convert rows (N, 3072) to images (N, 32, 32, 3).  Each row is a red, a green and a blue plane.
+
+    Errors: InputError when a row has another number of values.
+    """
+    if rows.shape[1] != 3 * _SIDE**2:
+        raise InputError(f"{name}: expected {3 * _SIDE**2} values per image, got {rows.shape[1]}")
+    images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
+    return images
+
+
+def svhn(path: Path, split: str) -> Images:
+    """Read the cropped digits of SVHN from ``test_32x32.mat`` or ``train_32x32.mat``.
+
+    path: the file, or the folder that contains the file.
+    The files use class 10 for the digit 0; the result uses class 0.
+    Errors: InputError when the file is missing or damaged.
+    """
+    loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
+    file = path / f"{split}_32x32.mat" if path.is_dir() else path
+    try:
+        arrays = loadmat(io.BytesIO(file.read_bytes()))
+        images, labels = arrays["X"].transpose(3, 0, 1, 2), arrays["y"].reshape(-1) % 10
+    except FileNotFoundError as exc:
+        raise InputError(f"{file}: no such file") from exc
+    # scipy's reader raises various exceptions on damaged files.
+    except Exception as exc:
+        raise InputError(f"{file}: expected a .mat file of SVHN's cropped digits: {exc}") from exc
+    return ArrayImages(f"svhn {split}", images, labels, DATASETS["svhn"].labels)
+
+
+def idx(path: Path, split: str) -> Images:
+    """Read MNIST, or another data set in files with the format and the names of MNIST.
+
+    The split ``test`` has the files ``t10k-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte``. The files may be
+    compressed with gzip.
+    Errors: InputError when a file is missing or damaged.
+    """
+    stem = "t10k" if split == "test" else "train"
+    present = members(path)
+    arrays = []
+    for kind, dims in (("images-idx3", 3), ("labels-idx1", 1)):
+        plain = f"{stem}-{kind}-ubyte"
+        name = plain if plain in present else f"{plain}.gz"
+        arrays.append(_idx(member(path, name), f"{path}: {name}", dims))
+    return ArrayImages(f"mnist {split}", arrays[0], arrays[1], tuple("0123456789"))
+
+
+def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
+    import numpy as np
+
+    start = 4 + 4 * dims
+    if len(data) < start or data[:4] != bytes((0, 0, 8, dims)):
+        raise InputError(f"{name}: expected an IDX file of unsigned bytes with {dims} dimension{'s' * (dims > 1)}")
+    shape = struct.unpack(f">{dims}I", data[4:start])
+    if len(data) - start != int(np.prod(shape)):
+        raise InputError(f"{name}: expected {int(np.prod(shape))} values after the header, got {len(data) - start}")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def tiny_imagenet(path: Path, split: str) -> Images:
+    """Read the folder of Tiny-ImageNet.
+
+    The class index of an image is the position of the WordNet ID of the class in the sorted list of ``wnids.txt``.
+    Errors: InputError when the folder does not contain Tiny-ImageNet.
+    """
+    try:
+        order = {name: index for index, name in enumerate(sorted((path / "wnids.txt").read_text().split()))}
+        if split == "train":
+            files = sorted((path / "train").glob("*/images/*.JPEG"))
+            names = [file.parent.parent.name for file in files]
+        else:
+            lines = [line.split("\t") for line in (path / "val" / "val_annotations.txt").read_text().splitlines()]
+            files = [path / "val" / "images" / line[0] for line in lines]
+            names = [line[1] for line in lines]
+        labels = [order[name] for name in names]
+    except (OSError, KeyError, IndexError) as exc:
+        raise InputError(
+            f"{path}: expected the folder of Tiny-ImageNet: {exc}",
+            hint="type tiny-imagenet:PATH with the path of the folder tiny-imagenet-200",
+        ) from exc
+    return FileImages(f"tiny-imagenet {split}", files, labels, DATASETS["tiny-imagenet"].labels)
+
+
+def class_folders(path: Path, split: str) -> Images:
+    """Read a folder of images with a subfolder for each class.  The sorted names of the subfolders are the classes.
+
+    If the folder has no subfolders, the images have no classes.
+    split: if ``path`` has a subfolder of this name, the images are read from this subfolder.
+    Errors: InputError when ``path`` is not a folder, or contains no image.
+    """
+    root = path / split if (path / split).is_dir() else path
+    if not root.is_dir():
+        raise InputError(f"{path}: expected a folder of images, or a folder with a subfolder of images per class")
+    folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
+    files = [
+        file for folder in folders or [root] for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES
+    ]
+    classes = tuple(folder.name for folder in folders)
+    index = {name: number for number, name in enumerate(classes)}
+    labels = [index[file.relative_to(root).parts[0]] for file in files] if classes else None
+    return FileImages(str(root), files, labels, classes)
+
+
+def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
+    """Return name → array for an .npz or .npy file.  The array of an .npy file gets the name ``images``.
+
+    Errors: InputError when the file has another format, or when the file stores pickled objects.
+    """
+    import numpy as np
+
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        return {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file") from exc
+    except (OSError, ValueError, EOFError) as exc:
+        raise InputError(f"{path}: expected an .npz or .npy file of plain arrays: {exc}") from exc
+
+
+def array_file(path: Path) -> Images:
+    """Read an .npz file with the array ``images`` and optionally the array ``labels``, or an .npy file of images.
+
+    ``labels`` holds class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).
+
+    Errors: InputError when the file cannot be read, or has no array ``images``.
+    """
+    arrays = arrays_in(path)
+    if "images" not in arrays:
+        raise InputError(f"{path}: expected an array called images, got {', '.join(arrays) or 'no array'}")
+    return ArrayImages(path.name, arrays["images"], arrays.get("labels"))
+
+
+def digits(split: str) -> Images:
+    """Return the grey images of digits, (N, 8, 8), that are part of scikit-learn.
+
+    split: ``test`` for the 360 images that ``gmmvit demo`` does not train on, ``train`` for the other images.
+    """
+    import numpy as np
+
+    bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()
+    grey = (bunch.images * (255 / 16)).round().astype(np.uint8)
+    order = np.random.default_rng(_DIGITS_SEED).permutation(len(grey))
+    chosen = order[:_HELD_OUT] if split == "test" else order[_HELD_OUT:]
+    return ArrayImages(f"digits {split}", grey[chosen], bunch.target[chosen], tuple("0123456789"))
+
+
+_DIGITS_SEED = 7
+_HELD_OUT = 360

@@ -1,0 +1,175 @@
+"""Labelled images in arrays or files.  An image is decoded only when a caller requests the image."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.images.preprocess import MODES, UnusableImage
+from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ArrayImages", "FileImages", "Images", "Label"]
+
+
+Label = int | tuple[int, ...] | None
+"""The index of the true class, the ascending indices of all true classes in multi-label data, or None."""
+
+
+class Images:
+    """Abstract class: labelled images, addressed by index.  ``len(images)`` is the number of images.
+
+    name: the name of the data set.
+    classes: the class names in the order of the class index; empty if the data set has no class names.
+    An image that cannot be decoded raises ImageError, so that the caller can skip the image.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
+        """Return the image as uint8 (height, width, channels), converted and resized in the same way as on a server.
+
+        image: the description of the images that the model expects.
+
+        Errors: ImageError when the image cannot be decoded, or cannot be resized by the model's resize rule.
+        """
+        raise NotImplementedError
+
+    def encoded(self, index: int) -> bytes:
+        """Return the bytes that a client would send to a server: the content of the file, or a PNG of the array.
+
+        Errors: ImageError when the file cannot be read.
+        """
+        raise NotImplementedError
+
+    def label(self, index: int) -> Label:
+        """Return the true class or classes, or None if the image has no label."""
+        raise NotImplementedError
+
+    def where(self, index: int) -> str:
+        """Return a text that identifies the image in messages: the path, or a text such as ``cifar10 test[17]``."""
+        raise NotImplementedError
+
+
+class ArrayImages(Images):
+    """Images in a uint8 array.
+
+    The shape is (N, height, width) for grey images, or (N, height, width, channels) with 1 to 4 channels.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        images: NDArray[Any],
+        labels: Sequence[int] | NDArray[Any] | None,
+        classes: tuple[str, ...] = (),
+    ) -> None:
+        """Store the images.
+
+        labels: the class index of each image, 0 and 1 for each class of each image, or None.
+        Errors: InputError when ``images`` is empty or has another shape or data type, or when ``labels`` do not contain
+        a whole number for each image.
+        """
+        import numpy as np
+
+        shape = images.shape
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and shape[3] not in MODES):
+            raise InputError(
+                f"{name}: expected uint8 images (N, height, width) or (N, height, width, 1 to 4 channels), "
+                f"got {images.dtype} {shape}"
+            )
+        if not len(images):
+            raise InputError(f"{name}: expected at least one image, got an empty array")
+        self._labels = None if labels is None else _labels_array(np.asarray(labels), name)
+        if self._labels is not None and (len(self._labels) != len(images) or self._labels.dtype.kind not in "iu"):
+            raise InputError(
+                f"{name}: expected {len(images)} labels, all whole numbers, "
+                f"got {len(self._labels)} labels of type {self._labels.dtype}"
+            )
+        self.name, self.classes = name, classes
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
+        try:
+            return image.pixels_from_image(image_from_pixels(self._images[index]))
+        except UnusableImage as exc:
+            raise ImageError(f"{self.where(index)}: {exc}") from exc
+
+    def encoded(self, index: int) -> bytes:
+        file = io.BytesIO()
+        image_from_pixels(self._images[index]).save(file, "PNG")
+        return file.getvalue()
+
+    def label(self, index: int) -> Label:
+        if self._labels is None:
+            return None
+        label = self._labels[index]
+        return int(label) if label.ndim == 0 else tuple(map(int, label.nonzero()[0]))
+
+    def where(self, index: int) -> str:
+        return f"{self.name}[{index}]"
+
+
+def _labels_array(labels: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).
+
+    Errors: InputError when a two-dimensional array of several columns has other values than 0 and 1.
+    """
+    if labels.ndim != 2 or labels.shape[1] == 1:
+        return labels.reshape(-1)
+    if labels.dtype.kind not in "biu" or labels.min() < 0 or labels.max() > 1:
+        raise InputError(
+            f"{name}: expected labels (N, classes) of 0 and 1, got {labels.dtype} values from {labels.min()} to "
+            f"{labels.max()}"
+        )
+    return labels.astype("int64")
+
+
+class FileImages(Images):
+    """Encoded images, each in a separate file."""
+
+    def __init__(
+        self, name: str, files: Sequence[Path], labels: Sequence[Label] | None, classes: tuple[str, ...] = ()
+    ) -> None:
+        """Store the paths of the files.
+
+        labels: the class or classes of each file, or None.
+        Errors: InputError when ``files`` is empty.
+        """
+        if not files:
+            raise InputError(f"{name}: expected at least one image file, got no file")
+        self.name, self.classes = name, classes
+        self._files, self._labels = list(files), labels
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
+        try:
+            return image.pixels_from_bytes(self.encoded(index))
+        except UnusableImage as exc:
+            raise ImageError(f"{self._files[index]}: {exc}") from exc
+
+    def encoded(self, index: int) -> bytes:
+        try:
+            return self._files[index].read_bytes()
+        except OSError as exc:
+            raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
+
+    def label(self, index: int) -> Label:
+        return None if self._labels is None else self._labels[index]
+
+    def where(self, index: int) -> str:
+        return str(self._files[index])

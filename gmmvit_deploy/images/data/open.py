@@ -1,0 +1,102 @@
+"""Open the data that the options ``--data`` and ``--calibration`` name.
+
+    cifar10:PATH   cifar100:PATH   svhn:PATH   mnist:PATH   tiny-imagenet:PATH
+    folder:PATH    a folder with a subfolder per class, or a folder of images
+    table:PATH     a .csv file with a column of files and a column of 0 and 1 for each label (multi-label)
+    array:PATH     an .npz or .npy file of images
+    digits         the images of digits that are part of scikit-learn
+
+The suffix ``#train`` or ``#test`` selects the split; without a suffix the split is ``test``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.data import formats
+from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.images.data.tables import table
+
+__all__ = ["KINDS", "held_out_of", "is_named", "kind_of_data", "open_data", "require_data"]
+
+_WITHOUT_PATH = "digits"
+_READERS: dict[str, Callable[[Path, str], Images]] = {
+    "cifar10": partial(formats.cifar, classes=10),
+    "cifar100": partial(formats.cifar, classes=100),
+    "svhn": formats.svhn,
+    "mnist": formats.idx,
+    "tiny-imagenet": formats.tiny_imagenet,
+    "folder": formats.class_folders,
+    "table": lambda path, split: table(path),
+    "array": lambda path, split: formats.array_file(path),
+    "digits": lambda path, split: formats.digits(split),
+}
+
+
+def is_named(text: str) -> bool:
+    """Return True if the text begins with a kind of data, and False if the text is only a path."""
+    return text.partition("#")[0].partition(":")[0] in KINDS
+
+
+def open_data(text: str, *, split: str = "test") -> Images:
+    """Open the data that a text ``kind:path#split`` names.
+
+    split: the split if the text names no split.
+    Errors: InputError when the kind or the split is unknown, when the path is missing or does not exist, or when the
+    data at the path is of another kind.
+    """
+    kind, path, named = _parts(text)
+    return _READERS[kind](path, named or split)
+
+
+def kind_of_data(text: str) -> str:
+    """Return the kind of data that a text names.  Errors: InputError when the text is not valid."""
+    return _parts(text)[0]
+
+
+def held_out_of(text: str) -> str | None:
+    """Return the text that names the split test of the same data, or None if the data has no other split.
+
+    Errors: InputError when the text is not valid.
+    """
+    kind, path, split = _parts(text)
+    single = kind == "array" or (kind == "svhn" and path.is_file())
+    if split == "test" or single or (kind == "folder" and not (path / "test").is_dir()):
+        return None
+    return f"{text.partition('#')[0]}#test"
+
+
+def require_data(text: str) -> None:
+    """Check a text ``kind:path#split`` without reading the data.
+
+    Errors: InputError when the kind or the split is unknown, or when the path is missing or does not exist.
+    """
+    kind, path, _ = _parts(text)
+    if kind != _WITHOUT_PATH and not path.exists():
+        raise InputError(f"{path}: no such file or folder", hint=f"type {kind}:PATH with the path of the data")
+
+
+def _parts(text: str) -> tuple[str, Path, str]:
+    """Split a text ``kind:path#split`` into (kind, path, split); the split is empty if the text names no split.
+
+    Errors: InputError when the kind or the split is unknown, or when the path is missing or not expected.
+    """
+    described, _, split = text.partition("#")
+    kind, _, path = described.partition(":")
+    if kind not in _READERS:
+        raise InputError(
+            f"data {text!r}: {kind!r} is not a known kind of data",
+            hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
+        )
+    if split not in (*SPLITS, ""):
+        raise InputError(
+            f"data {text!r}: split {split!r} is not known", hint=f"type #{' or #'.join(SPLITS)} after the path"
+        )
+    if (kind == _WITHOUT_PATH) == bool(path):
+        problem = f"{kind} takes no path" if path else f"expected a path after {kind}:"
+        raise InputError(f"data {text!r}: {problem}", hint=f"type {kind}" if path else f"type {kind}:PATH")
+    return kind, Path(path), split

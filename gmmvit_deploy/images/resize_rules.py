@@ -1,0 +1,109 @@
+"""Name the rules for resizing images, and check the values that go with a rule.
+
+This module imports neither numpy nor Pillow, so that the command line can list the rules quickly.
+`gmmvit_deploy.images.preprocess` defines and applies the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from gmmvit_deploy.errors import InputError
+
+__all__ = [
+    "CROP_MODES",
+    "RESIZE_RULES",
+    "STATE_PREPROCESSING",
+    "ResizeRule",
+    "crops",
+    "fit_of",
+    "require_crop_pct",
+    "resize_rule_from",
+    "resize_rule_from_timm",
+]
+
+ResizeRule = Literal[
+    "stretch-bilinear",
+    "stretch-bicubic",
+    "center-bilinear",
+    "center-bicubic",
+    "shortest-bilinear",
+    "shortest-bicubic",
+    "squash-bilinear",
+    "squash-bicubic",
+    "border-bilinear",
+    "border-bicubic",
+]
+"""Rule for resizing images: the way in which an image is fitted to the network's height and width, and the filter.
+
+``stretch`` resizes to the network's height and width, without keeping the aspect ratio. ``center``, ``squash`` and
+``border`` are timm's crop modes, and ``shortest`` is that of Hugging Face transformers; `images.preprocess` defines
+them. The filters are antialiased."""
+RESIZE_RULES: tuple[ResizeRule, ...] = get_args(ResizeRule)
+
+STATE_PREPROCESSING = (
+    "export the checkpoint again with --dataset, or with --mean, --std and --labels; also with --resize if gmmvit "
+    "export asks for the resize rule"
+)
+"""The hint for a bundle without normalisation or labels."""
+
+
+def fit_of(rule: ResizeRule) -> str:
+    """Return the way in which a rule fits an image to the network's size: stretch, center, squash or border."""
+    return rule.partition("-")[0]
+
+
+def crops(rule: ResizeRule) -> bool:
+    """Return True if a rule resizes to an intermediate size, which ``crop_pct`` determines."""
+    return fit_of(rule) != "stretch"
+
+
+CROP_MODES = ("center", "squash", "border")
+"""timm's crop modes."""
+
+
+def resize_rule_from(text: str) -> ResizeRule:
+    """Parse the name of a resize rule.  Errors: InputError when the name is unknown."""
+    for rule in RESIZE_RULES:
+        if rule == text:
+            return rule
+    raise InputError(f"resize rule: expected {_listed(RESIZE_RULES)}, got {text!r}")
+
+
+def require_crop_pct(name: str, crop_pct: float, resize: ResizeRule) -> None:
+    """Check that a resize rule takes a value of crop_pct.  name: what the message calls the value.
+
+    Errors: InputError when ``crop_pct`` is not above 0 and at most 1, or is not 1 with a rule ``stretch``.
+    """
+    if isinstance(crop_pct, bool) or not isinstance(crop_pct, int | float) or not 0 < crop_pct <= 1:
+        raise InputError(f"{name}: expected a number above 0 and at most 1, got {crop_pct!r}")
+    fit = fit_of(resize)
+    if fit == "stretch" and crop_pct != 1:
+        others = [rule for rule in RESIZE_RULES if rule.endswith(resize.removeprefix(fit)) and rule != resize]
+        raise InputError(
+            f"{name}: expected 1 with the resize rule {resize}, because this rule does not crop, got {crop_pct}",
+            hint=f"type --resize {_listed(others)} for a rule that crops, or leave out --crop-pct",
+        )
+
+
+def resize_rule_from_timm(crop_mode: str | None, interpolation: str) -> ResizeRule:
+    """Return the resize rule for two fields of timm's data configuration.
+
+    crop_mode: center, squash or border; timm's default, with None or an empty text, is center.
+    interpolation: bilinear or bicubic.
+    Errors: InputError when a field has another value. timm takes any unknown crop mode for center, and has other
+    filters, such as nearest and lanczos, which no resize rule has.
+    """
+    mode = crop_mode or "center"
+    if mode not in CROP_MODES:
+        raise InputError(f"timm's crop_mode: expected {_listed(sorted(CROP_MODES))}, got {mode!r}")
+    filters = sorted({name.partition("-")[2] for name in RESIZE_RULES})
+    if interpolation not in filters:
+        raise InputError(f"timm's interpolation: expected {_listed(filters)}, got {interpolation!r}")
+    return resize_rule_from(f"{mode}-{interpolation}")
+
+
+def _listed(values: Sequence[str]) -> str:
+    *most, last = values
+    return f"{', '.join(most)} or {last}"

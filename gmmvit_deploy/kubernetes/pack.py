@@ -1,0 +1,129 @@
+"""Write the build context of a model's image: a repository that a slim server can load, or the bundle for bulk work.
+
+    FOLDER/Dockerfile    an image from scratch with the files below /models, where KServe looks, and with labels
+    FOLDER/models/       the files
+
+A repository holds all that the server needs at run time, also the compiled library of the CPU kernels, so the server's
+image needs no compiler, no PyTorch and no ONNX.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gmmvit_deploy import __version__
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.files.writing import new_folder
+from gmmvit_deploy.serving.gateway.models import read_models, read_network_threads
+from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
+from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.serving.repository import repository_from_bundle
+
+__all__ = ["BUNDLE_LABEL", "INSTANCES_LABEL", "THREADS_LABEL", "Contents", "ModelContext", "pack"]
+
+Contents = Literal["repository", "bundle"]
+BUNDLE_LABEL = "gmmvit.bundle.sha256"
+INSTANCES_LABEL, THREADS_LABEL = "gmmvit.instances", "gmmvit.threads"
+"""Of a repository with a network on a CPU: what `gmmvit manifests` must state as well.  0 threads: for each core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContext:
+    """path: the folder of the build context.  labels: of the image.  size: of the files, in bytes."""
+
+    path: Path
+    labels: Mapping[str, str]
+    size: int
+
+
+def pack(
+    path: Path,
+    out: Path,
+    *,
+    contents: Contents = "repository",
+    tuned: Path | None = None,
+    cpu_kernels: CpuKernels = "auto",
+    name: str = "gmmvit",
+    force: bool = False,
+) -> ModelContext:
+    """Write the build context of the image of the model at ``path``, a bundle or a repository, to the folder ``out``.
+
+    contents: what the image of a bundle holds. A repository is packed as it is.
+    tuned: the file of ``gmmvit tune``, whose best settings the repository gets; for a bundle.
+    cpu_kernels: as in `RepositoryOptions`; for a bundle without ``tuned``.
+    name: the name of the served model; for a bundle.
+    Errors: InputError when ``tuned`` is of another bundle, or does not go with ``path``. OutputError when ``out``
+    exists and ``force`` is False, or when writing fails.
+    """
+    is_bundle = (path / MANIFEST_FILE).is_file()
+    if not is_bundle:
+        if tuned is not None or contents == "bundle":
+            option = "--tuned" if tuned is not None else "--contents bundle"
+            raise InputError(f"{path}: {option} needs a bundle, got a repository", hint=f"remove {option}")
+        return _context(path, out, _repository_labels(read_models(path).bundle, path), force=force)
+    bundle = open_bundle(path)
+    if contents == "bundle":
+        return _context(path, out, _labels(bundle.sha256, "bundle"), force=force)
+    options = RepositoryOptions(name=name, cpu_kernels=cpu_kernels)
+    if tuned is not None:
+        options = _tuned_options(tuned, bundle.sha256, options)
+    with temporary_folder("pack") as folder:
+        notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
+        made = repository_from_bundle(bundle, folder / "models", options, notes=notes)
+        return _context(made.path, out, _repository_labels(bundle.sha256, made.path), force=force)
+
+
+def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) -> ModelContext:
+    stated = " \\\n    ".join(f'{name}="{value}"' for name, value in labels.items())
+    with new_folder(out, force=force) as folder:
+        shutil.copytree(files, folder / "models")
+        (folder / "Dockerfile").write_text(f"FROM scratch\nLABEL {stated}\nCOPY models /models\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in (out / "models").rglob("*"))
+    return ModelContext(path=out, labels=labels, size=size)
+
+
+def _repository_labels(bundle: str, repository: Path) -> dict[str, str]:
+    stated = read_network_threads(repository)
+    threads = {} if stated is None else {INSTANCES_LABEL: str(stated[0]), THREADS_LABEL: str(stated[1])}
+    return {**_labels(bundle, "repository"), **threads}
+
+
+def _labels(bundle: str, contents: Contents) -> dict[str, str]:
+    return {
+        BUNDLE_LABEL: bundle,
+        "gmmvit.contents": contents,
+        "gmmvit.version": __version__,
+        "org.opencontainers.image.title": f"model {bundle[:16]}",
+    }
+
+
+def _tuned_options(file: Path, bundle: str, options: RepositoryOptions) -> RepositoryOptions:
+    try:
+        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        best = data["best"]
+        measured = data["bundle"]["sha256"]
+        instances, threads = int(best["instances"]), int(best["threads"])
+        settings = {key: best[key] for key in ("backend", "runtime", "precision", "max_queue_delay_us")}
+        settings["chunk"] = int(best.get("chunk", 0))  # files of an earlier version have none
+        used = bool(best["cpu_kernels"]["used"])
+        cores = int(data["machine"]["cores_allowed"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise InputError(
+            f"{file}: expected the file gmmvit_tuning.json of gmmvit tune; {exc!r}",
+            hint="type gmmvit tune BUNDLE --bound-ms MS to measure again",
+        ) from exc
+    if measured != bundle:
+        raise InputError(
+            f"{file}: measured with the bundle {measured[:16]}, but the bundle to pack is {bundle[:16]}",
+            hint="type gmmvit tune BUNDLE --bound-ms MS to measure this bundle",
+        )
+    # 0 would mean a thread for each core of the pod's limit, for each instance.
+    threads = threads or max(1, cores // instances)
+    return replace(options, instances=instances, threads=threads, cpu_kernels="on" if used else "off", **settings)

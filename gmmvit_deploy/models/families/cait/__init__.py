@@ -1,0 +1,79 @@
+"""CaiT: a vision transformer with head mixing, LayerScale, and class blocks after the patch blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
+from gmmvit_deploy.models.families.cait.presets import PRESETS
+from gmmvit_deploy.models.families.cait.released import RELEASED, SPT_LSA
+from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
+from gmmvit_deploy.models.families.family import Family, OwnPass
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["CAIT"]
+
+
+def _build(spec: CaiTSpec) -> Model:
+    from gmmvit_deploy.models.families.cait.model import CaiT
+
+    return CaiT(spec)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.models.families.cait.folding import drop_remainder, merge_layer_scale
+
+    return (drop_remainder, merge_layer_scale)
+
+
+def _engine_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.models.families.cait.wide_heads import widen_heads
+
+    return (widen_heads,)
+
+
+def _small(mask: MaskSpec) -> CaiTSpec:
+    return CaiTSpec(
+        image_size=16,
+        patch_size=4,
+        classes=5,
+        dim=32,
+        depth=2,
+        class_depth=1,
+        heads=2,
+        head_dim=16,
+        mlp_dim=48,
+        mask=mask,
+    )
+
+
+def _variants() -> Mapping[str, CaiTSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
+
+
+def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
+    patches = (f"patch_blocks.{block}" for block in range(spec.depth))
+    return ("patch_embedding", *patches, *(f"class_blocks.{block}" for block in range(spec.class_depth)))
+
+
+CAIT = Family(
+    name="cait",
+    spec=CaiTSpec,
+    build=_build,
+    sources=(RELEASED, SPT_LSA, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm", "elm"),
+    small=_small,
+    variants=_variants,
+    blocks=_blocks,
+    folding_passes=_folding_passes,
+    engine_passes=_engine_passes,
+    mistakes=MISTAKES,
+    default_resize="stretch-bilinear",
+)

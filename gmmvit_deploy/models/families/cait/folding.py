@@ -1,0 +1,106 @@
+"""CaiT: merge the factors γ of LayerScale into weights, and drop or move the small bias that LSA adds."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.families.cait.model import REMAINDER, ScaledBranch, TalkingHeadsAttention
+from gmmvit_deploy.models.scores.attention import AttentionScores
+from gmmvit_deploy.models.scores.step import Constant, Step
+
+__all__ = ["drop_remainder", "merge_layer_scale"]
+
+_LARGEST = 2.0**-24
+"""The relative rounding error of float32."""
+_ROUNDING = 1e-6
+"""The constant B is stored in float32, and the sums over the heads round."""
+
+
+@torch.no_grad()
+def drop_remainder(model: nn.Module) -> tuple[str, ...]:
+    """Remove the −1e-9 that LSA adds to the diagonal, or move it behind the head mixing.
+
+    W_preᵀ ((1 − I) ∘ S − 1e-9 · I)  =  W_preᵀ ((1 − I) ∘ S) + B,    B[g] = −1e-9 · Σ_h W_pre[h, g] · I
+
+    Adding B to the scores of head g changes no weight of softmax by more than the relative difference
+    exp(2 · 1e-9 · |Σ_h W_pre[h, g]|) − 1. If this difference is below 2⁻²⁴, the rounding error of float32, for every
+    head, the pass leaves B out. Otherwise B becomes a constant (H, N, N) that is added after the head mixing.
+    Requires: the biases are folded.
+    Ensures: no such bias precedes the head mixing; a bias B has the effect of the −1e-9 before the head mixing.
+    Returns the names of the changed attentions.
+    Errors: FoldError when the requirement or the end state does not hold.
+    """
+    changed = []
+    for name, module in model.named_modules():
+        if not isinstance(module, TalkingHeadsAttention):
+            continue
+        scores = module.scores
+        steps = dict(scores.steps_before())
+        if not _precedes(f"before.{REMAINDER}", "before.mixing", list(steps)):
+            continue  # the attention has no such bias, or an earlier run moved it
+        remainder, mixing = steps[f"before.{REMAINDER}"], steps["before.mixing"]
+        if not remainder.is_constant:
+            raise FoldError(f"{name}: the diagonal must be a constant; run fold_biases first")
+        # B in float64: the diagonal of the bias, times the sum of each column of W_pre.
+        bias = torch.diag_embed(remainder.matrix().double().diagonal() * mixing.matrix().double().sum(dim=0)[:, None])
+        if float(torch.expm1(2 * bias.abs().max())) < _LARGEST:
+            scores.put(f"before.{REMAINDER}", None)
+        else:
+            _move_behind_mixing(name, scores, bias, like=remainder)
+        changed.append(name)
+    return tuple(changed)
+
+
+def _precedes(first: str, second: str, names: list[str]) -> bool:
+    return first in names and names.index(first) < names.index(second)
+
+
+def _move_behind_mixing(name: str, scores: AttentionScores, bias: Float[Tensor, "heads n n"], *, like: Step) -> None:
+    """Replace the bias ``like`` before the head mixing by the constant ``bias`` after the head mixing."""
+    expected = _of_zero_products(scores, bias)
+    scores.put(f"before.{REMAINDER}", None)  # a step that is put again becomes the last step
+    scores.put(f"before.{REMAINDER}", Constant(bias.to(like.matrix().dtype), like=like))
+    off = float((_of_zero_products(scores, bias) - expected).abs().max())
+    if not off <= _ROUNDING * float(bias.abs().max()):
+        raise FoldError(f"{name}: drop_remainder changed the scores by {off:.2e}; expected only rounding")
+
+
+def _of_zero_products(scores: AttentionScores, like: Float[Tensor, "heads n n"]) -> Float[Tensor, "1 heads n n"]:
+    """Return the input of softmax for Q Kᵀ = 0, in float64.  like: any tensor (H, N, N)."""
+    return copy.deepcopy(scores).double().masked(torch.zeros_like(like, dtype=torch.float64)[None])
+
+
+@torch.no_grad()
+def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
+    """Merge γ into the last linear layer of each branch.
+
+    γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b
+
+    Requires: each branch ends in a linear layer with a bias.
+    Ensures: no γ remains, and each merged weight equals diag(γ) W bit for bit.
+    Returns the names of the changed branches.
+    Errors: FoldError when the requirement does not hold, or when a γ remains.
+    """
+    changed = []
+    for name, branch in model.named_modules():
+        if not isinstance(branch, ScaledBranch) or branch.gamma is None:
+            continue
+        last = branch.inner.out if isinstance(branch.inner, TalkingHeadsAttention) else branch.inner[-1]  # type: ignore[index]
+        if not isinstance(last, nn.Linear) or last.bias is None:
+            raise FoldError(f"{name}: expected the residual branch to end in a linear layer with a bias")
+        gamma = branch.gamma.detach().flatten()
+        last.weight.copy_(gamma[:, None] * last.weight)
+        last.bias.copy_(gamma * last.bias)
+        branch.gamma = None
+        changed.append(name)
+    left = [name for name, _ in model.named_parameters() if name.endswith("gamma")]
+    if left:
+        raise FoldError(
+            f"merge_layer_scale did not merge these LayerScale parameters into the weights: {', '.join(left)}"
+        )
+    return tuple(changed)

@@ -1,0 +1,144 @@
+"""CaiT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+
+to_patch_embedding.1, pos_embedding (patches only), cls_token
+{patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
+                                       fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
+{patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
+mlp_head.{0,1}                         LayerNorm, linear
+mask                                   a second copy of the base mask, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+to_patch_embedding.0.merging.{1,2}                   with SPT: LayerNorm and linear layer
+{patch,cls}_transformer.layers.{i}.0.fn.fn.scale     with LSA: the temperature of each head
+
+vit-pytorch's CaiT has the same names of tensors as the plain model, and computes something else in the class blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.models.families.cait.presets import PRESETS
+from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.released import mask_names, released_source
+from gmmvit_deploy.models.sources.shapes import (
+    Shapes,
+    infer_heads,
+    infer_mask,
+    preset_of,
+)
+from gmmvit_deploy.models.sources.spt_lsa import (
+    has_shifted,
+    shifted_names,
+    shifted_patch,
+    spt_lsa_source,
+    temperature_heads,
+)
+
+__all__ = ["RELEASED", "SPT_LSA"]
+
+_PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
+_BOTH = ("weight", "bias")
+_LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
+_TEMPERATURE = r"(patch|cls)_transformer\.layers\.\d+\.0\.fn\.fn\.scale$"
+
+
+def released_names(spec: CaiTSpec) -> dict[str, str]:
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
+    pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        pairs["patch_embedding.project"] = _LINEAR
+    stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
+    stacks += [(f"class_blocks.{i}", f"{_CLASS}.{i}") for i in range(spec.class_depth)]
+    for ours, theirs in stacks:
+        pairs |= {
+            f"{ours}.attention.norm": f"{theirs}.0.fn.norm",
+            f"{ours}.attention.inner.out": f"{theirs}.0.fn.fn.to_out.0",
+            f"{ours}.mlp.norm": f"{theirs}.1.fn.norm",
+            f"{ours}.mlp.inner.0": f"{theirs}.1.fn.fn.net.0",
+            f"{ours}.mlp.inner.2": f"{theirs}.1.fn.fn.net.3",
+        }
+        names |= {
+            f"{ours}.attention.gamma": f"{theirs}.0.scale",
+            f"{ours}.mlp.gamma": f"{theirs}.1.scale",
+            f"{ours}.attention.inner.query.weight": f"{theirs}.0.fn.fn.to_q.weight",
+            f"{ours}.attention.inner.key_value.weight": f"{theirs}.0.fn.fn.to_kv.weight",
+            f"{ours}.attention.inner.scores.before.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
+            f"{ours}.attention.inner.scores.after.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_post_attn",
+        }
+        if spec.lsa:
+            names[f"{ours}.attention.inner.scores.before.temperature.temperature"] = f"{theirs}.0.fn.fn.scale"
+        if ours.startswith("patch"):
+            names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: CaiTSpec) -> dict[str, str]:
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
+    return {"mask": "a second copy of the base mask, at the root of the file"}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
+    """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
+    the file.
+    """
+    source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
+    spt = has_shifted(shapes, _SHIFTED)
+    if spt:
+        dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
+    else:
+        patch_size, channels = shapes.linear_patch(f"{_LINEAR}.weight")
+        dim = shapes.of(f"{_LINEAR}.weight", rank=2)[0]
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
+    mask, _ = infer_mask(shapes, hints, f"{first}.mask")
+    inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
+        evidence="the number of heads in the head mixing matrices of the file is",
+        hints=hints,
+        preset_heads=preset.heads if preset else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
+    return CaiTSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depth=shapes.count(r"patch_transformer\.layers\.(\d+)\."),
+        class_depth=shapes.count(r"cls_transformer\.layers\.(\d+)\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
+        mask=mask,
+        channels=channels,
+        spt=spt,
+        lsa=temperature_heads(shapes, [f"{first}.scale"], pattern=_TEMPERATURE) is not None,
+    )
+
+
+RELEASED = released_source(
+    signature=(r"patch_transformer\.layers",),
+    spec=infer_spec,
+    names=released_names,
+    known_unused=known_unused,
+)
+SPT_LSA = spt_lsa_source(
+    signature=(r"patch_transformer\.layers",),
+    either=(r"to_patch_embedding\.0\.merging\.", _TEMPERATURE),
+    spec=infer_spec,
+    names=released_names,
+)

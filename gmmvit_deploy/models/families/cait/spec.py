@@ -1,0 +1,56 @@
+"""Spec of a CaiT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.models.specs import ModelSpec, require_counts, require_no_mask_with, require_tiling
+
+__all__ = ["CaiTSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaiTSpec(ModelSpec):
+    """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
+
+    depth, class_depth: the number of patch blocks and of class blocks.
+    spt: True for shifted patch tokenisation in place of a linear patch embedding.
+    lsa: True for locality self-attention: learned temperatures, and −1e-9 on the diagonal of the patch blocks' scores.
+    normed_patches: True if norms surround the linear layer of the patch embedding, as in vit-pytorch.
+    attends_to_itself: True if the class token attends to its normed self and to the patches, as in vit-pytorch; False
+    if the class token attends to the patches only.
+    """
+
+    family: ClassVar[str] = "cait"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa", "normed_patches", "attends_to_itself")
+    patch_size: int
+    dim: int
+    depth: int
+    class_depth: int
+    heads: int
+    head_dim: int
+    mlp_dim: int
+    spt: bool = False
+    lsa: bool = False
+    normed_patches: bool = False
+    attends_to_itself: bool = False
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(
+            self,
+            "patch_size",
+            "dim",
+            "depth",
+            "class_depth",
+            "heads",
+            "head_dim",
+            "mlp_dim",
+        )
+        require_tiling(self.image_size, self.patch_size)
+        require_no_mask_with(self, "spt", "lsa")
+
+    @property
+    def grid(self) -> int:
+        return self.image_size // self.patch_size

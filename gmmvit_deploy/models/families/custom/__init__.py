@@ -1,0 +1,42 @@
+"""Models of a user's own class: ``--model FILE.py:CLASS`` names the code, which is no part of this package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.families.custom.permission import why_not_permitted
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.family import Family
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["CUSTOM"]
+
+
+def _build(spec: CustomSpec) -> Model:
+    from gmmvit_deploy.models.families.custom.model import build
+
+    return build(spec)
+
+
+def _small(mask: MaskSpec) -> ModelSpec:
+    raise SpecError("a model of a user's own class has no small example, because the class is in a file of the user")
+
+
+def _blocks(spec: CustomSpec) -> tuple[str, ...]:
+    return ()
+
+
+CUSTOM = Family(
+    name="custom",
+    spec=CustomSpec,
+    build=_build,
+    sources=(),
+    mask_kinds=("plain",),
+    small=_small,
+    blocks=_blocks,
+    unavailable=why_not_permitted,
+)

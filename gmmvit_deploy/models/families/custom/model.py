@@ -1,0 +1,142 @@
+"""A module of the user's own class, as a model of this package.
+
+If an attention of the user's class calls PyTorch's fused attention function once, without ``attn_mask``, an
+`AnsweredAttention` computes the result in place of this function. The graph then has the form that the kernels and
+the engines recognise: matrix product, scale, softmax, matrix product.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.models.families.custom.permission import OwnFile, permitted_file
+from gmmvit_deploy.models.families.custom.running import errors_of_file, network_of_class
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.token_grids import TokenGrids, token_grids, unknown_grids
+from gmmvit_deploy.models.scores.attention import AttentionScores
+from gmmvit_deploy.models.scores.scales import Scale
+from gmmvit_deploy.models.specs import input_shape
+
+__all__ = ["CustomModel", "build", "classes_of"]
+
+_ANSWER = "answered_attention"  # the name of the submodule that answers the fused attention function
+_BATCH = 2
+
+
+class CustomModel(Model):
+    """Images (B, c, S, S), normalised, float32 → logits (B, C), by a module of the user's own class.
+
+    network: the user's module.
+    """
+
+    foreign: ClassVar[bool] = True
+    spec: CustomSpec
+
+    def __init__(self, spec: CustomSpec, network: nn.Module) -> None:
+        super().__init__()
+        self.spec = spec
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits
+
+    def observed_grids(self) -> TokenGrids:
+        """Build the user's class again, and run the network without data: this network calls the fused function."""
+        file = permitted_file(self.spec)
+        network = network_of_class(file, self.spec.class_name, self.spec.model_args)
+        try:
+            with errors_of_file(file, "the network cannot run without data"):
+                return token_grids(network, input_shape(self.spec))
+        except InputError as exc:
+            return unknown_grids(network, str(exc))
+
+
+def build(spec: CustomSpec) -> CustomModel:
+    """Build the user's class.  Requires: `permit` was called for the user's file.
+
+    The class is built on the CPU even under ``torch.device("meta")``, because a constructor may read values of tensors.
+    Errors: InputError when `permit` was not called for the file, or when the class cannot be built.
+    """
+    file = permitted_file(spec)
+    with torch.device("cpu"):
+        network = network_of_class(file, spec.class_name, spec.model_args)
+        for call in _answerable_calls(file, network, input_shape(spec)):
+            answer = AnsweredAttention(AttentionScores({"scale": Scale(call.scale)}))
+            answer_fused_call(network.get_submodule(call.module), _ANSWER, answer)
+        return CustomModel(spec, network)
+
+
+def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, int]) -> list[FusedCall]:
+    """Return the calls that can be answered: calls without ``attn_mask``, in modules that make a single call.
+
+    Every other call stays as it is: the exporter decomposes the function. If the network cannot run on tensors without
+    data, for example because it reads values of tensors, no call is answered.
+    shape: (channels, height, width) of an image.
+    """
+    try:
+        with errors_of_file(file, "the network cannot run without data"):
+            calls = fused_calls(network, shape)
+    except InputError:
+        return []
+    times = Counter(call.module for call in calls)
+    return [
+        call
+        for call in calls
+        if call.bias is None and times[call.module] == 1 and not hasattr(network.get_submodule(call.module), _ANSWER)
+    ]
+
+
+def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, int, int]) -> int:
+    """Return C, the number of classes, from the logits of two random images.
+
+    The class also computes the logits in float64, which parity needs as the reference.
+    shape: (channels, height, width) of an image.
+    Errors: InputError when the class raises an exception, when the output is not a tensor (2, C) of logits, or when the
+    logits of an image depend on the other image.
+    """
+    height, width = shape[1:]
+    what = f"the class {name} cannot compute the logits of images of {shape[0]} × {height} × {width}"
+    images = torch.randn(_BATCH, *shape, generator=torch.Generator().manual_seed(0))
+    network = network.eval()
+    with torch.inference_mode(), errors_of_file(file, what):
+        output = network(images)
+    if (problem := _problem(output)) is not None:
+        raise InputError(
+            f"{file.path}: expected the class {name} to output logits, a float32 tensor of shape (batch, classes), "
+            f"got {problem}",
+            hint=f"write a class in {file.path} whose forward returns only the logits, and name this class in --model",
+        )
+    what = f"the class {name} cannot compute float64 logits, which gmmvit parity needs as the reference"
+    with torch.inference_mode(), errors_of_file(file, what):
+        exact = copy.deepcopy(network).double()
+        together, alone = exact(images.double()), exact(images[:1].double())
+    if alone.shape != together[:1].shape or not torch.allclose(alone, together[:1], rtol=1e-6, atol=1e-9):
+        raise InputError(
+            f"{file.path}: in the class {name}, the logits of an image depend on the other images of the batch",
+            hint=f"write a class in {file.path} that computes the logits of each image from this image only",
+        )
+    return int(output.shape[1])
+
+
+def _problem(output: object) -> str | None:
+    """Return what is wrong with the output of a batch of two images, or None if the output is a tensor (2, C)."""
+    if not isinstance(output, Tensor):
+        count = f" of {len(output)} values" if isinstance(output, tuple | list | dict) else ""
+        return f"a {type(output).__name__}{count}"
+    shape = tuple(output.shape)
+    if output.ndim != 2 or shape[0] != _BATCH or shape[1] < 1:
+        return f"a tensor of shape {shape} for a batch of {_BATCH} images"
+    if output.dtype != torch.float32:
+        return f"a tensor of {output.dtype}"
+    if bool((output >= 0).all()) and torch.allclose(output.sum(1), torch.ones(_BATCH), rtol=0, atol=1e-4):
+        return "probabilities, because the class ends in a softmax"
+    return None

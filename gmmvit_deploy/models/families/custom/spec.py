@@ -1,0 +1,45 @@
+"""Spec of a model whose class is in a Python file of the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from gmmvit_deploy.models.specs import ModelSpec, require
+
+__all__ = ["CustomSpec"]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomSpec(ModelSpec):
+    """The file, the class and the arguments that a user named when the checkpoint was exported.
+
+    code_file: the name of the file, without folders, for messages.  code_sha256: the SHA-256 of the file.
+    class_name: the name of the class in the file.
+    model_args: the arguments of the class by name, as JSON values.
+    """
+
+    family: ClassVar[str] = "custom"
+    code_file: str
+    code_sha256: str
+    class_name: str
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require(self.mask.kind == "plain", "a model of a user's own class has no mask that this project knows")
+        for name in ("code_file", "class_name"):
+            value = getattr(self, name)
+            require(isinstance(value, str) and bool(value), f"{name}: expected a name, got {value!r}")
+        require(
+            isinstance(self.code_sha256, str) and _SHA256.fullmatch(self.code_sha256) is not None,
+            f"code_sha256: expected the SHA-256 of {self.code_file} in hexadecimal, got {self.code_sha256!r}",
+        )
+        require(
+            isinstance(self.model_args, Mapping) and all(isinstance(name, str) for name in self.model_args),
+            f"model_args: expected the arguments of {self.class_name} by name, got {self.model_args!r}",
+        )

@@ -1,0 +1,187 @@
+"""DeepViT: merge what follows the head mixing, the scale adjustment, and the BatchNorms of the stem into weights.
+
+c_g = s·γ_g/√(σ²_g+ε):   Θ'[g,h] = c_g·Θ[g,h];   β'_g = c_g·(θ_g − μ_g) + s·β_g            (`merge_head_norm`)
+LN(a·x; ε) = LN(x; ε/a²);   1/a into the last linear layer of each branch                  (`merge_scale_adjustment`)
+W' = W·γ/√(σ²+ε),  b' = β − μ·γ/√(σ²+ε)                                                   (`merge_stem_norms`)
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention
+from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
+from gmmvit_deploy.models.scores.step import Step
+
+__all__ = ["merge_head_norm", "merge_scale_adjustment", "merge_stem_norms"]
+
+_TOKENS = 5
+
+
+@torch.no_grad()
+def merge_head_norm(model: Model) -> tuple[str, ...]:
+    """Merge the bias of the head mixing, BatchNorm and transform scale into the head mixing and into the side of V.
+
+    Σ_j (c_g·m[j] + β'_g)·V[g, j]  =  Σ_j (c_g·m[j])·V[g, j] + (N·β'_g)·mean_j V[g, j],  with m the mixed weights
+
+    The offset β'_g is the same for all pairs of tokens, so it needs no N × N addition: the attention adds the mean over
+    the tokens of V, times N·β'_g, to every token. Neither a weight nor a bias can hold the offset, because the mean of
+    V depends on the image.
+    Ensures: the only step after softmax is the head mixing, and in float64 the attention outputs the same values for
+    random tokens up to rounding.
+    Returns the names of the changed attentions.
+    Errors: FoldError when the model is in training mode, when a step after the head mixing is not a factor or an offset
+    of each head, or when the outputs differ.
+    """
+    changed = []
+    for name, attention in model.named_modules():
+        if not isinstance(attention, ReAttention) or len(attention.scores.after) < 2:
+            continue
+        if model.training:
+            raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
+        (_, mixing), *rest = attention.scores.steps_after()
+        if not isinstance(mixing, HeadMixing):
+            raise FoldError(f"{name}: expected a head mixing as the first step after softmax")
+        weight = mixing.weight.detach().double()
+        factors, offsets = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
+        for step_name, step in rest:
+            factor, offset = _by_head(f"{name}.scores.{step_name}", step)
+            factors, offsets = factors * factor, offsets * factor + offset
+        _require_equal_attention(name, attention, weight * factors, offsets)
+        like, tokens = mixing.weight, cast("DeepViTSpec", model.spec).tokens
+        _merge(attention, (weight * factors).to(like), (tokens * offsets).to(like))
+        changed.append(name)
+    return tuple(changed)
+
+
+def _by_head(name: str, step: Step) -> tuple[Tensor, Tensor]:
+    """Return the factor and the offset by which a step acts on each head, in float64, (H) or a scalar."""
+    if isinstance(step, HeadBatchNorm):
+        factor, offset = copy.deepcopy(step).double().matrix()
+        return factor, offset
+    matrix = step.matrix().detach().double()
+    if matrix.dim() not in (0, 3) or matrix.shape[-2:] not in ((), (1, 1)):
+        raise FoldError(f"{name}: expected a number for each head, got a matrix of shape {tuple(matrix.shape)}")
+    by_head = matrix.flatten() if matrix.dim() else matrix
+    if step.operation == "multiply":
+        return by_head, torch.zeros_like(by_head)
+    if step.operation == "add":
+        return torch.ones_like(by_head), by_head
+    raise FoldError(f"{name}: expected a step that multiplies or adds, got {step.operation}")
+
+
+def _merge(attention: ReAttention, weight: Tensor, mean_factors: Tensor) -> None:
+    (mixing_name, _), *rest = attention.scores.steps_after()
+    attention.scores.put(mixing_name, HeadMixing(weight.contiguous()).requires_grad_(False))
+    for name, _ in rest:
+        attention.scores.put(name, None)
+    attention.mean_factors = mean_factors[:, None]
+
+
+def _require_equal_attention(name: str, attention: ReAttention, weight: Tensor, offsets: Tensor) -> None:
+    trained, merged = copy.deepcopy(attention).double(), copy.deepcopy(attention).double()
+    _merge(merged, weight, _TOKENS * offsets)
+    x = _random_tokens(cast("nn.Linear", attention.qkv).in_features)
+    _require_close(f"{name}: merge_head_norm", merged(x), trained(x))
+
+
+@torch.no_grad()
+def merge_scale_adjustment(model: Model) -> tuple[str, ...]:
+    """Merge the scale adjustment a into the epsilons of the norms and into the last linear layer of each branch.
+
+    LN(a·x; ε)  →  LN(x; ε/a²);   (W h + b) / a  →  (W/a) h + b/a
+
+    If a is a power of two, W/a and b/a are exact bit for bit.
+    Ensures: no block multiplies or divides by a, and in float64 each block outputs the same values for random tokens up
+    to rounding.
+    Returns the names of the changed blocks.
+    Errors: FoldError when the outputs differ.
+    """
+    changed = []
+    for name, block in model.named_modules():
+        if not isinstance(block, DeepViTBlock) or block.scale_adjustment == 1:
+            continue
+        before = copy.deepcopy(block).double()
+        exact = copy.deepcopy(before)
+        _merge_adjustment(exact)
+        _merge_adjustment(block)
+        x = _random_tokens(block.attention_norm.normalized_shape[0])
+        _require_close(f"{name}: merge_scale_adjustment", exact(x), before(x))
+        changed.append(name)
+    return tuple(changed)
+
+
+def _merge_adjustment(block: DeepViTBlock) -> None:
+    a = block.scale_adjustment
+    for norm in (block.attention_norm, block.mlp_norm):
+        norm.eps /= a**2
+    for last in (block.attention.out, block.mlp[-1]):
+        cast("nn.Linear", last).weight.div_(a)
+        cast("nn.Linear", last).bias.div_(a)
+    block.scale_adjustment = 1.0
+
+
+@torch.no_grad()
+def merge_stem_norms(model: Model) -> tuple[str, ...]:
+    """Merge each BatchNorm of the convolution stem into the convolution before the BatchNorm.
+
+    γ·(W∗x − μ)/√(σ²+ε) + β  →  W'∗x + b'.  Each BatchNorm follows its convolution, so that the zeros of the padding,
+    which the convolution reads, stay zeros.
+
+    Ensures: the stem has no BatchNorm, and in float64 the stem outputs the same values for a random image up to
+    rounding.
+    Returns the names of the changed convolutions.
+    Errors: FoldError when the outputs differ.
+    """
+    changed = []
+    for name, stem in model.named_modules():
+        if not isinstance(stem, ConvolutionStem) or not any(isinstance(norm, BatchNorm) for norm in stem.norms):
+            continue
+        before = copy.deepcopy(stem).double()
+        exact = copy.deepcopy(before)
+        _merge_norms(exact)
+        _merge_norms(stem)
+        channels = cast("nn.Conv2d", stem.convolutions[0]).in_channels
+        generator = torch.Generator().manual_seed(0)
+        image = torch.randn(1, channels, 12, 12, dtype=torch.float64, generator=generator)
+        _require_close(f"{name}: merge_stem_norms", exact(image), before(image))
+        changed += [f"{name}.convolutions.{index}" for index in range(len(stem.convolutions))]
+    return tuple(changed)
+
+
+def _merge_norms(stem: ConvolutionStem) -> None:
+    for index, norm in enumerate(stem.norms):
+        convolution = cast("nn.Conv2d", stem.convolutions[index])
+        if not isinstance(norm, BatchNorm):
+            continue
+        convolution.weight, bias = fuse_conv_bn_weights(
+            convolution.weight,
+            convolution.bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.eps,
+            norm.weight,
+            norm.bias,
+        )
+        convolution.bias = bias.requires_grad_(False)
+        convolution.weight.requires_grad_(False)
+        stem.norms[index] = nn.Identity()
+
+
+def _random_tokens(width: int) -> Tensor:
+    return torch.randn(2, _TOKENS, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def _require_close(what: str, actual: Tensor, expected: Tensor) -> None:
+    if not torch.allclose(actual, expected, rtol=1e-9, atol=1e-9):
+        off = float((actual - expected).abs().max())
+        raise FoldError(f"{what} changed the output by {off:.2e}; expected no change")

@@ -1,0 +1,196 @@
+"""DeepViT checkpoints of the paper authors' training code: the names of the tensors, and how to infer the spec.
+
+Source: code zhoudaquan/dvit_repo, whose train.py is a copy of timm's.
+
+cls_token, pos_embed                     (1, 1, D), (1, N, D)
+patch_embed.proj                         convolution; on the image, or on the output of the convolution stem
+patch_embed.{conv1,bn1,conv2,bn2}        the convolution stem; absent without a stem
+blocks.{i}.{norm1,norm2}, norm, head
+blocks.{i}.attn.{qkv,proj}, blocks.{i}.mlp.{fc1,fc2}
+blocks.{i}.attn.reatten_matrix           1×1 convolution (H, H, 1, 1) with bias, indexed [new head, old head]
+blocks.{i}.attn.var_norm                 BatchNorm with a channel for each head
+
+No tensor shows the scale adjustment and the transform scale; `hidden.py` takes them from the options or from a preset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.deepvit.hidden import hidden_values, known_images
+from gmmvit_deploy.models.families.deepvit.presets import PRESETS
+from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, preset_of
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion
+from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["RELEASED", "WITHOUT_REATTENTION"]
+
+_BOTH = ("weight", "bias")
+_STATISTICS = ("weight", "bias", "running_mean", "running_var")
+_STEM = "patch_embed.conv1.weight"
+
+
+def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
+    """Return the origin of each tensor of the model."""
+    pairs = {"patch_embedding": "patch_embed.proj", "head_norm": "norm", "head": "head"}
+    names: dict[str, str | Conversion] = {"class_token": "cls_token", "position_embedding": "pos_embed"}
+    if spec.stem_channels:
+        for index in range(2):
+            names[f"stem.convolutions.{index}.weight"] = f"patch_embed.conv{index + 1}.weight"
+            names |= {f"stem.norms.{index}.{part}": f"patch_embed.bn{index + 1}.{part}" for part in _STATISTICS}
+    inside = {
+        "attention_norm": "norm1",
+        "attention.qkv": "attn.qkv",
+        "attention.out": "attn.proj",
+        "mlp_norm": "norm2",
+        "mlp.0": "mlp.fc1",
+        "mlp.2": "mlp.fc2",
+    }
+    for i, mixes in enumerate(spec.reattention):
+        pairs |= {f"blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in inside.items()}
+        if mixes:
+            after, attention = f"blocks.{i}.attention.scores.after", f"blocks.{i}.attn"
+            names[f"{after}.mixing.weight"] = Conversion(
+                keys=(f"{attention}.reatten_matrix.weight",), convert=_from_old_to_new
+            )
+            names[f"{after}.bias.bias"] = f"{attention}.reatten_matrix.bias"
+            names |= {f"{after}.norm.{part}": f"{attention}.var_norm.{part}" for part in _STATISTICS}
+    names |= {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in pairs.items() for part in _BOTH}
+    if not spec.qkv_bias:
+        for i in range(spec.depth):
+            del names[f"blocks.{i}.attention.qkv.bias"]
+    return names
+
+
+def _from_old_to_new(weight: Tensor) -> Tensor:
+    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head].
+
+    Errors: ValueError when the weight has another shape than that of a 1×1 convolution.
+    """
+    if weight.shape[2:] != (1, 1):
+        raise ValueError("expected (H, H, 1, 1) for H heads")
+    return weight[:, :, 0, 0].transpose(0, 1).contiguous()
+
+
+def known_unused(spec: DeepViTSpec) -> dict[str, str]:
+    """Return key → reason, for the keys that a file may contain but the network never reads."""
+    norms = [f"blocks.{i}.attn.var_norm" for i, mixes in enumerate(spec.reattention) if mixes]
+    norms += ["patch_embed.bn1", "patch_embed.bn2"] if spec.stem_channels else []
+    return {f"{norm}.num_batches_tracked": "the number of training steps of a BatchNorm" for norm in norms}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
+    """Infer the spec from names and shapes, and from the options or the preset that the file names.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when a value that no tensor
+    shows is not given, or when a hint contradicts the file.
+    """
+    dim, patch_size, channels, stem_channels = _embedding(shapes)
+    positions = shapes.of("pos_embed", rank=3)[1] - 1
+    grid = shapes.grid(positions, where="pos_embed without the class token")
+    classes = shapes.of("head.weight", rank=2)[0]
+    image_size = grid * patch_size
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=MaskSpec())
+    depth = shapes.count(r"blocks\.(\d+)\.")
+    if depth > len(shapes.tensors):
+        raise CheckpointError(
+            f"{shapes.source}: the names of the tensors count {depth} blocks, but the file has only "
+            f"{len(shapes.tensors)} tensors"
+        )
+    mixing = [f"blocks.{i}.attn.reatten_matrix.weight" for i in range(depth)]
+    reattention = tuple(name in shapes for name in mixing)
+    known = next((shapes.of(name, rank=4)[0] for name in mixing if name in shapes), None)
+    inner = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
+    sizes = DeepViTSpec(
+        image_size=image_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depth=depth,
+        heads=1,
+        mlp_dim=shapes.of("blocks.0.mlp.fc1.weight", rank=2)[0],
+        reattention=reattention,
+        stem_channels=stem_channels,
+        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        scale_adjustment=1.0,
+        transform_scale=False,
+        mask=MaskSpec(),
+        channels=channels,
+    )
+    hidden = hidden_values(shapes, hints, sizes, known_heads=known)
+    heads = infer_heads(
+        shapes.source,
+        width=inner,
+        known=known,
+        evidence="the number of heads in the head mixing matrices of the file is",
+        hints=hints,
+        preset_heads=preset.heads if preset else hidden.heads if known is None else None,
+    )
+    return replace(sizes, heads=heads, scale_adjustment=hidden.scale_adjustment, transform_scale=hidden.transform_scale)
+
+
+def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
+    """Return (D, patch size, image channels, channels of the stem) of the patch embedding; 0 without a stem.
+
+    Errors: CheckpointError when a convolution has another shape than the authors' code gives it.
+    """
+    if _STEM not in shapes:
+        return (*shapes.convolution_patch("patch_embed.proj.weight"), 0)
+    stem, channels, height, width = shapes.of(_STEM, rank=4)
+    dim, from_stem, *sides = shapes.of("patch_embed.proj.weight", rank=4)
+    if channels not in CHANNELS or (height, width) != (7, 7):
+        allowed = f"{', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
+        raise CheckpointError(
+            f"{shapes.source}: {_STEM} has shape {(stem, channels, height, width)}; expected (channels, c, 7, 7) with "
+            f"c = {allowed}"
+        )
+    if from_stem != stem or sides[0] != sides[1]:
+        raise CheckpointError(
+            f"{shapes.source}: patch_embed.proj.weight has shape {(dim, from_stem, *sides)}; expected "
+            f"(D, {stem}, p/2, p/2) for {stem} channels of the convolution stem"
+        )
+    return dim, 2 * sides[0], channels, stem
+
+
+def taken_from(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> Mapping[str, str]:
+    """Return field → where its value comes from, for values that a preset states."""
+    known = spec.heads if any(spec.reattention) else None
+    return hidden_values(shapes, hints, spec, known_heads=known).taken_from
+
+
+RELEASED = CheckpointSource(
+    name="the DeepViT authors' code",
+    signature=(
+        r"patch_embed\.proj\.weight$",
+        r"blocks\.\d+\.attn\.qkv\.weight$",
+        r"blocks\.\d+\.attn\.reatten_matrix\.",
+    ),
+    spec=infer_spec,
+    tensors=tensor_origins,
+    known_unused=known_unused,
+    taken_from=taken_from,
+    images=known_images,
+    own_hints=("scale_adjustment", "transform_scale"),
+)
+"""Files with re-attention in any block."""
+
+WITHOUT_REATTENTION = CheckpointSource(
+    name="the DeepViT authors' code, without re-attention",
+    signature=(r"patch_embed\.proj\.weight$", r"blocks\.\d+\.attn\.qkv\.weight$", r"patch_embed\.conv2\.weight$"),
+    absent=(r"blocks\.\d+\.attn\.reatten_matrix\.",),
+    spec=infer_spec,
+    tensors=tensor_origins,
+    known_unused=known_unused,
+    taken_from=taken_from,
+    images=known_images,
+    own_hints=("scale_adjustment", "transform_scale"),
+)
+"""Files with the convolution stem and without re-attention.  A file with neither has the names of a ViT of timm."""

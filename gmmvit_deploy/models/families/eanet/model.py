@@ -1,0 +1,158 @@
+"""EANet: external attention on overlapping patches (tokens to token), followed by blocks with external attention.
+
+    t = unfold(image, 7×7, stride 4);  t = unfold(grid(transformer(t)), 3×3, stride 2), twice
+    x = [class token; project(t)] + P
+    x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times
+    logits = head(norm(x) of the class token)
+
+P are the stored positions; training does not change P. unfold collects neighbourhoods in the order (channel, row,
+column). grid arranges the tokens as a square lattice. `attention` has the formulas of both external attentions.
+Source: the paper "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", and its code for
+classification, T2T-ViT with external attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.families.eanet.attention import ExternalAttention, ExternalBlock, TokenTransformer
+from gmmvit_deploy.models.families.eanet.spec import EANetSpec
+from gmmvit_deploy.models.layers.blocks import layer_norm
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.roles import with_role
+from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
+from gmmvit_deploy.models.layers.unfolding import Unfold
+from gmmvit_deploy.models.scores.step import Oddity
+from gmmvit_deploy.precision import Role
+
+__all__ = ["ClassRowFirst", "ClassTokenFirst", "EANet"]
+
+_SIDE = 3
+_PATCH = _SIDE**2
+_FIRST_SIDE = 7
+_FIRST_PATCH = _FIRST_SIDE**2
+
+
+class ClassTokenFirst(nn.Module):
+    """[class token; x] + P, as trained."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
+    position_embedding: Tensor
+
+    def __init__(self, tokens: int, dim: int) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.register_buffer("position_embedding", sinusoidal_positions(tokens, dim))
+
+    def forward(self, x: Float[Tensor, "batch patches dim"]) -> Float[Tensor, "batch n dim"]:
+        return torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.position_embedding
+
+
+class ClassRowFirst(nn.Module):
+    """[row; x + P], where row (1, 1, D) is the class token plus its position, and P (1, N − 1, D) are the other
+    positions.
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
+    row: Tensor
+    positions: Tensor
+
+    def __init__(self, row: Float[Tensor, "1 1 dim"], positions: Float[Tensor, "1 patches dim"]) -> None:
+        super().__init__()
+        self.register_buffer("row", row)
+        self.register_buffer("positions", positions)
+
+    def forward(self, x: Float[Tensor, "batch patches dim"]) -> Float[Tensor, "batch n dim"]:
+        return torch.cat([self.row.expand(x.shape[0], -1, -1), x + self.positions], dim=1)
+
+
+class EANet(Model):
+    """Classifier with external attention.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    unfolded_patches: ClassVar[tuple[str, int]] = ("token_transformers.0.project", _FIRST_SIDE)
+
+    spec: EANetSpec
+    positions: ClassTokenFirst | ClassRowFirst
+
+    def __init__(self, spec: EANetSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.unfolds = nn.ModuleList(
+            [Unfold(_FIRST_SIDE, stride=4, padding=2), *(Unfold(_SIDE, stride=2, padding=1) for _ in range(2))]
+        )
+        self.token_transformers = nn.ModuleList(
+            TokenTransformer(width=width, dim=spec.token_dim, slots=spec.token_slots)
+            for width in (_FIRST_PATCH * spec.channels, _PATCH * spec.token_dim)
+        )
+        self.project = with_role(nn.Linear(_PATCH * spec.token_dim, spec.dim), "projection")
+        self.positions = ClassTokenFirst(spec.tokens, spec.dim)
+        self.blocks = nn.ModuleList(
+            ExternalBlock(
+                dim=spec.dim,
+                mlp_dim=spec.mlp_dim,
+                attention=ExternalAttention(
+                    dim=spec.dim, heads=spec.heads * spec.expansion, head_dim=spec.head_dim, slots=spec.slots
+                ),
+            )
+            for _ in range(spec.depth)
+        )
+        self.norm = layer_norm(spec.dim)
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    @property
+    def unfolded_channels(self) -> tuple[int, ...]:
+        """The number of channels of the lattice that each entry of ``unfolds`` reads."""
+        return self.spec.channels, self.spec.token_dim, self.spec.token_dim
+
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
+        x = self.unfolds[0](images)
+        for unfold, transformer, grid in zip(self.unfolds[1:], self.token_transformers, self.spec.grids, strict=False):
+            x = unfold(transformer(x).transpose(1, 2).unflatten(-1, (grid, grid)))
+        x = self.positions(self.project(x))
+        for block in self.blocks:
+            x = block(x)
+        features: Tensor = self.norm(x[:, 0])
+        return self.head(features), features
+
+    def oddities(self) -> Iterator[tuple[str, Oddity]]:
+        """Yield a note about the biases without influence, and a note if the stored positions are not the sinusoids."""
+        if self.dead_biases():
+            what = (
+                "attention_norm.bias, attention.project.bias and attention.to_slots.bias of every block have no "
+                "influence on the logits: the softmax over the tokens ignores what is the same for all tokens; the "
+                "exported graph leaves the biases of the attention out"
+            )
+            yield "blocks", Oddity(severity="note", what=what)
+        if isinstance(self.positions, ClassTokenFirst):
+            stored = self.positions.position_embedding
+            largest = float((stored - sinusoidal_positions(*stored.shape[1:]).to(stored)).abs().max())
+            if largest > 0:
+                what = (
+                    f"the stored positions differ from the sinusoids by up to {largest:.3g}; "
+                    "the stored positions are used"
+                )
+                yield "positions", Oddity(severity="note", what=what)
+
+    def dead_biases(self) -> tuple[str, ...]:
+        """Return the names of the biases that no logit depends on, in blocks as trained.
+
+        softmax over tokens n of (L[n, s] + c[s])  =  softmax over tokens n of L[n, s]
+        """
+        return tuple(
+            f"blocks.{index}.{bias}"
+            for index, block in enumerate(self.blocks)
+            if isinstance(block.attention, ExternalAttention)
+            for bias in ("attention_norm.bias", "attention.project.bias", "attention.to_slots.bias")
+        )

@@ -1,0 +1,133 @@
+"""EANet checkpoints of the released code for classification: the tensor names, and how to infer the spec.
+
+The paper is "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks".
+
+tokens_to_token.attention{1,2}       norm1, attn.{q_linear,linear_0,linear_1,proj}, norm2, mlp.{fc1,fc2}
+                                     tokens_type ``transformer``: attn.{q_linear,linear_1,linear_2,proj}
+tokens_to_token.project              linear layer after the last unfold
+cls_token                            the class token
+pos_embed                            (1, N, D), positions that training does not change
+blocks.{i}                           norm1, attn.{trans_dims,linear_0,linear_1,proj}, norm2, mlp.{fc1,fc2}
+norm, head
+
+The tensors determine every field of the spec. The second memory of a token transformer starts as a transposed view of
+the first: the file stores the second memory with the strides of a transposed tensor, and, after training on a CPU, in
+the same storage as the first.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.eanet.presets import PRESETS
+from gmmvit_deploy.models.families.eanet.spec import EANetSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, preset_of
+from gmmvit_deploy.models.sources.source import CheckpointSource
+from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+
+__all__ = ["PERFORMER", "TRANSFORMER"]
+
+_BOTH = ("weight", "bias")
+_TOKENS = "tokens_to_token"
+_PATCH = 16
+_FIRST_PATCH = 49
+# The first memory of the form `performer` is the first pattern's linear_0; only `transformer` has a linear_2.
+_EXTERNAL = rf"({_TOKENS}\.attention1\.attn\.q_linear|blocks\.0\.attn\.trans_dims)\."
+
+
+def released_names(spec: EANetSpec, *, memories: tuple[str, str]) -> dict[str, str]:
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model.
+
+    memories: the names of the first and the second memory of a token transformer.
+    """
+    pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
+    names = {"positions.class_token": "cls_token", "positions.position_embedding": "pos_embed"}
+    inside = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
+    for i in range(2):
+        ours, theirs = f"token_transformers.{i}", f"{_TOKENS}.attention{i + 1}"
+        pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+        pairs |= {
+            f"{ours}.{a}": f"{theirs}.attn.{z}"
+            for a, z in {"project": "q_linear", "from_slots": memories[1], "out": "proj"}.items()
+        }
+        names[f"{ours}.to_slots.weight"] = f"{theirs}.attn.{memories[0]}.weight"
+    attention = {"project": "trans_dims", "to_slots": "linear_0", "from_slots": "linear_1", "out": "proj"}
+    for i in range(spec.depth):
+        pairs |= {f"blocks.{i}.{a}": f"blocks.{i}.{z}" for a, z in inside.items()}
+        pairs |= {f"blocks.{i}.attention.{a}": f"blocks.{i}.attn.{z}" for a, z in attention.items()}
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -> EANetSpec:
+    """Infer the spec from shapes.
+
+    Errors: CheckpointError when a required tensor is missing, when shapes contradict each other, or when a hint
+    contradicts the file.
+    """
+    source, first = shapes.source, f"{_TOKENS}.attention1.attn"
+    grid = shapes.grid(shapes.of("pos_embed", rank=3)[1] - 1, where="pos_embed, without the class token,")
+    image_size, classes = _PATCH * grid, shapes.of("head.weight", rank=2)[0]
+    inner_dim, dim = shapes.of("blocks.0.attn.trans_dims.weight", rank=2)
+    slots, head_dim = shapes.of("blocks.0.attn.linear_0.weight", rank=2)
+    if inner_dim % dim or dim % head_dim:
+        raise CheckpointError(
+            f"{source}: blocks.0.attn.trans_dims.weight has shape {(inner_dim, dim)} and blocks.0.attn.linear_0.weight "
+            f"has shape {(slots, head_dim)}; expected (a multiple of D, D) and (slots, a divisor of D), for a width D"
+        )
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=MaskSpec())
+    heads = infer_heads(
+        source,
+        width=dim,
+        known=dim // head_dim,
+        evidence="the number of heads that follows from the memories of the file is",
+        hints=hints,
+        preset_heads=preset.heads if preset else None,
+    )
+    return EANetSpec(
+        image_size=image_size,
+        channels=_channels(shapes),
+        classes=classes,
+        dim=dim,
+        depth=shapes.count(r"blocks\.(\d+)\."),
+        heads=heads,
+        mlp_dim=shapes.of("blocks.0.mlp.fc1.weight", rank=2)[0],
+        token_dim=shapes.of(f"{first}.q_linear.weight", rank=2)[0],
+        expansion=inner_dim // dim,
+        slots=slots,
+        token_slots=shapes.of(f"{first}.{memories[0]}.weight", rank=2)[0],
+        mask=MaskSpec(),
+    )
+
+
+def _channels(shapes: Shapes) -> int:
+    """Return the number of image channels, from the width of the first norm, which reads patches of 7 × 7 pixels.
+
+    Errors: CheckpointError when the width does not fit a supported number of channels.
+    """
+    name = f"{_TOKENS}.attention1.norm1.weight"
+    (width,) = shapes.of(name, rank=1)
+    if width % _FIRST_PATCH or width // _FIRST_PATCH not in CHANNELS:
+        possible = ", ".join(str(_FIRST_PATCH * channels) for channels in CHANNELS)
+        raise CheckpointError(
+            f"{shapes.source}: {name} has {width} entries; expected one of {possible}: 7 · 7 · channels"
+        )
+    return width // _FIRST_PATCH
+
+
+def _source(name: str, memories: tuple[str, str]) -> CheckpointSource:
+    return CheckpointSource(
+        name=f"the released code of EANet (tokens_type {name})",
+        signature=(
+            rf"{_TOKENS}\.attention1\.",
+            _EXTERNAL,
+            rf"{_TOKENS}\.attention[12]\.attn\.{memories[0 if name == 'performer' else 1]}\.weight$",
+        ),
+        spec=partial(infer_spec, memories=memories),
+        tensors=partial(released_names, memories=memories),
+    )
+
+
+PERFORMER = _source("performer", ("linear_0", "linear_1"))
+TRANSFORMER = _source("transformer", ("linear_1", "linear_2"))

@@ -1,0 +1,62 @@
+"""Spec of an EANet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.models.specs import MaskKind, ModelSpec, require, require_counts
+
+__all__ = ["EANetSpec"]
+
+_PATCH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EANetSpec(ModelSpec):
+    """EANet: token transformers with external attention on overlapping patches, followed by blocks with external
+    attention.
+
+    dim, depth, mlp_dim: the sizes of the blocks.
+    heads: the number of heads that the released code is given; the attention has ``heads · expansion`` heads of
+    ``dim / heads`` features.
+    expansion: the width of the attention divided by ``dim``; 4 in the released code.
+    slots: the number of slots of the memories in the blocks; 64 in the released code.
+    token_dim, token_slots: the width of the token transformers, and the number of slots of their memories; the released
+    code has 128 slots.
+    """
+
+    family: ClassVar[str] = "eanet"
+    mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain",)
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+    token_dim: int
+    expansion: int = 4
+    slots: int = 64
+    token_slots: int = 128
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "dim", "depth", "heads", "mlp_dim", "token_dim", "expansion", "slots", "token_slots")
+        require(
+            self.image_size % _PATCH == 0,
+            f"image side {self.image_size}: expected a multiple of {_PATCH}, because the network divides the side by "
+            "4, 2 and 2",
+        )
+        require(self.dim % self.heads == 0, f"the width {self.dim} is not a multiple of {self.heads} heads")
+
+    @property
+    def grids(self) -> tuple[int, int, int]:
+        """The number of tokens along a side of the grid: for both token transformers, then for the blocks."""
+        return self.image_size // 4, self.image_size // 8, self.image_size // _PATCH
+
+    @property
+    def tokens(self) -> int:
+        """N: the number of tokens of the blocks, with the class token."""
+        return self.grids[-1] ** 2 + 1
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads

@@ -1,0 +1,147 @@
+"""`Family`: the record of an architecture.  The rest of the package uses an architecture only through this record.
+
+Importing a record does not import torch: the functions of the record import the PyTorch module and the passes when the
+functions are called. A pass is a function that rewrites a trained model for deployment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from gmmvit_deploy.images.resize_rules import ResizeRule
+from gmmvit_deploy.models.sources.source import CheckpointSource
+from gmmvit_deploy.models.specs import Interpolation, MaskKind, MaskSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", "small_mask"]
+
+OwnPass = Callable[["Model"], tuple[str, ...]]
+"""A pass of a family, for folding (replacing steps by constants) or for GPU engines.
+
+The pass changes a model in place and returns the names of the changed modules, like
+`gmmvit_deploy.models.folding.passes.FoldingPass`.
+"""
+
+Mistake = tuple[str, Callable[["Model"], bool]]
+"""A deployment mistake: (description, function that makes the mistake in a model and returns True if it did)."""
+
+_SMALL_KERNELS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastBlock:
+    """The last `layers.blocks.PreNormBlock` of a network, if the head reads only the first token or the mean of the
+    tokens.
+
+    name: the name of the block's module.
+    reads: ``first`` if the head reads the first token, ``mean`` if the head reads the mean of all tokens.
+    tokens: N, the number of tokens.
+    """
+
+    name: str
+    reads: Literal["first", "mean"]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Division of a lattice of tokens into square windows.
+
+    grid, window: the number of tokens along a side of the lattice, and along a side of a window.
+    shift: the number of tokens by which the lattice is rolled up and to the left before the division.
+    """
+
+    grid: int
+    window: int
+    shift: int
+
+
+def no_passes() -> tuple[OwnPass, ...]:
+    return ()
+
+
+def _no_variants() -> Mapping[str, ModelSpec]:
+    return {}
+
+
+def _reads_all(spec: Any) -> LastBlock | None:
+    return None
+
+
+def _no_proof(model: Model) -> None:
+    return None
+
+
+def _no_windows(spec: Any) -> Mapping[str, Windows]:
+    return {}
+
+
+def _always_available(spec: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The record of an architecture.
+
+    In the following list, ``arguments → result`` describes a function, and ``spec`` is a spec of this family.
+
+    name:           the name in the spec's JSON, in commands and in reports
+    spec:           the class of the family's specs, a subclass of `ModelSpec`
+    build:          spec → the PyTorch module with random weights
+    sources:        the code bases that write checkpoint files of this family
+    presets:        name → function (classes, image size, mask) → spec; no other family has a preset of the same name
+    mask_kinds:     the supported kinds of mask
+    small:          mask → the spec of a small model, for tests
+    variants:       () → name → the spec of a small model for tests, for each variant that is no kind of mask, such as
+                    ``spt-lsa``
+    blocks:         spec → names of the modules whose outputs ``gmmvit parity --localize`` compares, in execution order
+    last_block:     spec → `LastBlock`, or None if folding must not change the last block
+    windows:        spec → dict: name of an attention → `Windows`; an attention without an entry attends to all tokens
+    folding_passes: () → additional folding passes, which run after the passes on the attention scores and before
+                    `folding.last_block.narrow_last_block`
+    engine_passes:  () → additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
+    unavailable:    spec → the reason why this process cannot build the model, for example because the code of the model
+                    is in a file that the user did not name; empty if the process can build the model
+    resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
+                    the model for images of this size; None if no rule resizes models of this family
+    default_resize: the resize rule for images if neither the checkpoint nor the user states a rule; None if the user
+                    must state the rule
+    proof:          model → None, a check of a model that was filled from a checkpoint; raises an error
+    distributions:  Python packages that define the models, whose versions a bundle records
+    mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
+                    the attention scores
+    """
+
+    name: str
+    spec: Callable[..., ModelSpec]
+    build: Callable[[Any], Model]
+    sources: tuple[CheckpointSource, ...]
+    mask_kinds: tuple[MaskKind, ...]
+    small: Callable[[MaskSpec], ModelSpec]
+    blocks: Callable[[Any], tuple[str, ...]]
+    presets: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = field(default_factory=dict)
+    variants: Callable[[], Mapping[str, ModelSpec]] = _no_variants
+    last_block: Callable[[Any], LastBlock | None] = _reads_all
+    windows: Callable[[Any], Mapping[str, Windows]] = _no_windows
+    folding_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
+    engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
+    unavailable: Callable[[Any], str] = _always_available
+    resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
+    mistakes: tuple[Mistake, ...] = ()
+    distributions: tuple[str, ...] = ()
+    proof: Callable[[Model], None] = _no_proof
+    default_resize: ResizeRule | None = None
+
+    def small_specs(self) -> dict[MaskKind, ModelSpec]:
+        """Return a small spec for each supported kind of mask."""
+        return {kind: self.small(small_mask(kind)) for kind in self.mask_kinds}
+
+
+def small_mask(kind: MaskKind) -> MaskSpec:
+    """Return a mask spec of this kind.  A Gaussian mixture mask has three Gaussians per head."""
+    return MaskSpec(kind=kind, kernels=_SMALL_KERNELS if kind == "gmm" else 0)

@@ -1,0 +1,80 @@
+"""Models that Hugging Face transformers builds: its classifiers of images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from gmmvit_deploy.models.families.family import Family, OwnPass
+from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["HUGGING_FACE"]
+
+
+def _build(spec: HuggingFaceSpec) -> Model:
+    from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
+
+    return HuggingFaceModel(spec)
+
+
+def _small(mask: MaskSpec) -> HuggingFaceSpec:
+    return HuggingFaceSpec(
+        architecture="ViTForImageClassification",
+        config={
+            "image_size": 16,
+            "patch_size": 4,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_labels": 5,
+        },
+        image_size=16,
+        classes=5,
+        mask=mask,
+    )
+
+
+def _blocks(spec: HuggingFaceSpec) -> tuple[str, ...]:
+    import torch
+
+    from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
+    from gmmvit_deploy.models.layers.answered_network import answered_blocks
+
+    with torch.device("meta"):
+        return answered_blocks(HuggingFaceModel(spec))
+
+
+def _proof(model: Model) -> None:
+    from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
+    from gmmvit_deploy.models.layers.answered_network import require_equal_logits
+
+    hint = "give a folder whose id2label has a label for each class"
+    if not model.spec.classes:
+        hint = "give the folder of a classifier: the features of this backbone are not a vector"
+    require_equal_logits(cast("HuggingFaceModel", model), hint=hint)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.models.families.hugging_face.folding import merge_layer_scales, pool_by_mean, store_positions
+
+    return (merge_layer_scales, store_positions, pool_by_mean)
+
+
+HUGGING_FACE = Family(
+    name="hugging_face",
+    spec=HuggingFaceSpec,
+    build=_build,
+    sources=(HUGGING_FACE_FILES,),
+    mask_kinds=("plain",),
+    small=_small,
+    blocks=_blocks,
+    distributions=("transformers",),
+    proof=_proof,
+    folding_passes=_folding_passes,
+    default_resize=None,
+)

@@ -1,0 +1,244 @@
+"""Folders that transformers' ``save_pretrained`` writes: how the spec is inferred, and the names of the tensors.
+
+    config.json                 architectures, model_type, the sizes of the network, id2label
+    preprocessor_config.json    the preprocessing (`families.hugging_face.images`)
+
+transformers builds the network from ``config.json``. `checkpoints.hugging_face_folder` gives the tensors of the file
+the names of the network, before the tensors are compared with the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.images.labels import Task
+from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, Preprocessing, preprocessing_from
+from gmmvit_deploy.models.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
+from gmmvit_deploy.models.families.hugging_face.pooling import refuse_pool, with_pool
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.sources.shapes import Shapes
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+
+__all__ = ["CONFIG_FILE", "HUGGING_FACE_FILES"]
+
+CONFIG_FILE = "config.json"
+_TASKS: dict[str, Task] = {
+    "single_label_classification": "single-label",
+    "multi_label_classification": "multi-label",
+}
+"""``problem_type`` of ``config.json`` → task."""
+_MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
+    """Infer the spec from ``config.json`` and ``preprocessor_config.json``.
+
+    Errors:
+        CheckpointError: the file is not in a folder with ``config.json``; the configuration names no class, or a task
+            other than classification; an option contradicts the configuration; the number of
+            layers is larger than the number of tensors; or no rule honours the preprocessing.
+        SpecError: transformers has no such class, or does not take the configuration.
+    """
+    where = f"{shapes.source}/{CONFIG_FILE}"
+    stated = shapes.record.config
+    if not stated:
+        raise CheckpointError(
+            f"{shapes.source}: the names of the tensors are those of Hugging Face transformers, whose weights need the "
+            f"{CONFIG_FILE} of their folder",
+            hint=f"give the folder with the weights, {CONFIG_FILE} and {PREPROCESSOR_FILE}",
+        )
+    architecture = _architecture(stated, where)
+    _task(stated, where)
+    _refuse_options(shapes.source, hints)
+    _refuse_depth(shapes, stated, where)
+    config = config_of(architecture, stated, where=where)
+    channels = getattr(config, "num_channels", 3)
+    if channels not in CHANNELS:
+        raise CheckpointError(
+            f"{where}: num_channels is {channels!r}; expected one of {', '.join(map(str, CHANNELS))}",
+            hint=f"give the folder of a classifier of images, and {CONFIG_FILE} unchanged",
+        )
+    backbone = is_backbone(architecture)
+    if backbone:
+        _require_features(architecture, where, hints)
+    else:
+        refuse_pool(architecture, where, hints)
+    preprocessing = _preprocessing(shapes, channels)
+    height, width = _size(preprocessing, config, hints, shapes.source)
+    spec = HuggingFaceSpec(
+        architecture=architecture,
+        config=network_config(stated, where=where),
+        image_size=height,
+        image_width=None if width == height else width,
+        channels=channels,
+        classes=0 if backbone else int(config.num_labels),
+        mask=MaskSpec(),
+    )
+    if hints.heads not in (None, spec.first_heads):
+        raise CheckpointError(
+            f"{shapes.source}: --set heads={hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
+            hint="leave --set heads out",
+        )
+    return with_pool(spec, shapes, hints) if backbone else spec
+
+
+def _architecture(stated: Mapping[str, Any], where: str) -> str:
+    names = stated.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise CheckpointError(
+            f"{where}: architectures is {names!r}; expected a list with the class of the model",
+            hint='add the class of training, such as "architectures": ["ViTForImageClassification"]',
+        )
+    return names[0]
+
+
+def _task(stated: Mapping[str, Any], where: str) -> Task | None:
+    """Return the task that ``problem_type`` states, or None.  Errors: CheckpointError for another value."""
+    value = stated.get("problem_type")
+    if value is not None and value not in _TASKS:
+        raise CheckpointError(
+            f"{where}: problem_type is {value!r}; expected {' or '.join(_TASKS)}",
+            hint=f"give the folder of a classifier, or correct problem_type in {CONFIG_FILE}",
+        )
+    return None if value is None else _TASKS[value]
+
+
+def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
+    """Errors: CheckpointError when logits of a backbone are needed."""
+    if not hints.only_features:
+        raise CheckpointError(
+            f"{where}: {architecture} is a backbone without a classifier",
+            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
+            "ViTForImageClassification",
+        )
+
+
+def _refuse_options(source: str, hints: LoadHints) -> None:
+    """Errors: CheckpointError for an option that describes what ``config.json`` states."""
+    options = {"--model": hints.model, "--head": hints.head, "--set closed_form": hints.closed_form or None}
+    for option, value in options.items():
+        if value is not None:
+            raise CheckpointError(
+                f"{source}: {option} does not apply to a folder of Hugging Face transformers, whose {CONFIG_FILE} "
+                "states the architecture",
+                hint=f"leave {option} out",
+            )
+
+
+def _refuse_depth(shapes: Shapes, stated: Mapping[str, Any], where: str) -> None:
+    """Errors: CheckpointError when the configuration asks for more layers than the file has tensors.
+
+    transformers would build the layers one by one, for minutes, before a comparison with the file could begin.
+    """
+    for name in ("num_hidden_layers", "depths"):
+        value = stated.get(name)
+        counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
+        if sum(counts) > len(shapes.tensors):
+            raise CheckpointError(
+                f"{where}: {name} is {value!r}, more layers than the weights have tensors ({len(shapes.tensors)})",
+                hint=f"copy or download {CONFIG_FILE} and the weights again",
+            )
+
+
+def _preprocessing(shapes: Shapes, channels: int) -> Preprocessing | None:
+    """Return what ``preprocessor_config.json`` states, or None if the folder has no such file."""
+    fields = shapes.record.preprocessor
+    if fields is None:
+        return None
+    model_type = str(shapes.record.config.get("model_type", ""))
+    where = f"{shapes.source}/{PREPROCESSOR_FILE}"
+    return preprocessing_from(fields, where=where, model_type=model_type, channels=channels)
+
+
+def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, source: str) -> tuple[int, int]:
+    """Return (height, width) of the network's input: after the preprocessing, else as ``config.json`` states."""
+    stated = preprocessing.size if preprocessing is not None else None
+    size = stated or getattr(config, "image_size", None) or hints.image_size
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and 1 <= side <= _MAX_SIDE for side in sides):
+        raise CheckpointError(
+            f"{source}: the size of the images is {size!r}; expected the height and the width, each from 1 to "
+            f"{_MAX_SIDE} pixels",
+            hint=f"correct image_size in {CONFIG_FILE} or size in {PREPROCESSOR_FILE}; if neither file states a size, "
+            "type --image-size",
+        )
+    return sides[0], sides[1]
+
+
+def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
+    """Return a dict from name in the model to name in the network."""
+    import torch
+
+    from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
+
+    with torch.device("meta"):
+        state = HuggingFaceModel(spec).state_dict()
+    return {name: name.removeprefix("network.") for name in state}
+
+
+def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
+    """Return a dict from name in the file to the reason: with ``--set pool=cls``, the tensors of a pooler."""
+    import torch
+
+    if spec.pool != "cls":
+        return {}
+    with torch.device("meta"):
+        read, all_tensors = (network_from_spec(replace(spec, pool=pool)).state_dict() for pool in ("cls", "pooler"))
+    return dict.fromkeys(all_tensors.keys() - read.keys(), "--set pool=cls takes the class token before the pooler")
+
+
+def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
+    """Return the resize rule, crop_pct, mean, std, labels and task that the folder states."""
+    config, where = shapes.record.config, f"{shapes.source}/{CONFIG_FILE}"
+    stated = KnownImages(
+        labels=_labels(config, where, spec.classes),
+        task=_task(config, where),
+        task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
+    )
+    preprocessing = _preprocessing(shapes, spec.channels)
+    if preprocessing is None:
+        return stated
+    return replace(
+        stated,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        resize=preprocessing.resize,
+        crop_pct=preprocessing.crop_pct if preprocessing.resize is not None else None,
+    )
+
+
+def _labels(stated: Mapping[str, Any], where: str, classes: int) -> tuple[str, ...] | None:
+    """Return ``id2label`` in the order of the index; None if the labels are those that transformers makes up.
+
+    Errors: CheckpointError when ``id2label`` is not a label for each class.
+    """
+    labels = stated.get("id2label")
+    if labels is None:
+        return None
+    held = [labels.get(str(index)) for index in range(classes)] if isinstance(labels, Mapping) else []
+    names = [name for name in held if isinstance(name, str)]
+    if len(names) != classes:
+        raise CheckpointError(
+            f"{where}: id2label: expected a label for each index from 0 to {classes - 1}, got {labels!r:.200}",
+            hint=f"correct id2label in {CONFIG_FILE}",
+        )
+    if all(name == f"LABEL_{index}" for index, name in enumerate(names)):
+        return None
+    return tuple(names)
+
+
+HUGGING_FACE_FILES = CheckpointSource(
+    name="Hugging Face transformers",
+    signature=(r"\w+\.(encoder\.)?(layer|layers)\.\d+\.(.+\.)?attention\.(.+\.)?(query|q_proj)\.weight",),
+    spec=infer_spec,
+    tensors=tensor_origins,
+    known_unused=known_unused,
+    images=known_images,
+    own_hints=("pool",),
+)

@@ -1,0 +1,118 @@
+"""Folding passes for networks of transformers.
+
+    γ ∘ (W x + b)                       →  (γ ∘ W) x + γ ∘ b    LayerScale of DINOv2 and BEiT
+    resampled position embeddings       →  stored               DINOv2, for images of another size than the positions
+    adaptive average of all tokens      →  mean                 Swin
+
+The modules belong to transformers, so each pass is tried on a copy (`layers.tried_change`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.tried_change import tried
+from gmmvit_deploy.models.specs import input_shape
+
+__all__ = ["MeanOfTokens", "merge_layer_scales", "pool_by_mean", "store_positions"]
+
+_SCALED = (
+    ("layer_scale1.lambda1", "attention.o_proj"),
+    ("layer_scale2.lambda1", "mlp.fc2"),
+    ("lambda_1", "attention.o_proj"),
+    ("lambda_2", "mlp.fc2"),
+)
+"""(factor, linear layer) in a block of DINOv2 and of BEiT."""
+
+
+class MeanOfTokens(nn.Module):
+    """(B, D, N) → (B, D, 1): the mean over the tokens."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.mean(dim=-1, keepdim=True)
+
+
+@torch.no_grad()
+def merge_layer_scales(model: Model) -> tuple[str, ...]:
+    """Merge LayerScale into the output projection of each attention and the second linear layer of each mlp.
+
+    Ensures: in float64 the logits of random images are equal up to rounding; otherwise the network does not change.
+    Returns the names of the changed layers.
+    """
+    return tried(model, _merge)
+
+
+@torch.no_grad()
+def store_positions(model: Model) -> tuple[str, ...]:
+    """Store the position embeddings that the network resamples for the size of the images in every forward pass.
+
+    Requires: square images.  DINOv2 then adds the stored embeddings without resampling.
+    Ensures: as for `merge_layer_scales`.
+    Returns the names of the changed modules.
+    """
+    return tried(model, _store)
+
+
+@torch.no_grad()
+def pool_by_mean(model: Model) -> tuple[str, ...]:
+    """Replace an adaptive average pooling to a single value by the mean, which ONNX has as an operator.
+
+    Ensures: as for `merge_layer_scales`.
+    Returns the names of the changed modules.
+    """
+    return tried(model, _pool)
+
+
+def _merge(model: Any) -> tuple[str, ...]:
+    changed = []
+    for path, block in model.network.named_modules():
+        for factor, name in _SCALED:
+            scale, _, inner = factor.partition(".")
+            part, _, last = name.partition(".")
+            held = getattr(block, scale, None)
+            gamma = getattr(held, inner, None) if inner else held
+            layer = getattr(getattr(block, part, None), last, None)
+            if not isinstance(layer, nn.Linear) or not isinstance(gamma, Tensor):
+                continue
+            if gamma.shape != (layer.out_features,):
+                continue
+            layer.weight.mul_(gamma[:, None])
+            if layer.bias is not None:
+                layer.bias.mul_(gamma)
+            delattr(block, scale)
+            setattr(block, scale, nn.Identity() if inner else 1.0)
+            changed.append(f"network.{path}.{name}")
+    return tuple(changed)
+
+
+def _store(model: Any) -> tuple[str, ...]:
+    _, height, width = input_shape(model.spec)
+    changed = []
+    for path, module in model.network.named_modules():
+        positions = getattr(module, "position_embeddings", None)
+        patch = getattr(getattr(module, "patch_embeddings", None), "patch_size", None)
+        if height != width or not isinstance(positions, nn.Parameter) or not isinstance(patch, tuple | list):
+            continue
+        patches = (height // patch[0]) * (width // patch[1])
+        if not hasattr(module, "interpolate_pos_encoding") or positions.shape[1] == patches + 1:
+            continue
+        tokens = positions.new_empty(1, patches + 1, positions.shape[-1])
+        resampled = module.interpolate_pos_encoding(tokens, height, width)
+        if resampled.shape == positions.shape:
+            continue
+        module.position_embeddings = nn.Parameter(resampled.clone(), requires_grad=False)
+        changed.append(f"network.{path}")
+    return tuple(changed)
+
+
+def _pool(model: Any) -> tuple[str, ...]:
+    changed = []
+    for path, module in [*model.network.named_modules()]:
+        if isinstance(module, nn.AdaptiveAvgPool1d) and module.output_size in (1, (1,)):
+            model.network.set_submodule(path, MeanOfTokens())
+            changed.append(f"network.{path}")
+    return tuple(changed)

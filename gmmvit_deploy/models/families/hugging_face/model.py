@@ -1,0 +1,100 @@
+"""A model of Hugging Face transformers as a `Model` of this package.
+
+A classifier has logits = network(images).logits = W x + b; its features are x, the vector that the last layer reads.
+The features of a backbone without a classifier are ``pooler_output``, or the class token of ``last_hidden_state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.families.hugging_face.network import network_from_spec
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.layers.answered_network import AnsweredNetwork
+
+__all__ = ["HuggingFaceModel", "has_class_token"]
+
+_HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head")
+
+
+def has_class_token(network: nn.Module) -> bool:
+    """Return True if a backbone of transformers has a class token, which is then the first of the tokens."""
+    return any(name.rpartition(".")[2] == "cls_token" for name, _ in network.named_parameters())
+
+
+class HuggingFaceModel(AnsweredNetwork):
+    """A classifier of transformers, or a backbone without a classifier, whose spec has 0 classes.
+
+    forward: images (B, c, height, width), normalised, float32 → logits (B, C), or features (B, D).
+    """
+
+    package: ClassVar[str] = "transformers"
+    spec: HuggingFaceSpec
+
+    def __init__(self, spec: HuggingFaceSpec) -> None:
+        super().__init__(spec)
+        if not spec.classes:
+            self.outputs = ("features",)
+        self.answer_calls()
+
+    def built_network(self) -> nn.Module:
+        return network_from_spec(self.spec)
+
+    def logits_of(self, network: nn.Module, images: Tensor) -> Tensor:
+        output: Any = network(images)
+        answer: Tensor = output.logits if self.spec.classes else self._pooled(output)
+        return answer
+
+    def _pooled(self, output: Any) -> Tensor:
+        """Return the features (B, D) of a backbone.  Errors: SpecError when transformers does not compute them."""
+        if self.spec.pool == "cls":
+            token: Tensor = output.last_hidden_state[:, 0]
+            return token
+        pooled: Tensor | None = getattr(output, "pooler_output", None)
+        if pooled is None:
+            raise SpecError(
+                f"{self.title}: transformers computes no pooler_output",
+                hint="type --set pool=cls for the class token of last_hidden_state"
+                if has_class_token(self.network)
+                else "give the folder of a classifier: this backbone has no class token either",
+            )
+        return pooled
+
+    def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if not self.spec.classes:
+            return None, self.logits_of(self.network, images)
+        if "features" not in self.outputs:
+            return self.logits_of(self.network, images), None
+        read: list[Tensor] = []
+        # transformers does not return what the classifier reads, which differs between the architectures.
+        handle = self._classifier().register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+        try:
+            logits = self.logits_of(self.network, images)
+        finally:
+            handle.remove()
+        return logits, read[-1]
+
+    def _classifier(self) -> nn.Linear:
+        """Return the linear layer that computes the logits.
+
+        Errors: SpecError when the network has no such layer, or several.
+        """
+        heads = dict(self.classifier_heads())
+        if len(heads) != 1:
+            held = " and ".join(heads) or "none"
+            raise SpecError(
+                f"{self.title}: features are what the linear layer of the classifier reads, and the network has "
+                f"{len(heads)} such layers: {held}"
+            )
+        return next(iter(heads.values()))
+
+    def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
+        """Yield (name, layer) of each linear layer that computes logits."""
+        for name in _HEADS:
+            layer = getattr(self.network, name, None)
+            if isinstance(layer, nn.Linear):
+                yield f"network.{name}", layer

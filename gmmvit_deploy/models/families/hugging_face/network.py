@@ -1,0 +1,146 @@
+"""Build the network of a spec with Hugging Face transformers.
+
+Nothing is downloaded, and no code outside transformers runs: fields of the configuration with which transformers would
+do either are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import MissingDependencyError, SpecError
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["class_named", "config_of", "is_backbone", "network_config", "network_from_spec", "require_transformers"]
+
+_SUFFIXES = ("ForImageClassification", "ForImageClassificationWithTeacher")
+_REFUSED = {
+    "auto_map": "it names code in the folder, and gmmvit runs only code of transformers",
+    "backbone": "transformers would build a backbone of another library, and could download it",
+    "pruned_heads": "transformers removes heads only while it loads a model",
+    "quantization_config": "the weights are quantised; save the model before the quantisation",
+    "use_pretrained_backbone": "transformers would download a backbone",
+    "use_timm_backbone": "transformers would build a backbone with timm",
+}
+"""Fields of ``config.json`` that are refused, if they have a true or non-empty value → the reason."""
+_NOT_THE_NETWORK = {
+    "_attn_implementation", "_commit_hash", "_name_or_path", "_num_labels", "architectures", "attn_implementation",
+    "chunk_size_feed_forward", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "label2id",
+    "output_attentions", "output_hidden_states", "problem_type", "return_dict", "task_specific_params", "torch_dtype",
+    "torchscript", "transformers_version", "use_bfloat16", "use_return_dict",
+}  # fmt: skip
+"""Fields of ``config.json`` that do not change the logits: labels, versions, and settings of a run."""
+
+
+def require_transformers() -> Any:
+    """Import transformers.  Errors: MissingDependencyError when transformers is not installed."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is first imported
+    try:
+        import transformers
+    except ImportError as exc:
+        raise MissingDependencyError("transformers, which builds this model,", extra="transformers") from exc
+    return transformers
+
+
+def is_backbone(name: str) -> bool:
+    """Return True if transformers has a network of images without a classifier with this name, such as ``ViTModel``."""
+    require_transformers()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES as CLASSES
+
+    return name in _names(CLASSES) and not name.endswith(_SUFFIXES)
+
+
+def _names(classes: Mapping[str, str | tuple[str, ...]]) -> list[str]:
+    """Return the names of a table of transformers: kind of model → class, or several classes."""
+    return [name for names in classes.values() for name in ([names] if isinstance(names, str) else names)]
+
+
+def class_named(name: str, *, where: str) -> Any:
+    """Return the class of transformers with this name, for image classification or a backbone of images.
+
+    where: the file that holds the name, for messages.
+    Errors: SpecError when transformers has no such class, or when the class is neither.
+    """
+    transformers = require_transformers()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as CLASSES
+
+    known = _names(CLASSES)
+    if name.startswith("TimmWrapper"):
+        raise SpecError(
+            f"{where}: {name} is a model of timm inside transformers",
+            hint="give the weights of the folder, and type --model with timm's name of the architecture",
+        )
+    if not (name in known and name.endswith(_SUFFIXES)) and not is_backbone(name):
+        close = difflib.get_close_matches(name, known, n=3) or ["ViTForImageClassification"]
+        raise SpecError(
+            f"{where}: transformers {transformers.__version__} has no classifier or backbone of images {name!r}",
+            hint=f"give the folder of a classifier, such as {', '.join(close)}, or of a backbone, such as ViTModel",
+        )
+    return getattr(transformers, name)
+
+
+def network_config(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Return the fields of ``config.json`` that describe the network, with the number of classes as ``num_labels``.
+
+    Errors: SpecError when a refused field has a true or non-empty value.
+    """
+    for name, reason in _REFUSED.items():
+        if config.get(name):
+            raise SpecError(f"{where}: the field {name} is not supported: {reason}", hint=f"remove {name} from {where}")
+    kept = {name: value for name, value in config.items() if name not in _NOT_THE_NETWORK | _REFUSED.keys()}
+    labels = config.get("id2label")
+    return {**kept, "num_labels": len(labels)} if isinstance(labels, Mapping) and labels else kept
+
+
+def config_of(architecture: str, config: Mapping[str, Any], *, where: str) -> Any:
+    """Return the configuration of transformers for the fields of ``config.json``.
+
+    Errors: SpecError when transformers does not take the fields, or when they are those of another architecture.
+    """
+    model_class = class_named(architecture, where=where)
+    stated, own = config.get("model_type"), model_class.config_class.model_type
+    if stated is not None and stated != own:
+        raise SpecError(
+            f"{where}: model_type {stated!r} and {architecture} contradict each other; expected model_type {own!r}",
+            hint="correct architectures or model_type",
+        )
+    try:
+        return model_class.config_class.from_dict(network_config(config, where=where))
+    except SpecError:
+        raise
+    # The fields come from a file; transformers checks them with exceptions of several libraries.
+    except Exception as exc:
+        raise _cannot_build(architecture, where, exc) from exc
+
+
+def network_from_spec(spec: HuggingFaceSpec) -> nn.Module:
+    """Build the network of a spec with random weights, in evaluation mode.
+
+    Errors: SpecError when transformers has no such class or does not take the configuration.
+    """
+    where = "config.json"
+    config = config_of(spec.architecture, spec.config, where=where)
+    model_class = class_named(spec.architecture, where=where)
+    takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    arguments = {"add_pooling_layer": False} if takes_pooler and spec.pool == "cls" else {}
+    try:
+        network: nn.Module = model_class(config, **arguments)
+    # transformers checks few of the values before it builds the modules.
+    except Exception as exc:
+        raise _cannot_build(spec.architecture, where, exc) from exc
+    return network.eval()
+
+
+def _cannot_build(architecture: str, where: str, exc: Exception) -> SpecError:
+    reason = " ".join(str(exc).split())
+    return SpecError(
+        f"{where}: transformers cannot build {architecture} from these fields: {type(exc).__name__}: {reason}",
+        hint="copy or download config.json again",
+    )

@@ -1,0 +1,69 @@
+"""Spec of a model that Hugging Face transformers builds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from gmmvit_deploy.models.specs import ModelSpec, require, require_counts
+
+__all__ = ["HuggingFaceSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HuggingFaceSpec(ModelSpec):
+    """A model that the class ``architecture`` of transformers builds from a configuration.
+
+    architecture: the name of the class, such as ``ViTForImageClassification``.
+    config: the fields of ``config.json`` that describe the network, as JSON values; the defaults of transformers apply
+    to all other fields.
+    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
+    The size is that of the images after the preprocessing, which can differ from ``image_size`` of ``config``.
+    pool: the features of a backbone, whose spec has 0 classes: ``cls``, the class token of ``last_hidden_state``; or
+    ``pooler`` or "", transformers' ``pooler_output``. It is "" if the user did not choose, and for a classifier.
+    """
+
+    family: ClassVar[str] = "hugging_face"
+    headless: ClassVar[bool] = True
+    flags: ClassVar[tuple[str, ...]] = ("pool",)
+    architecture: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    image_width: int | None = None
+    pool: str = ""
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require(self.mask.kind == "plain", "a model of Hugging Face transformers has no mask that this project knows")
+        require(bool(self.architecture), "architecture: expected a class of transformers, got an empty name")
+        try:
+            plain = json.loads(json.dumps(dict(self.config)))
+        except (TypeError, ValueError) as exc:
+            require(False, f"config: expected JSON values: {exc}")
+        object.__setattr__(self, "config", plain)
+        require(self.pool in ("", "cls", "pooler"), f"pool: expected cls or pooler, got {self.pool!r}")
+        require(not (self.pool and self.classes), "pool: the classifier of a network determines what it reads")
+        if self.image_width is not None:
+            require_counts(self, "image_width")
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        return (self.image_size, self.image_size if self.image_width is None else self.image_width)
+
+    @property
+    def description(self) -> str:
+        return self.architecture
+
+    @property
+    def misfit_hint(self) -> str:
+        return (
+            "give the folder as save_pretrained wrote it: the weights, config.json and preprocessor_config.json must "
+            "be those of the same model; if the folder comes from elsewhere, copy or download it again"
+        )
+
+    @property
+    def first_heads(self) -> int | None:
+        heads = self.config.get("num_attention_heads", self.config.get("num_heads"))
+        first = heads[0] if isinstance(heads, list) and heads else heads
+        return first if isinstance(first, int) else None

@@ -1,0 +1,72 @@
+"""Naive ViT: the vision transformer of a widely copied tutorial, trained on MNIST."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.models.families.naive_vit.tutorial import PARAMETER_POSITIONS, TUTORIAL
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["NAIVE_VIT"]
+
+
+def _build(spec: NaiveViTSpec) -> Model:
+    from gmmvit_deploy.models.families.naive_vit.model import NaiveViT
+
+    return NaiveViT(spec)
+
+
+def _small(mask: MaskSpec) -> NaiveViTSpec:
+    return NaiveViTSpec(
+        image_size=12, channels=1, patch_size=4, classes=5, dim=32, depth=2, heads=2, mlp_dim=32, mask=mask
+    )
+
+
+def _blocks(spec: NaiveViTSpec) -> tuple[str, ...]:
+    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
+
+
+def _last_block(spec: NaiveViTSpec) -> LastBlock:
+    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.models.families.naive_vit.folding import stack_heads
+
+    return (stack_heads,)
+
+
+def _softmax_at_the_end(model: Model) -> bool:
+    from torch import nn
+
+    model.head = nn.Sequential(model.get_submodule("head"), nn.Softmax(dim=-1))
+    return True
+
+
+def _positions_without_class_token(model: Model) -> bool:
+    positions = model.get_buffer("positions")
+    positions.copy_(positions.roll(1, dims=1))
+    return True
+
+
+NAIVE_VIT = Family(
+    name="naive_vit",
+    spec=NaiveViTSpec,
+    build=_build,
+    sources=(TUTORIAL, PARAMETER_POSITIONS),
+    mask_kinds=("plain",),
+    small=_small,
+    blocks=_blocks,
+    last_block=_last_block,
+    folding_passes=_folding_passes,
+    mistakes=(
+        ("the softmax of training in place of the logits", _softmax_at_the_end),
+        ("positions counted from the first patch", _positions_without_class_token),
+    ),
+    default_resize="stretch-bilinear",
+)

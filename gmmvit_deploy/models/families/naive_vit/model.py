@@ -1,0 +1,108 @@
+"""The vision transformer of a widely copied tutorial, trained on MNIST.
+
+x = [class token, patches(image)·W + b] + P
+P[i, j] = sin(i / 10000^(j/D)) for even j,  cos(i / 10000^((j−1)/D)) for odd j
+x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
+logits = head(x of the class token)                        no norm before the head
+
+In P, i is the token (0 is the class token), j is the feature, and D is the width. Head h computes Q, K and V from
+features h·d … (h+1)·d − 1 of the normed tokens, where d is the head dim. The attention has no output projection. If the
+checkpoint holds P, the model uses the values of the checkpoint, also if the values differ from the sinusoids. The
+tutorial's network ends in a softmax over the classes; this model omits the softmax, because the outputs are logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.models.layers.attention import MaskedAttention
+from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.roles import with_role
+from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
+from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.models.scores.step import Oddity
+from gmmvit_deploy.precision import Role
+
+__all__ = ["HeadwiseProjection", "NaiveViT"]
+
+
+class HeadwiseProjection(nn.Module):
+    """Compute Q, K and V with a separate linear map for each head.  The map reads only the d features of the head.
+
+    weight: the weights (3, H, d, d), indexed [Q or K or V, head, input feature, output feature].
+    bias: the biases (3, H, d).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "projection", "add": "bias"}
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.weight = nn.Parameter(torch.randn(3, heads, head_dim, head_dim) * head_dim**-0.5)
+        self.bias = nn.Parameter(torch.zeros(3, heads, head_dim))
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n stacked"]:
+        # (B, n, 1, H, 1, d) @ (3, H, d, d)  →  (B, n, 3, H, 1, d)
+        columns: Tensor = x.unflatten(-1, (1, self.heads, 1, -1))
+        return ((columns @ self.weight).squeeze(-2) + self.bias).flatten(-3)
+
+
+class NaiveViT(Model):
+    """Vision transformer with headwise projections and fixed positions, sinusoidal unless the checkpoint holds others.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
+
+    spec: NaiveViTSpec
+    positions: Tensor
+
+    def __init__(self, spec: NaiveViTSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding = PatchEmbedding(spec.patch_size, spec.dim, channels=spec.channels)
+        self.class_token = nn.Parameter(torch.rand(1, 1, spec.dim))
+        # The sizes determine the sinusoids, so the state dict omits the buffer if the checkpoint has no positions.
+        positions = sinusoidal_positions(spec.tokens, spec.dim)
+        self.register_buffer("positions", positions, persistent=spec.stored_positions)
+        self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
+        self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
+        x = self.patch_embedding(images)
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        features: Tensor = x[:, 0]
+        return self.head(features), features
+
+    def oddities(self) -> Iterator[tuple[str, Oddity]]:
+        """Yield a note if the stored positions are not the sinusoids."""
+        largest = float((self.positions - sinusoidal_positions(self.spec.tokens, self.spec.dim)).abs().max())
+        if largest > 0:
+            what = (
+                f"the stored positions differ from the sinusoids by up to {largest:.3g}; the stored positions are used"
+            )
+            yield "positions", Oddity(severity="note", what=what)
+
+
+def _block(spec: NaiveViTSpec) -> Block:
+    def scores() -> AttentionScores:
+        return scaled_scores(spec.head_dim**-0.5)
+
+    block = Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=scores())
+    block.attention = MaskedAttention(
+        dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores(), projects_output=False
+    )
+    block.attention.qkv = HeadwiseProjection(spec.heads, spec.head_dim)
+    return block

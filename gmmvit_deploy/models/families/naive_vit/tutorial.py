@@ -1,0 +1,202 @@
+"""Checkpoints of ``MyViT``, the model of a widely copied tutorial: the tensor names, and how to infer the spec.
+
+linear_mapper                             linear layer on patches flattened in the order (channel, row, column)
+class_token                               (1, D), where D is the width
+blocks.{i}                                norm1, norm2, mlp.0, mlp.2
+blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), separate for each of the H heads
+mlp.0                                     the linear layer that computes the logits
+positional_embeddings, or pos_embed       (N, D) or (1, N, D), the positions; in some copies of the tutorial's code only
+
+The file determines the width, the depth, the number of heads, the mlp width and the number of classes. The file does
+not determine the channels of the images, so the user types --set channels. The side of the images follows from
+the channels and the number of stored positions; without stored positions, the user gives the option --image-size.
+
+The first version of MyViT has a single block at the root of the file (ln1, msa, ln2, enc_mlp) and is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.shapes import Shapes, asked_image, exact_root, infer_heads
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PARAMETER_POSITIONS", "TUTORIAL"]
+
+_MAPPER = "linear_mapper.weight"
+_FIRST = "blocks.0.mhsa.q_mappings"
+_PARTS = ("weight", "bias")
+_BUFFER, _PARAMETER = "positional_embeddings", "pos_embed"
+_NAME = "the tutorial's MyViT"
+# The second name is of a norm in the first version of MyViT, which `_refuse_first_version` refuses by name.
+_SIGNATURE = (r"linear_mapper\.weight$", r"(blocks\.0\.mhsa\.q_mappings\.0|ln1)\.weight$")
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints, *, positions: str) -> NaiveViTSpec:
+    """Infer the spec from names and shapes.  ``hints`` give the channels of the images, and the side if needed.
+
+    positions: the name of the tensor with the stored positions, if the file holds positions.
+    Errors: CheckpointError when the file has the format of the first version; when the channels, or the side of the
+    images, are not given or do not fit the size of the file's patches; or when a required tensor is missing.
+    """
+    source = shapes.source
+    _refuse_first_version(shapes)
+    dim, values = shapes.of(_MAPPER, rank=2)
+    stored = positions in shapes
+    image_size, channels, patch_size = (
+        _image_of_grid(source, hints, values=values, grid=_stored_grid(shapes, positions))
+        if stored
+        else _given_image(source, hints, values=values)
+    )
+    heads = infer_heads(
+        source,
+        width=dim,
+        known=shapes.count(rf"{_FIRST}\.(\d+)\."),
+        evidence="the number of heads in the first block of the file is",
+        hints=hints,
+        preset_heads=None,
+    )
+    return NaiveViTSpec(
+        image_size=image_size,
+        channels=channels,
+        patch_size=patch_size,
+        classes=shapes.of("mlp.0.weight", rank=2)[0],
+        dim=dim,
+        depth=shapes.count(r"blocks\.(\d+)\."),
+        heads=heads,
+        mlp_dim=shapes.of("blocks.0.mlp.0.weight", rank=2)[0],
+        mask=MaskSpec(),
+        stored_positions=stored,
+    )
+
+
+def _refuse_first_version(shapes: Shapes) -> None:
+    if "ln1.weight" in shapes and f"{_FIRST}.0.weight" not in shapes:
+        raise CheckpointError(
+            f"{shapes.source}: the file holds the first version of MyViT, with a single block at the root of the file "
+            "(ln1, msa, ln2, enc_mlp), whose norms average over all tokens together and whose mlp has a ReLU; expected "
+            "the later version, with blocks.0 in the names of the tensors",
+            hint="train the model again with the version of MyViT that has n_blocks",
+        )
+
+
+def _stored_grid(shapes: Shapes, name: str) -> int:
+    """Return the number of patches along a side of the image, from the number of stored positions.
+
+    Errors: CheckpointError when the tensor is not (N, D) or (1, N, D), or N is not a square number plus 1.
+    """
+    tokens = shapes.of(name, rank=3 if shapes.tensors[name].dim() == 3 else 2)[-2]
+    return shapes.grid(tokens - 1, where=f"{name}, without the class token,")
+
+
+def _given_image(source: str, hints: LoadHints, *, values: int) -> tuple[int, int, int]:
+    """Return (side of the images, channels of the images, side of a patch) for a file without stored positions.
+
+    values: the number of values per patch.
+    Errors: CheckpointError when the side or the channels are not given, or do not fit the number of values per patch.
+    """
+    image_size, channels = asked_image(source, hints)
+    patch_size = exact_root(values / channels)
+    if patch_size is None or image_size % patch_size:
+        raise CheckpointError(
+            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
+            f"p × p pixels tile an image of {image_size} × {image_size} pixels",
+            hint="type --image-size and --set channels with the values that the model was trained with",
+        )
+    return image_size, channels, patch_size
+
+
+def _image_of_grid(source: str, hints: LoadHints, *, values: int, grid: int) -> tuple[int, int, int]:
+    """Return (side of the images, channels of the images, side of a patch) for a file with stored positions.
+
+    values: the number of values per patch.  grid: the number of patches along a side of the image.
+    The caller compares the side of the images with the option --image-size.
+    Errors: CheckpointError when the channels are not given, or do not fit the number of values per patch.
+    """
+    _, channels = asked_image(source, replace(hints, image_size=grid), example="--set channels=1")  # the side is known
+    patch_size = exact_root(values / channels)
+    if patch_size is None:
+        raise CheckpointError(
+            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p for patches of p × p pixels",
+            hint="type --set channels with the number that the model was trained with",
+        )
+    return grid * patch_size, channels, patch_size
+
+
+def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
+    """Return a dict from name in the model to the key of the file, or to the conversion that computes the tensor.
+
+    positions: the name of the tensor with the stored positions, if the file holds positions.
+    """
+
+    def channel_fastest(weight: Tensor) -> Tensor:
+        """Reorder the input features of a weight: (D, channel · row · column)  →  (D, row · column · channel)."""
+        patches: Tensor = weight.unflatten(1, (spec.channels, spec.patch_size, spec.patch_size))
+        return patches.permute(0, 2, 3, 1).flatten(1).contiguous()
+
+    origins: dict[str, str | Conversion] = {
+        "patch_embedding.project.weight": Conversion(keys=(_MAPPER,), convert=channel_fastest),
+        "patch_embedding.project.bias": "linear_mapper.bias",
+        "class_token": Conversion(keys=("class_token",), convert=lambda token: token[None]),
+        "head.weight": "mlp.0.weight",
+        "head.bias": "mlp.0.bias",
+    }
+    if spec.stored_positions:
+        origins["positions"] = Conversion(keys=(positions,), convert=_batched)
+    pairs = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
+    for block in range(spec.depth):
+        origins |= {
+            f"blocks.{block}.{ours}.{part}": f"blocks.{block}.{theirs}.{part}"
+            for ours, theirs in pairs.items()
+            for part in _PARTS
+        }
+        keys = [f"blocks.{block}.mhsa.{part}_mappings.{head}" for part in "qkv" for head in range(spec.heads)]
+        qkv = f"blocks.{block}.attention.qkv"
+        origins[f"{qkv}.weight"] = Conversion(keys=tuple(f"{key}.weight" for key in keys), convert=_stacked_weights)
+        origins[f"{qkv}.bias"] = Conversion(keys=tuple(f"{key}.bias" for key in keys), convert=_stacked)
+    return origins
+
+
+def _batched(positions: Tensor) -> Tensor:
+    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
+    return positions if positions.dim() == 3 else positions[None]
+
+
+def _stacked(*tensors: Tensor) -> Tensor:
+    """Stack the tensors of the H heads to (3, H, …): first the heads of Q, then of K, then of V."""
+    import torch
+
+    stacked: Tensor = torch.stack(tensors).unflatten(0, (3, -1))
+    return stacked
+
+
+def _stacked_weights(*weights: Tensor) -> Tensor:
+    """Stack the weights with `_stacked` and transpose each weight to (input feature, output feature).
+
+    The linear layers in the file store (output feature, input feature).
+    """
+    return _stacked(*weights).transpose(-2, -1).contiguous()
+
+
+def _source(name: str, signature: tuple[str, ...], *, positions: str) -> CheckpointSource:
+    return CheckpointSource(
+        name=name,
+        signature=signature,
+        spec=partial(infer_spec, positions=positions),
+        tensors=partial(tensor_origins, positions=positions),
+    )
+
+
+TUTORIAL = _source(_NAME, _SIGNATURE, positions=_BUFFER)
+PARAMETER_POSITIONS = _source(
+    f"copies of {_NAME} with {_PARAMETER}", (*_SIGNATURE, rf"{_PARAMETER}$"), positions=_PARAMETER
+)

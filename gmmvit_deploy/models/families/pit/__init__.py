@@ -1,0 +1,72 @@
+"""PiT: a ViT with a class token, in several stages with pooling between the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.models.families.family import Family, LastBlock
+from gmmvit_deploy.models.families.pit.presets import PRESETS
+from gmmvit_deploy.models.families.pit.released import RELEASED, SPT_LSA
+from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["PIT"]
+
+
+def _build(spec: PiTSpec) -> Model:
+    from gmmvit_deploy.models.families.pit.model import PiT
+
+    return PiT(spec)
+
+
+def _small(mask: MaskSpec) -> PiTSpec:
+    return PiTSpec(
+        image_size=16,
+        patch_size=4,
+        classes=5,
+        dim=32,
+        depths=(2, 1),
+        heads=(2, 4),
+        head_dim=16,
+        mlp_dims=(48, 64),
+        mask=mask,
+    )
+
+
+def _variants() -> Mapping[str, PiTSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
+
+
+def _blocks(spec: PiTSpec) -> tuple[str, ...]:
+    names = ["patch_embedding"]
+    for stage, depth in enumerate(spec.depths):
+        names += [f"stages.{stage}.{block}" for block in range(depth)]
+        if stage < len(spec.depths) - 1:
+            names.append(f"poolings.{stage}")
+    return tuple(names)
+
+
+def _last_block(spec: PiTSpec) -> LastBlock:
+    return LastBlock(
+        name=f"stages.{len(spec.depths) - 1}.{spec.depths[-1] - 1}", reads="first", tokens=spec.grids[-1] ** 2 + 1
+    )
+
+
+PIT = Family(
+    name="pit",
+    spec=PiTSpec,
+    build=_build,
+    sources=(RELEASED, SPT_LSA),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm", "elm"),
+    small=_small,
+    variants=_variants,
+    blocks=_blocks,
+    last_block=_last_block,
+    default_resize="stretch-bilinear",
+)

@@ -1,0 +1,61 @@
+"""Spec of a PiT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gmmvit_deploy.models.specs import (
+    ModelSpec,
+    require,
+    require_counts,
+    require_no_mask_with,
+    require_stages,
+    require_tiling,
+)
+
+__all__ = ["PiTSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiTSpec(ModelSpec):
+    """PiT: a ViT with a class token in several stages.
+
+    Between two stages, a strided convolution halves the grid of the patches and doubles the width.
+    dim: the width of the first stage.  head_dim: the head dim, equal in all stages.
+    depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
+    spt: True for shifted patch tokenisation in place of the patch convolution and of the convolutions between stages.
+    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    """
+
+    family: ClassVar[str] = "pit"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
+    patch_size: int
+    dim: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    head_dim: int
+    mlp_dims: tuple[int, ...]
+    spt: bool = False
+    lsa: bool = False
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depths", "heads", "head_dim", "mlp_dims")
+        require_tiling(self.image_size, self.patch_size)
+        require_stages(self.depths, self.heads, self.mlp_dims)
+        require_no_mask_with(self, "spt", "lsa")
+        for grid in self.grids[:-1] if self.spt else ():
+            require(grid % 2 == 0, f"spt: expected grids that patches of 2×2 tokens tile, got {grid}×{grid} tokens")
+
+    @property
+    def grids(self) -> tuple[int, ...]:
+        """The number of patches along a side of the grid of each stage.  Half of an odd number is rounded up."""
+        grids = [self.image_size // self.patch_size]
+        for _ in self.depths[1:]:
+            grids.append((grids[-1] + 1) // 2)
+        return tuple(grids)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(self.dim << stage for stage in range(len(self.depths)))

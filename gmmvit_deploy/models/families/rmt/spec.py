@@ -1,0 +1,105 @@
+"""Spec of an RMT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+from gmmvit_deploy.models.specs import MaskKind, ModelSpec, require, require_counts, require_stages
+
+__all__ = ["RELEASES", "RMTSpec", "Release"]
+
+Release: TypeAlias = Literal["2023", "2024", "token_label"]
+"""The releases of the paper authors' code, which build different networks.
+
+2023: no rotary position embedding, no depthwise convolution in the MLP, a BatchNorm and the head at the end.
+2024: rotary position embedding, a depthwise convolution in the MLP, and a projection with BatchNorm before the head.
+token_label: the network of 2024 with a second head on every position, whose largest logits count half.
+"""
+RELEASES: tuple[Release, ...] = get_args(Release)
+_MAX_CONSTANT_BYTES = 2 << 30  # folding and export hold several copies of the constants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMTSpec(ModelSpec):
+    """RMT: attention with a Manhattan decay on grids of tokens, in stages; each later stage halves the grid.
+
+    dims, depths, heads, mlp_dims: the width, the number of blocks, the number of heads and the MLP width of each stage.
+    decomposed_stages: the stages, counted from 1, whose attention runs along the rows and then along the columns of
+    the grid. The other stages attend to the whole grid.
+    layer_scale: the stages, counted from 1, whose blocks multiply their branches by a learned factor for each feature.
+    release: a name of `RELEASES`.
+    projection_dim: the width of the projection before the head; 0 in the release of 2023, which has no projection.
+    Errors: SpecError as for `ModelSpec`, and when the constants for the image size would fill the memory.
+    """
+
+    family: ClassVar[str] = "rmt"
+    mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("decay",)
+    dims: tuple[int, ...]
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    mlp_dims: tuple[int, ...]
+    decomposed_stages: tuple[int, ...]
+    layer_scale: tuple[int, ...]
+    release: str
+    projection_dim: int
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "dims", "depths", "heads", "mlp_dims")
+        require_stages(self.depths, self.heads, self.mlp_dims)
+        stages = len(self.depths)
+        require(len(self.dims) == stages, f"expected a width for each of {stages} stages, got {len(self.dims)} widths")
+        for name in ("decomposed_stages", "layer_scale"):
+            value = getattr(self, name)
+            require(
+                all(isinstance(stage, int) and 1 <= stage <= stages for stage in value)
+                and list(value) == sorted(set(value)),
+                f"{name}: expected different stages from 1 to {stages}, in ascending order, got {value!r}",
+            )
+        require(self.release in RELEASES, f"release: expected one of {', '.join(RELEASES)}, got {self.release!r}")
+        require(
+            isinstance(self.projection_dim, int) and (self.projection_dim > 0) == (self.release != "2023"),
+            f"projection_dim: expected {'0' if self.release == '2023' else 'at least 1'} in the release "
+            f"{self.release}, got {self.projection_dim!r}",
+        )
+        require(self.dims[0] % 2 == 0, f"expected an even width in the first stage, got {self.dims[0]}")
+        for stage, (dim, heads) in enumerate(zip(self.dims, self.heads, strict=True), start=1):
+            require(
+                dim % (2 * heads) == 0,
+                f"stage {stage}: expected {heads} heads of an even head dim, got the width {dim}",
+            )
+        require(
+            self.constant_bytes <= _MAX_CONSTANT_BYTES,
+            f"the decays and rotations for images of {self.image_size}×{self.image_size} pixels take "
+            f"{self.constant_bytes / 2**30:,.1f} GiB; expected at most {_MAX_CONSTANT_BYTES / 2**30:.0f} GiB",
+            hint="type a smaller --image-size; decomposed stages, if training decomposed them, take less memory than "
+            "stages that attend to the whole grid",
+        )
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the attentions rotate Q and K by the position of the token (rotary position embedding)."""
+        return self.release != "2023"
+
+    @property
+    def grids(self) -> tuple[int, ...]:
+        """The number of tokens along a side of the grid of each stage: a convolution of stride 2 rounds up."""
+        sides = [-(-self.image_size // 4)]
+        while len(sides) < len(self.depths):
+            sides.append(-(-sides[-1] // 2))
+        return tuple(sides)
+
+    @property
+    def constant_bytes(self) -> int:
+        """The bytes of the float32 constants that depend on the image size: decays by block, rotations by stage.
+
+        whole stage: (H, n, n) for n tokens, by block.  decomposed stage: twice (H, side, side), by block.
+        rotation: cos and sin, each (n, D).
+        """
+        values = 0
+        for stage, side in enumerate(self.grids):
+            decay = 2 * side**2 if stage + 1 in self.decomposed_stages else side**4
+            values += self.depths[stage] * self.heads[stage] * decay
+            values += 2 * side**2 * self.dims[stage] if self.rotates else 0
+        return 4 * values

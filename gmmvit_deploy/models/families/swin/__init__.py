@@ -1,0 +1,83 @@
+"""Swin: attention within windows that shift in every other block, with or without Gaussian mixture masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.models.families.family import Family, OwnPass, Windows
+from gmmvit_deploy.models.families.swin.presets import PRESETS
+from gmmvit_deploy.models.families.swin.released import RELEASED, SPT_LSA
+from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["SWIN"]
+
+
+def _build(spec: SwinSpec) -> Model:
+    from gmmvit_deploy.models.families.swin.model import Swin
+
+    return Swin(spec)
+
+
+def _engine_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.models.families.swin.folding import join_windows
+
+    return (join_windows,)
+
+
+def _small(mask: MaskSpec) -> SwinSpec:
+    return SwinSpec(
+        image_size=16,
+        patch_size=2,
+        classes=5,
+        dim=32,
+        depths=(2, 1),
+        heads=(2, 4),
+        window=4,
+        mlp_dims=(48, 64),
+        mask=mask,
+    )
+
+
+def _variants() -> Mapping[str, SwinSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), depths=(2, 2), spt=True, lsa=True)}
+
+
+def _blocks(spec: SwinSpec) -> tuple[str, ...]:
+    names = ["patch_embedding"]
+    for stage, depth in enumerate(spec.depths):
+        names += [f"stages.{stage}.blocks.{block}" for block in range(depth)]
+        if stage < len(spec.depths) - 1:
+            names.append(f"stages.{stage}.merge")
+    return tuple(names)
+
+
+def _windows(spec: SwinSpec) -> Mapping[str, Windows]:
+    return {
+        f"stages.{stage}.blocks.{block}.attention": Windows(
+            grid=spec.grids[stage], window=spec.window, shift=spec.shift(stage, block)
+        )
+        for stage, depth in enumerate(spec.depths)
+        for block in range(depth)
+    }
+
+
+SWIN = Family(
+    name="swin",
+    spec=SwinSpec,
+    build=_build,
+    sources=(RELEASED, SPT_LSA),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm"),
+    small=_small,
+    variants=_variants,
+    blocks=_blocks,
+    windows=_windows,
+    engine_passes=_engine_passes,
+    default_resize="stretch-bilinear",
+)

@@ -1,0 +1,161 @@
+"""Swin: attention within windows that shift in every other block.
+
+block:           x = x + attention(norm(x)), separately within each w×w window;  x = x + mlp(norm(x))
+scores:          M ∘ (Q Kᵀ · d^(−1/2)) + relative position bias + shift mask
+between stages:  each 2×2 group of neighbouring tokens is concatenated (width 4D), normed and projected to width 2D
+logits = head(mean over tokens of norm(x))
+
+M is the Gaussian mixture mask of a window, d is the head dim, and D is the width of the stage. The shift mask is −100
+for two tokens that are in the same window only because of the shift, otherwise 0.
+
+SPT replaces the patch convolution and its norm, and the norm and projection between stages (`layers.shifted_patches`).
+LSA replaces d^(−1/2) by a learned temperature of each head, and masks the diagonal of the scores after the biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.layers.attention import MaskedAttention
+from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.roles import with_role
+from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
+from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.models.scores.biases import WindowBias, relative_position_index, shift_mask
+from gmmvit_deploy.models.scores.locality import locality_scores
+from gmmvit_deploy.models.scores.masks import mask_from_spec
+from gmmvit_deploy.precision import Role
+
+__all__ = ["Swin", "WindowBlock"]
+
+
+class WindowBlock(nn.Module):
+    """A pre-norm block on a grid × grid lattice of tokens.  Each token attends only to the tokens of its window."""
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
+
+    def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
+        super().__init__()
+        self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
+        self.joined = False  # True after `folding.join_windows`, which moves windows into batch or heads
+        dim, heads = spec.dims[stage], spec.heads[stage]
+        self.attention_norm = layer_norm(dim)
+        self.attention = MaskedAttention(
+            dim=dim,
+            heads=heads,
+            head_dim=dim // heads,
+            scores=self._scores(spec, heads=heads, head_dim=dim // heads),
+            qkv_bias=True,
+        )
+        self.mlp_norm = layer_norm(dim)
+        self.mlp = Mlp(dim, spec.mlp_dims[stage])
+
+    def _scores(self, spec: SwinSpec, *, heads: int, head_dim: int) -> AttentionScores:
+        outside = shift_mask(self.grid, self.window, self.shift) if self.shift else None
+        table = 0.02 * torch.randn((2 * self.window - 1) ** 2, heads)
+        bias = WindowBias(table, relative_position_index(self.window), outside)
+        if spec.lsa:
+            return locality_scores(heads=heads, head_dim=head_dim, tokens=self.window**2, bias=bias, scales_query=True)
+        mask = mask_from_spec(spec.mask, heads=heads, grid=self.window)
+        return scaled_scores(head_dim**-0.5, mask=mask, bias=bias, scales_query=True)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        x = x + self._attended(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+    def _attended(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        dim, side = x.shape[-1], self.grid // self.window
+        lattice = x.reshape(-1, self.grid, self.grid, dim)
+        if self.shift:
+            lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
+        windows = lattice.reshape(-1, side, self.window, side, self.window, dim).transpose(2, 3)
+        alone = self.joined and self.attention.windows is None
+        shape = (-1, self.window**2, dim) if alone else (-1, side**2, self.window**2, dim)
+        mixed = self.attention(windows.reshape(shape))
+        mixed = mixed.reshape(-1, side, side, self.window, self.window, dim).transpose(2, 3)
+        lattice = mixed.reshape(-1, self.grid, self.grid, dim)
+        if self.shift:
+            lattice = torch.roll(lattice, (self.shift, self.shift), dims=(1, 2))
+        return lattice.reshape(-1, self.grid**2, dim)
+
+
+class PatchMerging(nn.Module):
+    """Concatenate each 2×2 group of tokens, then apply LayerNorm (width 4D) and a linear layer to width 2D.
+
+    The tokens of a group are concatenated in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
+    """
+
+    def __init__(self, grid: int, dim: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.norm = layer_norm(4 * dim)
+        self.reduce = with_role(nn.Linear(4 * dim, 2 * dim, bias=False), "projection")
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch quarter twice"]:
+        half, dim = self.grid // 2, x.shape[-1]
+        # (B, half, row parity, half, column parity, D) → the column parity comes before the row parity
+        quads = x.reshape(-1, half, 2, half, 2, dim).permute(0, 1, 3, 4, 2, 5)
+        merged: Tensor = self.reduce(self.norm(quads.reshape(-1, half**2, 4 * dim)))
+        return merged
+
+
+class Stage(nn.Module):
+    """Blocks on the same grid of tokens, then patch merging unless the stage is the last stage."""
+
+    def __init__(self, spec: SwinSpec, stage: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(WindowBlock(spec, stage=stage, block=block) for block in range(spec.depths[stage]))
+        last = stage == len(spec.depths) - 1
+        merging = ShiftedMerging if spec.spt else PatchMerging
+        self.merge = None if last else merging(spec.grids[stage], spec.dims[stage])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x if self.merge is None else self.merge(x)
+
+
+class Swin(Model):
+    """Swin transformer, plain or with a Gaussian mixture mask on the attention within each window.
+
+    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
+
+    spec: SwinSpec
+
+    def __init__(self, spec: SwinSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.patch_embedding: nn.Module
+        if spec.spt:
+            self.patch_embedding = ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
+        else:
+            convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
+            self.patch_embedding = with_role(convolution, "embedding")
+        self.patch_norm = None if spec.spt else layer_norm(spec.dim)
+        self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2, spec.dim))
+        self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))
+        self.norm = layer_norm(spec.dims[-1])
+        self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
+
+    def logits_and_features(
+        self, images: Float[Tensor, "batch channels side side"]
+    ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, "batch dim"]]:
+        x = self.patch_embedding(images)
+        if self.patch_norm is not None:
+            x = self.patch_norm(x.flatten(2).transpose(1, 2))
+        x = x + self.position_embedding
+        for stage in self.stages:
+            x = stage(x)
+        features: Tensor = self.norm(x).mean(dim=1)
+        return self.head(features), features

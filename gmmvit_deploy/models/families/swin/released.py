@@ -1,0 +1,158 @@
+"""Swin checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+
+patch_embed.{proj,norm}, absolute_pos_embed
+layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
+                              attn.mask.{alpha,sigma,mask}, attn_mask (in shifted blocks), norm2, mlp.{fc1,fc2}
+layers.{s}.downsample         norm, reduction
+norm, head
+mask                          a second copy of the base mask of a window, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+patch_embed.merging.{1,2}             with SPT: LayerNorm and linear layer, in place of patch_embed.{proj,norm}
+layers.{s}.downsample.merging.{1,2}   with SPT: LayerNorm and linear layer, in place of norm and reduction
+layers.{s}.blocks.{b}.attn.scale      with LSA: the temperature of each head
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.swin.presets import PRESETS
+from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.released import mask_names, released_source
+from gmmvit_deploy.models.sources.shapes import (
+    Shapes,
+    exact_root,
+    infer_heads,
+    infer_mask,
+    mask_heads,
+    preset_of,
+)
+from gmmvit_deploy.models.sources.spt_lsa import (
+    PLAIN_FILES,
+    has_shifted,
+    shifted_names,
+    shifted_patch,
+    spt_lsa_source,
+    temperature_heads,
+)
+
+__all__ = ["RELEASED", "SPT_LSA"]
+
+_BOTH = ("weight", "bias")
+_SHIFTED = "patch_embed.merging"
+_TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
+_TABLES = r".*relative_position_bias_table"
+
+
+def released_names(spec: SwinSpec) -> dict[str, str]:
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
+    pairs = {"norm": "norm", "head": "head"}
+    names = {"position_embedding": "absolute_pos_embed"}
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        pairs |= {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm"}
+    inside = {
+        "attention_norm": "norm1",
+        "attention.qkv": "attn.qkv",
+        "attention.out": "attn.proj",
+        "mlp_norm": "norm2",
+        "mlp.0": "mlp.fc1",
+        "mlp.2": "mlp.fc2",
+    }
+    for s, depth in enumerate(spec.depths):
+        for b in range(depth):
+            ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
+            pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+            scores = f"{ours}.attention.scores"
+            names[f"{scores}.before.bias.table"] = f"{theirs}.attn.relative_position_bias_table"
+            names[f"{scores}.before.bias.index"] = f"{theirs}.attn.relative_position_index"
+            if spec.shift(s, b):
+                names[f"{scores}.before.bias.outside"] = f"{theirs}.attn_mask"
+            names |= mask_names(spec.mask, f"{scores}.before.mask", f"{theirs}.attn.mask")
+            if spec.lsa:
+                names[f"{scores}.before.temperature.temperature"] = f"{theirs}.attn.scale"
+        if s < len(spec.depths) - 1 and spec.spt:
+            names |= shifted_names(f"stages.{s}.merge.patches", f"layers.{s}.downsample.merging")
+        elif s < len(spec.depths) - 1:
+            pairs[f"stages.{s}.merge.norm"] = f"layers.{s}.downsample.norm"
+            names[f"stages.{s}.merge.reduce.weight"] = f"layers.{s}.downsample.reduction.weight"
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: SwinSpec) -> dict[str, str]:
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
+    return {"mask": "a second copy of the window's base mask, at the root of the file"}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
+    """Infer the spec from names and shapes.  The number of heads follows from the relative position bias tables.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
+    the file.
+    """
+    source = shapes.source
+    spt = has_shifted(shapes, _SHIFTED)
+    dim, patch_size, channels = (
+        shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("patch_embed.proj.weight")
+    )
+    grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
+    stages = shapes.count(r"layers\.(\d+)\.blocks\.")
+    mask, _ = infer_mask(shapes, hints, "layers.0.blocks.0.attn.mask")
+    if mask.kind == "elm":
+        raise CheckpointError(f"{source}: the file has an element-wise mask (ELM), which a Swin does not support")
+    tables = [shapes.of(f"layers.{s}.blocks.0.attn.relative_position_bias_table", rank=2) for s in range(stages)]
+    offsets = exact_root(tables[0][0])
+    if offsets is None or offsets % 2 == 0:
+        raise CheckpointError(f"{source}: the position bias table has {tables[0][0]} rows; expected (2·window − 1)²")
+    classes = shapes.of("head.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
+    infer_heads(
+        source,
+        width=dim,
+        known=tables[0][1],
+        evidence="the number of heads in the first position bias table of the file is",
+        hints=hints,
+        preset_heads=preset.heads[0] if preset else None,
+    )
+    heads = [table[1] for table in tables]
+    spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
+    # In a stage with a single head, a shared mask and a per-head mask have the same shape. The masks are shared if
+    # every mask is for a single head although at least one stage has several heads.
+    mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
+    return SwinSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depths=tuple(shapes.count(rf"layers\.{s}\.blocks\.(\d+)\.") for s in range(stages)),
+        heads=tuple(heads),
+        window=(offsets + 1) // 2,
+        mlp_dims=tuple(shapes.of(f"layers.{s}.blocks.0.mlp.fc1.weight", rank=2)[0] for s in range(stages)),
+        mask=mask,
+        channels=channels,
+        spt=spt,
+        lsa=temperature_heads(shapes, ["layers.0.blocks.0.attn.scale"], pattern=_TEMPERATURE) is not None,
+    )
+
+
+RELEASED = released_source(
+    signature=(r"patch_embed\.proj\.weight$", _TABLES),
+    absent=(r"head\.fc\.",),  # timm's name of the head; other names of timm's Swin are the same
+    spec=infer_spec,
+    names=released_names,
+    known_unused=known_unused,
+    same_names=PLAIN_FILES,
+)
+SPT_LSA = spt_lsa_source(
+    signature=(r"patch_embed\.(proj\.weight$|merging\.)", _TABLES),
+    either=(r"patch_embed\.merging\.", _TEMPERATURE),
+    spec=infer_spec,
+    names=released_names,
+)

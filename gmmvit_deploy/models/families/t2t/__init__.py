@@ -1,0 +1,79 @@
+"""T2T-ViT: single-head token transformers on overlapping patches, followed by a ViT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.t2t.presets import PRESETS
+from gmmvit_deploy.models.families.t2t.released import RELEASED, SPT_LSA
+from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["T2T"]
+
+
+def _build(spec: T2TSpec) -> Model:
+    from gmmvit_deploy.models.families.t2t import model
+
+    return model.T2T(spec)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.models.families.t2t.folding import drop_unused, unfold_as_convolution
+
+    return (unfold_as_convolution, drop_unused)
+
+
+def _small(mask: MaskSpec) -> T2TSpec:
+    return T2TSpec(
+        image_size=16,
+        classes=5,
+        dim=32,
+        depth=2,
+        heads=2,
+        head_dim=16,
+        mlp_dim=48,
+        token_layers=1,
+        token_dim=16,
+        token_mlp_dim=16,
+        mask=mask,
+    )
+
+
+def _variants() -> Mapping[str, T2TSpec]:
+    plain = replace(_small(MaskSpec()), class_token=True)
+    return {"spt-lsa": replace(plain, spt=True, lsa=True), "class-token": plain}
+
+
+def _blocks(spec: T2TSpec) -> tuple[str, ...]:
+    transformers = (f"token_transformers.{step}" for step in range(spec.token_layers))
+    return (*transformers, *(f"blocks.{block}" for block in range(spec.depth)))
+
+
+def _last_block(spec: T2TSpec) -> LastBlock | None:
+    """Return the last block of a network that reads the class token.  Without one, a norm precedes the mean."""
+    if not spec.class_token:
+        return None
+    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
+
+
+T2T = Family(
+    name="t2t",
+    spec=T2TSpec,
+    build=_build,
+    sources=(RELEASED, SPT_LSA),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm", "elm"),
+    small=_small,
+    variants=_variants,
+    last_block=_last_block,
+    blocks=_blocks,
+    folding_passes=_folding_passes,
+    default_resize="stretch-bilinear",
+)

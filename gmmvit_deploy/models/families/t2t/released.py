@@ -1,0 +1,176 @@
+"""T2T-ViT checkpoints of the paper authors' released training code: the tensor names, and how to infer the spec.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+
+tokens_to_token.attention{1,2}       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
+tokens_to_token.attention{1,2}.mask  a second copy of the base mask, which the network never reads
+tokens_to_token.project              linear layer after the last unfold
+tokens_to_token.norm                 a norm that the network never applies
+pos_embed                            position embedding, which was not trained
+cls_token                            a class token that the network never reads
+blocks.{i}                           norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
+norm, head
+mask                                 a second copy of the base mask, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+pos_embed, cls_token                 the network reads the class token, which also has a position
+tokens_to_token.attention1           with SPT: five times as many inputs, for the image and four shifted copies
+{attention1,2 and blocks.{i}}.attn.scale    with LSA: the temperature of each head
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.t2t.presets import PRESETS
+from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.released import mask_names, released_source
+from gmmvit_deploy.models.sources.shapes import (
+    Shapes,
+    exact_root,
+    infer_heads,
+    infer_mask,
+    preset_of,
+)
+from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, spt_lsa_source, temperature_heads
+from gmmvit_deploy.models.specs import CHANNELS
+
+__all__ = ["RELEASED", "SPT_LSA"]
+
+_BOTH = ("weight", "bias")
+_TOKENS = "tokens_to_token"
+_FIRST = r"tokens_to_token\.attention1\."
+_TEMPERATURE = r"(tokens_to_token\.attention|blocks\.)\d+\.attn\.scale$"
+_VIEWS = 5  # the image and four shifted copies
+
+
+def released_names(spec: T2TSpec) -> dict[str, str]:
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
+    pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
+    names = {
+        "position_embedding": "pos_embed",
+        "class_token" if spec.class_token else "unused.class_token": "cls_token",
+        "unused.token_norm_weight": f"{_TOKENS}.norm.weight",
+        "unused.token_norm_bias": f"{_TOKENS}.norm.bias",
+    }
+    inside = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
+    stacks = [(f"token_transformers.{i}", "", f"{_TOKENS}.attention{i + 1}") for i in range(spec.token_layers)]
+    stacks += [(f"blocks.{i}", ".attention", f"blocks.{i}") for i in range(spec.depth)]
+    for ours, attention, theirs in stacks:
+        pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+        pairs[f"{ours}{attention}.out"] = f"{theirs}.attn.proj"
+        names[f"{ours}{attention}.qkv.weight"] = f"{theirs}.attn.qkv.weight"
+        names |= mask_names(spec.mask, f"{ours}{attention}.scores.before.mask", f"{theirs}.attn.mask")
+        if spec.lsa:
+            names[f"{ours}{attention}.scores.before.temperature.temperature"] = f"{theirs}.attn.scale"
+    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+
+
+def known_unused(spec: T2TSpec) -> dict[str, str]:
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
+    unused = {"mask": "a second copy of the base mask, at the root of the file"}
+    layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
+    unused |= {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
+    return unused
+
+
+def _channels(shapes: Shapes) -> tuple[int, bool]:
+    """Return (c, SPT): the number c of image channels, and whether the network reads shifted copies of the image.
+
+    The input width of the first token transformer is 9·c, or 45·c with shifted copies. No supported c fits both.
+    Errors: CheckpointError when the input width is neither for a supported number of channels.
+    """
+    name = f"{_TOKENS}.attention1.attn.qkv.weight"
+    values = shapes.of(name, rank=2)[1]
+    if values % (9 * _VIEWS) == 0 and values // (9 * _VIEWS) in CHANNELS:
+        return values // (9 * _VIEWS), True
+    if values % 9 or values // 9 not in CHANNELS:
+        raise CheckpointError(
+            f"{shapes.source}: {name} has input width {values}; expected 9·c, or 45·c with shifted copies (SPT), for "
+            f"images with c channels, c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
+        )
+    return values // 9, False
+
+
+def _grid(shapes: Shapes) -> tuple[int, bool]:
+    """Return (side of the grid of tokens, whether the network reads a class token).
+
+    A network that reads its class token has a position for the class token.
+    Errors: CheckpointError when the number of positions is neither a square number nor a square number plus 1.
+    """
+    positions = shapes.of("pos_embed", rank=3)[1]
+    if exact_root(positions) is None and exact_root(positions - 1) is not None:
+        return shapes.grid(positions - 1, where="pos_embed without the class token"), True
+    return shapes.grid(positions, where="pos_embed"), False
+
+
+def _temperatures(shapes: Shapes) -> tuple[int, ...] | None:
+    return temperature_heads(shapes, ["blocks.0.attn.scale"], pattern=_TEMPERATURE)
+
+
+def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
+    """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
+    if temperatures := _temperatures(shapes):
+        return temperatures[0], "the number of temperatures in the file is"
+    return infer_mask(shapes, hints, "blocks.0.attn.mask")[1], "the number of heads in the masks of the file is"
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
+    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
+    needed but not given, or when a hint contradicts the file.
+    """
+    source = shapes.source
+    grid, class_token = _grid(shapes)
+    token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
+    image_size = grid << (token_layers + 1)
+    channels, spt = _channels(shapes)
+    mask, _ = infer_mask(shapes, hints, "blocks.0.attn.mask")
+    known, evidence = shown_heads(shapes, hints)
+    inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
+    classes = shapes.of("head.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=mask)
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=known,
+        evidence=evidence,
+        hints=hints,
+        preset_heads=preset.heads if preset else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)
+    return T2TSpec(
+        image_size=image_size,
+        classes=classes,
+        dim=shapes.of(f"{_TOKENS}.project.weight", rank=2)[0],
+        depth=shapes.count(r"blocks\.(\d+)\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of("blocks.0.mlp.fc1.weight", rank=2)[0],
+        token_layers=token_layers,
+        token_dim=shapes.of(f"{_TOKENS}.attention1.attn.proj.weight", rank=2)[0],
+        token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
+        mask=mask,
+        channels=channels,
+        class_token=class_token,
+        spt=spt,
+        lsa=_temperatures(shapes) is not None,
+    )
+
+
+RELEASED = released_source(
+    signature=(_FIRST,),
+    spec=infer_spec,
+    names=released_names,
+    shown_heads=shown_heads,
+    known_unused=known_unused,
+    same_names=PLAIN_FILES,
+)
+SPT_LSA = spt_lsa_source(
+    signature=(_FIRST,), either=(_TEMPERATURE,), spec=infer_spec, names=released_names, shown_heads=shown_heads
+)

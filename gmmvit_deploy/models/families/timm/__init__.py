@@ -1,0 +1,93 @@
+"""Models from timm's modules: the classifiers that timm builds, and torchvision's vision transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from gmmvit_deploy.models.families.family import Family, OwnPass, Windows
+from gmmvit_deploy.models.families.timm.checkpoint import TIMM_FILES
+from gmmvit_deploy.models.families.timm.deit3_files import DEIT3_FILES
+from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.families.timm.model import TimmModel
+    from gmmvit_deploy.models.layers.model import Model
+    from gmmvit_deploy.models.specs import Interpolation
+
+__all__ = ["TIMM"]
+
+
+def _build(spec: TimmSpec) -> Model:
+    from gmmvit_deploy.models.families.timm.model import TimmModel
+
+    return TimmModel(spec)
+
+
+def _small(mask: MaskSpec) -> TimmSpec:
+    return TimmSpec(
+        architecture="vit_tiny_patch16_224",
+        model_args={
+            "img_size": [16, 16],
+            "patch_size": 4,
+            "embed_dim": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "num_classes": 5,
+        },
+        image_size=16,
+        classes=5,
+        mask=mask,
+    )
+
+
+def _blocks(spec: TimmSpec) -> tuple[str, ...]:
+    from gmmvit_deploy.models.families.timm.blocks import block_names
+
+    return block_names(spec)
+
+
+def _windows(spec: TimmSpec) -> Mapping[str, Windows]:
+    from gmmvit_deploy.models.families.timm.blocks import windows_of
+
+    return windows_of(spec)
+
+
+def _resized(model: Model, size: tuple[int, int], interpolation: Interpolation | None) -> Model:
+    from gmmvit_deploy.models.families.timm.resizing import resized_model
+
+    return resized_model(cast("TimmModel", model), size, interpolation)
+
+
+def _proof(model: Model) -> None:
+    from gmmvit_deploy.models.layers.answered_network import require_equal_logits
+
+    hint = "type --model-args with the global_pool of a classifier, such as token or avg"
+    require_equal_logits(cast("TimmModel", model), hint=hint)
+
+
+def _folding_passes() -> tuple[OwnPass, ...]:
+    from gmmvit_deploy.models.families.timm.block_passes import merge_linear_layer_scale, narrow_class_token_block
+    from gmmvit_deploy.models.families.timm.folding import fuse_batch_norms, join_distilled_heads
+
+    return (join_distilled_heads, fuse_batch_norms, merge_linear_layer_scale, narrow_class_token_block)
+
+
+TIMM = Family(
+    name="timm",
+    spec=TimmSpec,
+    build=_build,
+    sources=(TIMM_FILES, TORCHVISION_FILES, DINOV2_FILES, DEIT3_FILES),
+    mask_kinds=("plain", "elm", "decay", "gmm"),
+    small=_small,
+    blocks=_blocks,
+    windows=_windows,
+    distributions=("timm",),
+    proof=_proof,
+    folding_passes=_folding_passes,
+    resized=_resized,
+)

@@ -1,0 +1,246 @@
+"""The arguments with which a training script built a model of timm, from the checkpoint and the user's options.
+
+train.py        args: model, model_kwargs, in_chans, gp, img_size, input_size
+model folder    config.json: architecture, model_args, global_pool, pretrained_cfg
+any file        --model, --model-args, --image-size, --set heads
+
+``--model`` and ``--model-args`` replace the values of the file. ``--set heads`` must not contradict the arguments of
+the model. ``--image-size`` must not contradict the file if timm builds the architecture for a single image size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gmmvit_deploy.errors import CheckpointError, SpecError
+from gmmvit_deploy.models.families.timm.network import (
+    architecture_from,
+    refuse_arguments,
+    require_timm,
+    without_refused,
+)
+from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import TrainingRecord
+from gmmvit_deploy.models.sources.shapes import Shapes
+
+__all__ = ["Arguments", "arguments_of", "default_cfg", "is_train_script", "name_of"]
+
+_MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of ``timm.create_model``.
+
+    architecture: timm's name.  model_args: the arguments; the number of classes and the number of channels are among
+    the arguments only if the file or the user states these numbers.
+    size: (height, width) of the images in pixels; None if the user, the file and the architecture state no size.
+    cfg: timm's default configuration of the architecture.
+    """
+
+    architecture: str
+    model_args: dict[str, Any]
+    size: tuple[int, int] | None
+    cfg: Mapping[str, Any]
+
+
+def is_train_script(record: TrainingRecord) -> bool:
+    """Return True if timm's train.py wrote the record.  Such a record states the preprocessing."""
+    return {"model", "crop_pct", "mean", "std", "interpolation"} <= record.args.keys()
+
+
+def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
+    """Return the arguments for a file.
+
+    Errors:
+        CheckpointError: neither the file nor the user names an architecture; the image size in the file is not valid;
+            an option contradicts the file; the arguments ask for more blocks than the file has tensors; or
+            ``config.json`` names a place from which timm would download weights.
+        SpecError: timm does not know the architecture, or an argument is refused.
+    """
+    record = shapes.record
+    text, where = name_of(shapes, hints)
+    architecture = architecture_from(text, where=where)
+    if architecture == CONV_STEM_VIT:
+        raise CheckpointError(
+            f"{where}: {CONV_STEM_VIT} is no architecture of timm",
+            hint=f"type --model {CONV_STEM_VIT} if torchvision's code wrote the weights",
+        )
+    if record.config:
+        _refuse_addresses(shapes.source, record.config)
+    stated = _stated_args(record)
+    refuse_arguments(stated, where=shapes.source)
+    refuse_arguments(hints.model_args, where="--model-args")
+    model_args = without_refused({**stated, **hints.model_args})
+    _refuse_depth(shapes, model_args)
+    if hints.heads is not None:
+        if model_args.get("num_heads", hints.heads) != hints.heads:
+            raise CheckpointError(
+                f"{shapes.source}: --set heads={hints.heads}, but the arguments of the model have num_heads "
+                f"{model_args['num_heads']}",
+                hint=f"omit --set heads; or type --model-args '{{\"num_heads\": {hints.heads}}}'",
+            )
+        model_args["num_heads"] = hints.heads
+    cfg = default_cfg(text)
+    if model_args.get("dynamic_img_size"):
+        return _with_dynamic_size(shapes, hints, architecture, model_args, cfg)
+    size = _size(shapes, hints, model_args, cfg)
+    if size is not None and (cfg.get("fixed_input_size") or "img_size" in model_args):
+        model_args["img_size"] = list(size)
+    return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
+
+
+def _with_dynamic_size(
+    shapes: Shapes, hints: LoadHints, architecture: str, model_args: dict[str, Any], cfg: Mapping[str, Any]
+) -> Arguments:
+    """Return the arguments of a model that resamples its positions for the size of each image.
+
+    ``img_size`` is the size of the stored positions, and the images may have another size.
+    """
+    stated = {name: value for name, value in model_args.items() if name != "img_size"}
+    without = replace(shapes.record, config={}) if shapes.record.args else shapes.record
+    images = Shapes(shapes.tensors, shapes.source, record=without)
+    size = _size(images, hints, stated, {}) or _pair(model_args.get("img_size")) or _size(shapes, hints, stated, cfg)
+    return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
+
+
+def name_of(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
+    """Return (name of the architecture, possibly with a tag; the option or the file that holds the name, for messages).
+
+    Errors: CheckpointError when neither the file nor the user names an architecture.
+    """
+    if hints.model is not None:
+        return hints.model, "--model"
+    record = shapes.record
+    for value in (record.config.get("architecture"), record.entries.get("arch"), record.args.get("model")):
+        if isinstance(value, str) and value:
+            return value, shapes.source
+    first = ", ".join(list(shapes.tensors)[:4])
+    raise CheckpointError(
+        f"{shapes.source}: unknown architecture; the first keys of the file are {first}",
+        hint="if timm builds the model, type --model with timm's name of the architecture, and --model-args with the "
+        "arguments of training; for a class in a Python file of yours, type --model FILE.py:CLASS",
+    )
+
+
+def _stated_args(record: TrainingRecord) -> dict[str, Any]:
+    """Return the arguments that the file states, without arguments that only training uses."""
+    if record.config:
+        config = record.config
+        args = {k: v for k, v in dict(config.get("model_args") or {}).items() if v is not None}
+        if isinstance(config.get("global_pool"), str):
+            args.setdefault("global_pool", config["global_pool"])
+        return {k: v for k, v in args.items() if not k.startswith("drop_")}
+    kwargs = record.args.get("model_kwargs")
+    args = {str(k): v for k, v in kwargs.items() if v is not None} if isinstance(kwargs, dict) else {}
+    if isinstance(pool := record.args.get("gp"), str) and pool:
+        args["global_pool"] = pool
+    if is_train_script(record) and record.args.get("bn_eps") is not None:
+        args["bn_eps"] = record.args["bn_eps"]
+    return {k: v for k, v in args.items() if not k.startswith("drop_")}
+
+
+def default_cfg(text: str) -> Mapping[str, Any]:
+    """Return timm's configuration for a name such as ``vit_base_patch16_224.dino``.
+
+    The tag after the dot names the weights that training started from, with their own image size and preprocessing.
+    Errors: SpecError when timm has no such tag.
+    """
+    timm, name = require_timm(), text.removeprefix("timm:")
+    try:
+        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    except RuntimeError as exc:
+        raise SpecError(
+            f"timm {timm.__version__} has no weights of the name {name!r}",
+            hint=f"type --model {name.partition('.')[0]}, or with a tag of timm after the dot",
+        ) from exc
+    return {} if cfg is None else cfg.to_dict()
+
+
+def _refuse_depth(shapes: Shapes, model_args: Mapping[str, Any]) -> None:
+    """Errors: CheckpointError when the arguments ask for more blocks than the file has tensors.
+
+    timm would build the blocks one by one, for minutes, before a comparison with the file could begin.
+    """
+    for name in ("depth", "depths", "layers"):
+        value = model_args.get(name)
+        counts = [count for count in (value if isinstance(value, list | tuple) else [value]) if isinstance(count, int)]
+        if sum(counts) > len(shapes.tensors):
+            raise CheckpointError(
+                f"{shapes.source}: the argument {name} {value!r} asks for more blocks than the file has tensors "
+                f"({len(shapes.tensors)})",
+                hint=f"type --model-args with the {name} of training",
+            )
+
+
+def _size(
+    shapes: Shapes, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
+) -> tuple[int, int] | None:
+    """Return (height, width): the user's size, else the size in the file, else timm's default for the architecture.
+
+    timm's default is used only if the architecture has a fixed input size, or if timm's train.py wrote the file.
+    Errors: CheckpointError when the size in the file is not valid, or when the size in the file differs from
+    --image-size and timm builds the architecture for a single size.
+    """
+    where, stated = _stated_size(shapes.record, model_args)
+    fixed = bool(cfg.get("fixed_input_size"))
+    asked = None if hints.image_size is None else (hints.image_size, hints.image_size)
+    size = _pair(stated)
+    if asked is not None:
+        if size not in (None, asked) and (fixed or "img_size" in model_args):
+            raise CheckpointError(
+                f"{shapes.source}: --image-size {hints.image_size} contradicts the file: {where} is {stated!r}",
+                hint=f"omit --image-size, or type --resize-to {hints.image_size} instead to change the size of "
+                f"the model; if the file is wrong, type --model-args '{{\"img_size\": {hints.image_size}}}'",
+            )
+        return asked
+    if stated is None and (fixed or is_train_script(shapes.record)):
+        return _pair(_last_two(cfg.get("input_size")))
+    if stated is not None and size is None:
+        raise CheckpointError(
+            f"{shapes.source}: {where} is {stated!r}; expected the height and the width of the images, each from 1 to "
+            f"{_MAX_SIDE} pixels",
+            hint="type --image-size with the size of the training images in pixels",
+        )
+    return size
+
+
+def _stated_size(record: TrainingRecord, model_args: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return (name of the setting, value) of the first setting that states the image size; the value None if none."""
+    cfg = record.config.get("pretrained_cfg")
+    settings = {
+        "the argument img_size": model_args.get("img_size"),
+        "input_size of args": _last_two(record.args.get("input_size")),
+        "img_size of args": record.args.get("img_size"),
+        "input_size of pretrained_cfg": _last_two(cfg.get("input_size")) if isinstance(cfg, dict) else None,
+        "input_size of config.json": _last_two(record.config.get("input_size")),
+    }
+    return next(((name, value) for name, value in settings.items() if value is not None), ("", None))
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """Return (height, width) of a side or of two sides in pixels, or None if the value is no size."""
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _MAX_SIDE for side in sides)
+    return (sides[0], sides[1]) if whole and len(sides) == 2 else None
+
+
+def _last_two(value: Any) -> Any:
+    """Return (height, width) of (channels, height, width), and any other value unchanged."""
+    return value[1:] if isinstance(value, list | tuple) and len(value) == 3 else value
+
+
+def _refuse_addresses(source: str, config: Mapping[str, Any]) -> None:
+    """Errors: CheckpointError when the configuration names a place from which timm would download weights."""
+    stated = config.get("pretrained_cfg")
+    for holder in (config, stated if isinstance(stated, dict) else {}):
+        for name in ("url", "hf_hub_id", "hf_hub_filename", "file"):
+            if holder.get(name):
+                raise CheckpointError(
+                    f"{source}: config.json has {name} {holder[name]!r}; gmmvit downloads nothing and reads only the "
+                    "weights in the folder",
+                    hint=f"remove {name} from config.json if the weights in the folder are the right weights",
+                )

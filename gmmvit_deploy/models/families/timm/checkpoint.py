@@ -1,0 +1,326 @@
+"""Checkpoints of models that timm builds: how the spec is inferred, and the names of the tensors.
+
+The tensors have timm's names. timm builds the model from the name of the architecture and from arguments
+(`families.timm.arguments`); the tensors determine the number of classes and of channels.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.images.resize_rules import CROP_MODES, RESIZE_RULES
+from gmmvit_deploy.models.families.timm.arguments import Arguments, arguments_of, default_cfg, is_train_script, name_of
+from gmmvit_deploy.models.families.timm.network import require_timm
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_mask, mask_heads
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.specs import Interpolation, MaskSpec
+
+__all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
+
+HEAD_FILE = "head_file"
+"""The prefix under which `checkpoints.linear_head` adds the tensors of a linear head to the tensors of the backbone."""
+_OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
+_OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
+    """Infer the spec from the record of the file, the tensors, and the user's options.
+
+    Errors: CheckpointError when the file has no classifier, or when the image size is neither stated nor typed; and as
+    for `arguments_of`.
+    """
+    arguments = arguments_of(shapes, hints)
+    model_args = dict(arguments.model_args)
+    height, width = asked_size(shapes, arguments)
+    channels = _channels(shapes, hints, arguments)
+    if channels != 3 or "in_chans" in model_args:
+        model_args["in_chans"] = channels
+    classes, model_args["num_classes"] = _classes(shapes, hints, arguments)
+    return TimmSpec(
+        architecture=arguments.architecture,
+        model_args=model_args,
+        image_size=height,
+        image_width=None if width == height else width,
+        channels=channels,
+        classes=classes,
+        mask=_mask(shapes, hints),
+        head_blocks=hints.head_blocks or 0,
+        head_average=bool(hints.head_average),
+        head_interleaved=bool(hints.head_average) and shapes.record.interleaved_head,
+    )
+
+
+def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
+    """Return the mask whose tensors the file holds, under the names of `gmmvit_deploy.timm.add_masks`.
+
+    Errors: CheckpointError when a tensor of a Gaussian mixture is missing, or when ``hints`` contradict the file.
+    """
+    parts: dict[str, str] = {}
+    paths: list[str] = []
+    for name in shapes.tensors:
+        if match := re.match(r"(.+\.mask)\.(alpha|sigma|mask|decay)$", name):
+            parts.setdefault(match.group(2), match.group(1))
+            paths.append(match.group(1))
+    if "decay" in parts:
+        return MaskSpec(kind="decay")
+    if not parts.keys() & {"alpha", "sigma"}:
+        if hints.closed_form:
+            raise CheckpointError(
+                f"{shapes.source}: --set closed_form=yes, but the file holds no Gaussian mixture (alpha and sigma)",
+                hint="leave --set closed_form out",
+            )
+        return MaskSpec(kind="elm" if "mask" in parts else "plain")
+    closed = "mask" not in parts
+    if hints.closed_form and not closed:
+        raise CheckpointError(
+            f"{shapes.source}: --set closed_form=yes, but the file holds the stored base mask {parts['mask']}.mask",
+            hint="leave --set closed_form out: the model was trained with the stored base mask that the file holds",
+        )
+    # If the stored base mask of some attention is missing, `checkpoints.loading` names the missing tensor.
+    complete = [path for path in paths if closed or f"{path}.mask" in shapes]
+    # An attention with a single head, as in the first stage of some architectures, does not show whether the heads of
+    # the other attentions share the mixture.
+    _, path = max(zip(mask_heads(shapes, complete), complete, strict=True), key=lambda pair: pair[0])
+    mask, _ = infer_mask(shapes, replace(hints, closed_form=closed), path)
+    return mask
+
+
+def asked_size(shapes: Shapes, arguments: Arguments) -> tuple[int, int]:
+    """Return (height, width) of the images.  Errors: CheckpointError when the size is neither stated nor typed."""
+    if arguments.size is None:
+        raise CheckpointError(
+            f"{shapes.source}: neither the file nor the architecture {arguments.architecture} states the size of the "
+            "images",
+            hint="type --image-size with the size of the training images in pixels",
+        )
+    return arguments.size
+
+
+def _channels(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> int:
+    first = arguments.cfg.get("first_conv")
+    first = first[0] if isinstance(first, list | tuple) and first else first
+    weight = shapes.tensors.get(f"{first}.weight")
+    if weight is not None and weight.dim() == 4:
+        return int(weight.shape[1])
+    stated = arguments.model_args.get("in_chans", hints.channels)
+    return 3 if stated is None else int(stated)
+
+
+def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[int, int]:
+    """Return (number of classes, argument ``num_classes`` of timm).
+
+    The result is (0, 0) for a backbone without a classifier, if only its features are needed.
+    Errors: CheckpointError when the file has no classifier and the user gives no linear head, or when the user states
+    another number of classes than the tensors.
+    """
+    if hints.head is not None:
+        return _head_classes(shapes, hints, hints.head), 0
+    classifier = arguments.cfg.get("classifier") or "head"
+    names = classifier if isinstance(classifier, list | tuple) else (classifier,)
+    weight = shapes.tensors.get(f"{names[0]}.weight")
+    stated = arguments.model_args.get("num_classes")
+    if weight is not None and weight.dim() >= 2:
+        typed, classes = hints.model_args.get("num_classes"), int(weight.shape[0])
+        if typed is not None and typed != classes:
+            raise CheckpointError(
+                f"{shapes.source}: --model-args has num_classes {typed}, but {names[0]}.weight has {classes} classes",
+                hint="leave num_classes out of --model-args",
+            )
+        return classes, classes
+    if hints.only_features:
+        return 0, 0
+    if isinstance(stated, int) and stated > 0:
+        return stated, stated
+    raise CheckpointError(
+        f"{shapes.source}: the file has no classifier: the tensor {names[0]}.weight of {arguments.architecture} is "
+        "missing",
+        hint="add --outputs features to gmmvit export for the features of the backbone, add --head FILE and "
+        "--set head_blocks=N for a backbone with a linear head, or type --model with the architecture of the "
+        "training code",
+    )
+
+
+def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
+    """Return the number of classes of a linear head.
+
+    Errors: CheckpointError when the features of the head are not the class tokens of ``head_blocks`` blocks, and with
+    ``head_average`` also the mean of the patches.
+    """
+    classes, features = shapes.of(f"{HEAD_FILE}.weight", rank=2)
+    token = shapes.tensors.get("cls_token")
+    if token is not None and token.dim() == 3:
+        dim = int(token.shape[-1])
+        if features != ((hints.head_blocks or 0) + bool(hints.head_average)) * dim:
+            average = " and --set head_average=yes" if hints.head_average else ""
+            raise CheckpointError(
+                f"{head}: the linear head reads {features} features, but {shapes.source} has "
+                f"{((hints.head_blocks or 0) + bool(hints.head_average)) * dim} features with --set "
+                f"head_blocks={hints.head_blocks}{average}: {dim} for each token",
+                hint=f"type --set head_blocks={features // dim}, or --set head_blocks={features // dim - 1} "
+                "--set head_average=yes"
+                if features % dim == 0 and features > dim
+                else f"type --set head_blocks={features // dim}"
+                if features == dim
+                else "type --head with the file of the linear head that was trained on this backbone",
+            )
+    return classes
+
+
+def tensor_origins(spec: TimmSpec) -> TensorOrigins:
+    """Return a dict from name in the model to name in the file."""
+    from gmmvit_deploy.models.families.timm.model import TimmModel
+    from gmmvit_deploy.models.layers.shapes_only import shapes_only
+
+    with shapes_only():
+        state = TimmModel(spec).state_dict()
+    return {name: _file_name(name) for name in state}
+
+
+def _file_name(name: str) -> str:
+    if name.startswith("linear_head.linear."):
+        return name.replace("linear_head.linear.", f"{HEAD_FILE}.")
+    return name.removeprefix("network.")
+
+
+def known_unused(spec: TimmSpec) -> Mapping[str, str]:
+    """Return a dict from name in the file to the reason, for tensors that the model does not read.
+
+    Older versions of timm stored buffers that timm now computes from the sizes of the model.
+    """
+    from gmmvit_deploy.models.families.timm.network import network_from_spec
+    from gmmvit_deploy.models.layers.shapes_only import shapes_only
+
+    with shapes_only():
+        network = network_from_spec(spec)
+    reason = "timm computes this tensor from the sizes of the model"
+    unused = {f"{path}.relative_position_index": reason for path, _ in network.named_modules() if path}
+    unused |= {f"{path}.attn_mask": reason for path, _ in network.named_modules() if path}
+    return unused
+
+
+def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
+    """Return the algorithm that resamples position embeddings in the code that wrote the file.
+
+    The options of the training script in the file show the code. The result is None if the options show no known code.
+    """
+    options = shapes.record.args.keys()
+    if shapes.record.config or is_train_script(shapes.record):
+        return "timm"
+    if options >= _OPTIONS_OF_DEIT:
+        return "deit"
+    return "dino" if options >= _OPTIONS_OF_DINO else None
+
+
+def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImages:
+    """Return the resize rule, crop_pct, mean, std and labels that the file states.
+
+    timm's train.py and ``config.json`` of a model folder state these values. train.py states no labels.
+    Errors: CheckpointError when timm cannot read the values, or when a value is not valid.
+    """
+    record = shapes.record
+    if record.config:
+        stated = record.config.get("pretrained_cfg")
+        config = dict(stated) if isinstance(stated, dict) else dict(record.config)
+        return _from_data_config(shapes.source, spec.channels, _resolved(shapes.source, {}, config), record.config)
+    if is_train_script(record):
+        args: dict[str, Any] = {k: v for k, v in record.args.items() if k not in ("input_size", "img_size")}
+        cfg = default_cfg(name_of(shapes, hints)[0])
+        resolved = dict(_resolved(shapes.source, args | {"in_chans": spec.channels}, cfg))
+        for field in ("mean", "std"):  # timm's loader averages values of RGB for a model with other channels
+            if args.get(field) is None and len(resolved[field]) != spec.channels:
+                resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
+        return _from_data_config(shapes.source, spec.channels, resolved, {})
+    return KnownImages(usual_resize=_usual_resize(shapes, hints))
+
+
+def _usual_resize(shapes: Shapes, hints: LoadHints) -> str:
+    """Return the options for timm's default resize rule of the architecture, or an empty text."""
+    resolved = _resolved(shapes.source, {}, default_cfg(name_of(shapes, hints)[0]))
+    rule, crop_pct = f"{resolved['crop_mode']}-{resolved['interpolation']}", resolved["crop_pct"]
+    return f"--resize {rule} --crop-pct {crop_pct:g}" if rule in RESIZE_RULES and crop_pct <= 1 else ""
+
+
+def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the preprocessing that timm reads from these settings.  Errors: CheckpointError when timm fails."""
+    resolve: Any = require_timm().data.resolve_data_config
+    try:
+        resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
+    # The settings come from a file, and timm checks them by assertions only.
+    except Exception as exc:
+        raise CheckpointError(
+            f"{source}: timm cannot read the preprocessing that the file states: {type(exc).__name__}: {exc}"
+        ) from exc
+    return resolved
+
+
+def _from_data_config(
+    source: str, channels: int, resolved: Mapping[str, Any], config: Mapping[str, Any]
+) -> KnownImages:
+    """Return the preprocessing of a file as this package describes it.
+
+    resolved: the result of `_resolved`.  config: the values of ``config.json``, with the labels; empty without labels.
+    Errors: CheckpointError when a value of ``resolved`` is not valid.
+    """
+    interpolation = resolved["interpolation"]
+    # During training, "random" chooses a filter for each image; timm evaluates such models with the bilinear filter.
+    name = "bilinear" if interpolation == "random" else interpolation
+    for field in ("mean", "std"):
+        values = resolved[field]
+        if not isinstance(values, list | tuple) or len(values) != channels or not all(map(_is_number, values)):
+            raise _not_stated(source, field, f"{channels} numbers", values)
+    if min(resolved["std"]) <= 0:
+        raise _not_stated(source, "std", "numbers above 0", resolved["std"])
+    crop_pct = resolved["crop_pct"]
+    if not _is_number(crop_pct) or crop_pct <= 0:  # the export checks the upper limit, which an option can lower
+        raise _not_stated(source, "crop_pct", "a number above 0", crop_pct)
+    if not isinstance(interpolation, str):
+        raise _not_stated(source, "interpolation", "the name of a filter", interpolation)
+    if resolved["crop_mode"] not in CROP_MODES:
+        raise _not_stated(source, "crop_mode", ", ".join(CROP_MODES), resolved["crop_mode"])
+    return KnownImages(
+        mean=tuple(float(value) for value in resolved["mean"]),
+        std=tuple(float(value) for value in resolved["std"]),
+        resize=f"{resolved['crop_mode']}-{name}",
+        crop_pct=float(crop_pct),
+        labels=_labels(config),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _not_stated(source: str, field: str, expected: str, value: Any) -> CheckpointError:
+    """Return the error for a value of the preprocessing that the file states."""
+    return CheckpointError(
+        f"{source}: {field} of the preprocessing: expected {expected}, got {value!r}",
+        hint=f"correct {field} in config.json; in a checkpoint of train.py, correct {field} in args and save the "
+        "checkpoint again",
+    )
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    names = config.get("label_names", config.get("labels"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names)
+
+
+TIMM_FILES = CheckpointSource(
+    name="timm",
+    signature=(),  # every file: timm builds hundreds of architectures, and the other sources are more specific
+    spec=infer_spec,
+    tensors=tensor_origins,
+    known_unused=known_unused,
+    interpolation=known_interpolation,
+    images=known_images,
+    own_hints=("model_args",),
+)

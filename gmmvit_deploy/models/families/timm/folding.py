@@ -1,0 +1,131 @@
+"""Folding passes for networks of timm: join the heads of a distilled model, merge BatchNorm into convolutions."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.layers.roles import with_role
+from gmmvit_deploy.models.layers.subclasses import replace_methods
+
+_TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
+_ONE_VECTOR = ("LevitDistilled",)
+
+__all__ = ["JoinedHeads", "fuse_batch_norms", "join_distilled_heads", "joined_forward_head", "pooled_forward_head"]
+
+
+class JoinedHeads(nn.Module):
+    """The average of two linear heads on two tokens, as a single linear map of both tokens.
+
+    (W x + b + W_d x_d + b_d) / 2  =  [W, W_d]/2 · [x, x_d] + (b + b_d)/2
+    """
+
+    operator_roles: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, head: nn.Linear, head_dist: nn.Linear) -> None:
+        super().__init__()
+        weight = torch.cat([head.weight, head_dist.weight], dim=1) / 2
+        bias = (head.bias + head_dist.bias) / 2
+        self.linear = with_role(nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype), "head")
+        self.linear.weight.data, self.linear.bias.data = weight, bias
+        self.linear.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits (B, C) for the class and the distillation token (B, 2, D)."""
+        logits: Tensor = self.linear(tokens.flatten(1))
+        return logits
+
+
+@torch.no_grad()
+def join_distilled_heads(model: nn.Module) -> tuple[str, ...]:
+    """Replace the two heads of a distilled model by one linear map.
+
+    DeiT, PiT:  (W x + b + W_d x_d + b_d) / 2, of class token x and distillation token x_d  →  `JoinedHeads`
+    LeViT:      (W n(x) + b + W_d n_d(x) + b_d) / 2, with BatchNorms n and n_d of one vector x  →  W' x + b'
+
+    Ensures: in float64 the heads and the linear map output the same logits up to rounding.
+    Returns the names of the heads; an empty tuple for other models.
+    Errors: FoldError when the logits differ.
+    """
+    network: Any = getattr(model, "network", None)
+    heads = getattr(network, "head", None), getattr(network, "head_dist", None)
+    if not all(isinstance(head, nn.Module) and any(True for _ in head.parameters()) for head in heads):
+        return ()
+    first, second = (cast("nn.Module", head) for head in heads)
+    if isinstance(first, nn.Linear) and isinstance(second, nn.Linear) and type(network).__name__ in _TWO_TOKENS:
+        joined: nn.Module = JoinedHeads(first, second)
+        tokens = torch.randn(3, 2, first.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        parts, methods = (tokens[:, 0], tokens[:, 1]), joined_forward_head
+    elif hasattr(first, "fuse") and hasattr(second, "fuse") and type(network).__name__ in _ONE_VECTOR:
+        fused: list[Any] = [copy.deepcopy(first), copy.deepcopy(second)]
+        joined = _averaged(*(head.fuse() for head in fused))
+        tokens = torch.randn(3, joined.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        parts, methods = (tokens, tokens), pooled_forward_head
+    else:
+        return ()
+    trained = [copy.deepcopy(head).double()(part) for head, part in zip((first, second), parts, strict=True)]
+    largest = float((copy.deepcopy(joined).double()(tokens) - (trained[0] + trained[1]) / 2).abs().max())
+    scale = float(torch.stack(trained).abs().max())
+    if not largest <= 1e-6 * max(scale, 1.0):  # the joined weights are rounded to float32
+        raise FoldError(f"join_distilled_heads changed the logits by {largest:.2e}; expected only rounding")
+    network.head, network.head_dist = joined, nn.Identity()
+    replace_methods(network, methods)
+    return ("network.head", "network.head_dist")
+
+
+def _averaged(head: nn.Linear, head_dist: nn.Linear) -> nn.Linear:
+    """Return the average of two linear maps of the same vector."""
+    linear = with_role(nn.Linear(head.in_features, head.out_features), "head").requires_grad_(False)
+    linear.weight.copy_((head.weight + head_dist.weight) / 2)
+    linear.bias.copy_((head.bias + head_dist.bias) / 2)
+    return linear
+
+
+def joined_forward_head(original: type) -> dict[str, Any]:
+    """Return a ``forward_head`` that gives the class and the distillation token to `JoinedHeads`."""
+
+    def forward_head(self: Any, x: Tensor, pre_logits: bool = False) -> Tensor:
+        logits: Tensor = self.head(x[:, :2])
+        return logits
+
+    return {"forward_head": forward_head}
+
+
+def pooled_forward_head(original: type) -> dict[str, Any]:
+    """Return a ``forward_head`` of LeViT that gives the pooled vector to one linear map."""
+
+    def forward_head(self: Any, x: Tensor, pre_logits: bool = False) -> Tensor:
+        if self.global_pool == "avg":
+            x = x.mean(dim=(-2, -1)) if self.use_conv else x.mean(dim=1)
+        answer: Tensor = x if pre_logits else self.head(x)
+        return answer
+
+    return {"forward_head": forward_head}
+
+
+@torch.no_grad()
+def fuse_batch_norms(model: nn.Module) -> tuple[str, ...]:
+    """Merge each BatchNorm of torchvision's convolution stem into the convolution before it.
+
+    W' = W·γ/√(v+ε),  b' = (b−m)·γ/√(v+ε) + β
+
+    The exporter merges the BatchNorms of other networks.
+    Returns the names of the changed convolutions.
+    """
+    from gmmvit_deploy.models.families.timm.conv_stem import ConvStem
+
+    changed = []
+    for name, module in model.named_modules():
+        if isinstance(module, ConvStem):
+            for index, norm in enumerate(module.norms):
+                if isinstance(norm, nn.BatchNorm2d):
+                    convolution = cast("nn.Conv2d", module.convolutions[index])
+                    module.convolutions[index] = fuse_conv_bn_eval(convolution, norm)
+                    module.norms[index] = nn.Identity()
+                    changed.append(f"{name}.convolutions.{index}")
+    return tuple(changed)

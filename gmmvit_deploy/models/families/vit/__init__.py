@@ -1,0 +1,77 @@
+"""ViT: a vision transformer on square images cut into square patches, with or without masks on attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from gmmvit_deploy.models.families.family import Family, LastBlock
+from gmmvit_deploy.models.families.vit.presets import PRESETS
+from gmmvit_deploy.models.families.vit.released import RELEASED, SPT_LSA
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.specs import MaskSpec
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
+
+__all__ = ["VIT"]
+
+
+def _build(spec: ViTSpec) -> Model:
+    from gmmvit_deploy.models.families.vit.model import ViT
+
+    return ViT(spec)
+
+
+def _small(mask: MaskSpec) -> ViTSpec:
+    return ViTSpec(
+        image_size=16,
+        patch_size=4,
+        classes=5,
+        dim=32,
+        depth=2,
+        heads=2,
+        head_dim=16,
+        mlp_dim=48,
+        class_token=mask.kind == "plain",
+        mask=mask,
+    )
+
+
+def _variants() -> Mapping[str, ViTSpec]:
+    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
+
+
+def _blocks(spec: ViTSpec) -> tuple[str, ...]:
+    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
+
+
+def _last_block(spec: ViTSpec) -> LastBlock:
+    return LastBlock(
+        name=f"blocks.{spec.depth - 1}", reads="first" if spec.pools_class_token else "mean", tokens=spec.tokens
+    )
+
+
+def _other_pooling(model: Model) -> bool:
+    spec = cast("ViTSpec", model.spec)
+    if not spec.class_token:
+        return False
+    model.spec = replace(spec, pools_all=not spec.pools_all)
+    return True
+
+
+VIT = Family(
+    name="vit",
+    spec=ViTSpec,
+    build=_build,
+    sources=(RELEASED, SPT_LSA),
+    presets=PRESETS,
+    mask_kinds=("plain", "gmm", "elm"),
+    small=_small,
+    variants=_variants,
+    blocks=_blocks,
+    last_block=_last_block,
+    mistakes=(("class token and mean of the tokens exchanged in the pooling", _other_pooling),),
+    default_resize="stretch-bilinear",
+)

@@ -1,0 +1,191 @@
+"""ViT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+
+to_patch_embedding.1          linear layer on patches flattened in the order (row, column, channel)
+pos_embedding, cls_token      (1, N, D); the class token in plain models only
+transformer.layers.{i}.0      norm, fn.to_qkv, fn.to_out.0, fn.mask.{alpha,sigma,mask}
+transformer.layers.{i}.1      norm, fn.net.0, fn.net.3
+mlp_head.0, mlp_head.1        LayerNorm, linear
+mask                          a second copy of the base mask, which the network never reads
+
+Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+
+to_patch_embedding.merging.{1,2}     with SPT: LayerNorm and linear layer, in place of to_patch_embedding.1
+transformer.layers.{i}.0.fn.scale    with LSA: the temperature of each head
+
+The PreNorm style of vit-pytorch gives a plain ViT the same names and shapes, without ``mask``. In vit-pytorch, the head
+of a ViT with class token can also read the mean of all tokens, so a file without ``mask`` needs ``--set pool``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.vit.presets import PRESETS
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
+from gmmvit_deploy.models.sources.released import block_names, released_source
+from gmmvit_deploy.models.sources.shapes import (
+    Shapes,
+    infer_heads,
+    infer_mask,
+    preset_of,
+)
+from gmmvit_deploy.models.sources.spt_lsa import (
+    OPTION,
+    PLAIN_FILES,
+    has_shifted,
+    shifted_names,
+    shifted_patch,
+    spt_lsa_source,
+    temperature_heads,
+)
+
+__all__ = ["RELEASED", "SPT_LSA"]
+
+_LAYERS = "transformer.layers"
+_FIRST = f"{_LAYERS}.0.0.fn"
+_TEMPERATURE = r"transformer\.layers\.\d+\.0\.fn\.scale$"
+_LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.merging"
+_ROOT_MASK = "mask"
+
+
+def released_names(spec: ViTSpec) -> dict[str, str]:
+    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
+    names = {
+        "position_embedding": "pos_embedding",
+        "head_norm.weight": "mlp_head.0.weight",
+        "head_norm.bias": "mlp_head.0.bias",
+        "head.weight": "mlp_head.1.weight",
+        "head.bias": "mlp_head.1.bias",
+    }
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        names |= {f"patch_embedding.project.{part}": f"{_LINEAR}.{part}" for part in ("weight", "bias")}
+    if spec.class_token:
+        names |= {"class_token": "cls_token"}
+    projects = not (spec.heads == 1 and spec.head_dim == spec.dim)
+    for i in range(spec.depth):
+        names |= block_names(f"blocks.{i}", f"{_LAYERS}.{i}", mask=spec.mask, projects=projects)
+        if spec.lsa:
+            names[f"blocks.{i}.attention.scores.before.temperature.temperature"] = f"{_LAYERS}.{i}.0.fn.scale"
+    return names
+
+
+def known_unused(spec: ViTSpec) -> dict[str, str]:
+    """Return key → reason, for the keys that a released file may contain but the network never reads."""
+    return {"mask": "a second copy of the base mask, at the root of the file"}
+
+
+def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
+    """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
+    if temperatures := temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE):
+        return temperatures[0], "the number of temperatures in the file is"
+    _, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
+    if mask_heads:
+        return mask_heads, "the number of heads in the masks of the file is"
+    width, dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)
+    single = f"{_FIRST}.to_out.0.weight" not in shapes and width // 3 == dim
+    return 1 if single else None, "the file has no output projection, so the number of heads is"
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
+    """Infer the spec from names and shapes.  ``hints`` give only the fields that names and shapes do not determine.
+
+    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
+    needed but not given, or when a hint contradicts the file.
+    """
+    source = shapes.source
+    spt = has_shifted(shapes, _SHIFTED)
+    if spt:
+        dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
+    else:
+        dim = shapes.of(f"{_LINEAR}.weight", rank=2)[0]
+        patch_size, channels = shapes.linear_patch(f"{_LINEAR}.weight")
+    temperatures = temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE)
+    class_token = "cls_token" in shapes
+    positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
+    grid = shapes.grid(positions, where="pos_embedding without the class token" if class_token else "pos_embedding")
+    mask, _ = infer_mask(shapes, hints, f"{_FIRST}.mask")
+    if class_token and mask.kind != "plain":
+        raise CheckpointError(
+            f"{source}: the file has a class token and a {mask.kind} mask; expected no class token, "
+            "because the masked ViTs of the released code have no class token"
+        )
+    pools_all = _pools_all(shapes, hints, class_token=class_token, spt_lsa=spt or temperatures is not None)
+    inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
+    known, evidence = shown_heads(shapes, hints)
+    heads = infer_heads(
+        source,
+        width=inner_dim,
+        known=known,
+        evidence=evidence,
+        hints=hints,
+        preset_heads=preset.heads if preset else None,
+    )
+    if heads == 1 and mask.shared:
+        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
+    return ViTSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depth=shapes.count(r"transformer\.layers\.(\d+)\.[01]\."),
+        heads=heads,
+        head_dim=inner_dim // heads,
+        mlp_dim=shapes.of(f"{_LAYERS}.0.1.fn.net.0.weight", rank=2)[0],
+        class_token=class_token,
+        spt=spt,
+        lsa=temperatures is not None,
+        pools_all=pools_all,
+        mask=mask,
+        channels=channels,
+    )
+
+
+def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: bool) -> bool:
+    """Return True if the head reads the mean of all tokens, including the class token.
+
+    spt_lsa: True if the tensors show SPT or LSA.
+    Errors: CheckpointError when the user must type ``--set pool``, or types a value that contradicts the file.
+    """
+    if not class_token:
+        known_pool(shapes.source, hints, pool="mean", evidence="the file has no class token, so the pooling is")
+        return False
+    if _ROOT_MASK in shapes:
+        evidence = "the tensor mask shows the paper authors' code, whose pooling is"
+        known_pool(shapes.source, hints, pool="cls", evidence=evidence)
+        return False
+    if spt_lsa:
+        evidence = "the tensors show the code of SPT and LSA, whose pooling is"
+        known_pool(shapes.source, hints, pool="cls", evidence=evidence)
+        return False
+    if hints.source == "spt-lsa":
+        known_pool(shapes.source, hints, pool="cls", evidence="the pooling of --set source=spt-lsa is")
+        return False
+    return asked_pool(shapes.source, hints) == "mean"
+
+
+RELEASED = released_source(
+    signature=(r"to_patch_embedding\.1\.weight$", r"transformer\.layers\."),
+    spec=infer_spec,
+    names=released_names,
+    shown_heads=shown_heads,
+    known_unused=known_unused,
+    own_hints=("pool",),
+    same_names=PLAIN_FILES | {"vit-pytorch": PLAIN_FILES[OPTION]},
+)
+SPT_LSA = spt_lsa_source(
+    signature=(r"to_patch_embedding\.(1\.weight$|merging\.)", r"transformer\.layers\."),
+    either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
+    spec=infer_spec,
+    names=released_names,
+    shown_heads=shown_heads,
+    own_hints=("pool",),
+)

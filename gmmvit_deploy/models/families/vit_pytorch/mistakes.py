@@ -1,0 +1,89 @@
+"""Usual mistakes in a network of vit-pytorch.  The steps on the attention scores have mistakes of their own.
+
+Folding centres the head mixing of Re-attention, and replaces the LayerNorm over the heads by a division. A mistake in a
+folded graph can give other logits than the same mistake in the trained network, and is a mistake of its own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.models.families.family import Mistake
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gmmvit_deploy.models.layers.model import Model
+    from gmmvit_deploy.models.scores.heads import CentredHeadNorm
+
+__all__ = ["MISTAKES"]
+
+
+def _other_pooling(model: Model) -> bool:
+    from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
+
+    if not isinstance(model, VitPytorch) or model.class_token is None:
+        return False
+    model.pools = "mean" if model.pools == "cls" else "cls"
+    return True
+
+
+def _mixing_transposed(model: Model) -> bool:
+    import torch
+
+    from gmmvit_deploy.models.scores.heads import HeadMixing
+
+    weights = [step.weight for step in model.modules() if isinstance(step, HeadMixing)]
+    with torch.no_grad():
+        for weight in weights:
+            weight.copy_(weight.transpose(0, 1).clone())
+    return bool(weights)
+
+
+def _centred_mixing_transposed(model: Model) -> bool:
+    from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing
+
+    return bool(centre_head_mixing(model)) and _mixing_transposed(model)
+
+
+def _division(deviation: Callable[[CentredHeadNorm, Tensor], Tensor | float]) -> Callable[[Model], bool]:
+    """Return a function that divides the centred weights by ``deviation``, and keeps the weight and bias of the norm.
+
+    In the folded network, the divisor is the root mean square over the heads.
+    """
+
+    def make(model: Model) -> bool:
+        from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing
+        from gmmvit_deploy.models.scores.heads import CentredHeadNorm
+
+        class Divided(CentredHeadNorm):
+            def forward(self, scores: Tensor) -> Tensor:
+                weight, bias = self.matrix()
+                out: Tensor = scores / deviation(self, scores) * weight[:, None, None] + bias[:, None, None]
+                return out
+
+        centre_head_mixing(model)
+        norms = [module for module in model.modules() if isinstance(module, CentredHeadNorm)]
+        for norm in norms:
+            norm.__class__ = Divided
+        return bool(norms)
+
+    return make
+
+
+def _undivided(norm: CentredHeadNorm, scores: Tensor) -> float:
+    return 1.0
+
+
+def _over_the_keys(norm: CentredHeadNorm, scores: Tensor) -> Tensor:
+    return (scores.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    ("class token and mean of the tokens exchanged in the pooling", _other_pooling),
+    ("the head mixing transposed", _mixing_transposed),
+    ("the head mixing transposed after folding has centred the head mixing", _centred_mixing_transposed),
+    ("no division by the standard deviation over the heads", _division(_undivided)),
+    ("a division by the root mean square over the keys in place of the heads", _division(_over_the_keys)),
+)

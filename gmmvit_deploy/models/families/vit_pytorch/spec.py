@@ -1,0 +1,89 @@
+"""Spec of the networks DeepViT, ViT, SimpleViT and small-data ViT of the library vit-pytorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from gmmvit_deploy.models.sources.hints import POOLS, Pool
+from gmmvit_deploy.models.specs import MaskKind, ModelSpec, require, require_counts, require_tiling
+
+__all__ = ["AttentionKind", "EmbeddingKind", "OutputKind", "VitPytorchSpec"]
+
+AttentionKind = Literal["plain", "reattention", "lsa"]
+"""plain: softmax(Q Kᵀ/√d).  reattention: softmax, head mixing, LayerNorm over the heads (DeepViT).  lsa: a learned
+temperature for each layer and a masked diagonal (locality self-attention of the small-data ViT)."""
+EmbeddingKind = Literal["linear", "normed", "shifted"]
+"""linear: a linear layer.  normed: LayerNorm, linear layer, LayerNorm.  shifted: LayerNorm and a linear layer on the
+image and four copies that are shifted by a pixel (shifted patch tokenization of the small-data ViT)."""
+OutputKind = Literal["bias", "no bias", "absent"]
+"""The output projection of the attention: a linear layer with a bias, without a bias, or absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VitPytorchSpec(ModelSpec):
+    """A vision transformer of vit-pytorch on square images cut into square patches.
+
+    attention, embedding, output: see `AttentionKind`, `EmbeddingKind` and `OutputKind`.
+    class_token: True if a class token precedes the patches.
+    stored_positions: True if the file holds the position embeddings, False if the positions are the sinusoids that
+    follow from the number of patches and the width.
+    pool: ``cls`` if the head reads the class token, ``mean`` if the head reads the mean of all tokens, including the
+    class token if there is a class token.
+    final_norm: True if a norm of all tokens follows the last block.  head_norm: True if a norm follows the pooling.
+    """
+
+    family: ClassVar[str] = "vit_pytorch"
+    mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain",)
+    patch_size: int
+    dim: int
+    depth: int
+    heads: int
+    head_dim: int
+    mlp_dim: int
+    attention: AttentionKind
+    embedding: EmbeddingKind
+    output: OutputKind
+    class_token: bool
+    stored_positions: bool
+    pool: Pool
+    final_norm: bool
+    head_norm: bool
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depth", "heads", "head_dim", "mlp_dim")
+        require_tiling(self.image_size, self.patch_size)
+        for name, values in (
+            ("attention", get_args(AttentionKind)),
+            ("embedding", get_args(EmbeddingKind)),
+            ("output", get_args(OutputKind)),
+            ("pool", POOLS),
+        ):
+            value = getattr(self, name)
+            require(value in values, f"{name}: expected one of {', '.join(values)}, got {value!r}")
+        require(self.class_token or self.pool == "mean", "pool cls: expected a class token, but the model has none")
+        require(
+            self.output != "absent" or (self.heads == 1 and self.head_dim == self.dim),
+            "only attention with a single head of the full width has no output projection",
+        )
+        require(
+            self.stored_positions or (not self.class_token and self.dim % 4 == 0 and self.dim >= 8),
+            "sinusoidal positions: expected a width that is a multiple of 4 and at least 8, and no class token, got "
+            f"the width {self.dim}{' and a class token' if self.class_token else ''}",
+        )
+
+    @property
+    def grid(self) -> int:
+        """The number of patches along a side of the image."""
+        return self.image_size // self.patch_size
+
+    @property
+    def tokens(self) -> int:
+        """N: the number of patches, plus 1 if the model has a class token."""
+        return self.grid**2 + int(self.class_token)
+
+    @property
+    def description(self) -> str:
+        names: dict[AttentionKind, str] = {"reattention": "DeepViT", "lsa": "small-data ViT"}
+        return f"vit-pytorch {names.get(self.attention, 'ViT' if self.stored_positions else 'SimpleViT')}"

@@ -1,0 +1,188 @@
+"""Fold a trained model: replace every computation that does not depend on the input by constants.
+
+    P = after(softmax(before(Q Kᵀ))) V
+
+In the folded model, the matrix of every step before and after softmax is a constant.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gmmvit_deploy.models.families import family_of
+from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
+from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.models.folding.last_block import narrow_last_block
+from gmmvit_deploy.models.folding.passes import (
+    FoldingPass,
+    fold_biases,
+    fold_masks,
+    fold_scales,
+    merge_biases,
+    merge_scale,
+    merge_scale_into_mixing,
+    require_constant_steps,
+)
+from gmmvit_deploy.models.folding.projections import separate_projections
+from gmmvit_deploy.models.folding.query_scales import merge_temperature_into_query
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.step import Step
+from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.precision import Role
+
+__all__ = [
+    "SCORE_PASSES",
+    "FoldedConstant",
+    "FoldedModel",
+    "engine_passes",
+    "fold",
+    "fold_for_engines",
+    "folding_passes",
+    "recorded_passes",
+]
+
+SCORE_PASSES: tuple[FoldingPass, ...] = (
+    fold_scales,
+    fold_masks,
+    drop_dead_masks,
+    fold_biases,
+    merge_biases,
+    merge_temperature_into_query,
+    merge_scale,
+    merge_scale_into_mixing,
+)
+"""Passes on the steps of every attention, in execution order.  A pass may require a condition that an earlier pass
+ensures."""
+
+
+def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
+    """Return the shared passes and the passes of the family that `fold` runs for this spec, in execution order."""
+    return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
+
+
+def recorded_passes(spec: ModelSpec, recorded: Collection[str]) -> tuple[FoldingPass, ...]:
+    """Return the folding passes that fold the weights of a bundle to the constants of the bundle's graph.
+
+    recorded: the names of the passes that changed the model when the graph was exported.
+    A graph that was exported before `drop_dead_masks` existed contains the dead masks. The result leaves
+    `drop_dead_masks` out for such a graph, and for every graph without dead masks, where the pass changes nothing.
+    """
+    return tuple(
+        run for run in folding_passes(spec) if run is not drop_dead_masks or drop_dead_masks.__name__ in recorded
+    )
+
+
+def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
+    """Return the passes that make a folded model fit the fused attention kernels of GPU engines.
+
+    CPUs do not need these passes.
+    padded: also pad head dims for which fused kernels need copies or do not exist.
+    quantized: also split the stacked projections of Q, K and V, for int8 and fp8.
+    """
+    return (
+        *family_of(spec).engine_passes(),
+        *((pad_heads,) if padded else ()),
+        *((separate_projections,) if quantized else ()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoldedConstant:
+    """The constant that folding stored for a step of an attention.
+
+    layer: the name of the attention.  step: the name of the step, such as ``before.mask``.
+    role: the role of the step in the precision policy.  trained: the matrix of the trained step.
+    constant: the matrix in the folded model. If the scale d^(−1/2) was merged into a mask M, this matrix is
+    M · d^(−1/2).
+    """
+
+    layer: str
+    step: str
+    role: Role
+    trained: Tensor
+    constant: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoldedModel:
+    """A folded model.
+
+    model: the folded module, which shares no weights with the trained model.
+    passes: name of a pass → names of the modules or parameters that the pass changed.
+    constants: the constants of all remaining steps, in the order in which the model applies the steps.
+    """
+
+    model: Model
+    passes: dict[str, tuple[str, ...]]
+    constants: tuple[FoldedConstant, ...]
+
+    @property
+    def masks(self) -> tuple[FoldedConstant, ...]:
+        return tuple(constant for constant in self.constants if constant.role == "mask")
+
+    @property
+    def biases(self) -> tuple[FoldedConstant, ...]:
+        return tuple(constant for constant in self.constants if constant.role == "score_bias")
+
+
+@torch.no_grad()
+def fold(model: Model, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
+    """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
+
+    passes: the passes to run; by default the result of `folding_passes`.
+    If ``model`` is already folded, the result has an equal model, and ``passes`` has an empty tuple for every pass.
+    Errors: FoldError when the requirements of a pass do not hold, when a pass does not reach the end state that the
+    pass ensures, or when a step remains that no pass folds.
+    """
+    folded = copy.deepcopy(model).requires_grad_(False)
+    changed = {run.__name__: run(folded) for run in (folding_passes(model.spec) if passes is None else passes)}
+    require_constant_steps(folded)
+    trained = _steps(model)
+    return FoldedModel(
+        model=folded,
+        passes=changed,
+        constants=tuple(
+            FoldedConstant(
+                layer=layer,
+                step=name,
+                role=step.role,
+                trained=trained[layer, name].matrix().detach().clone(),
+                constant=step.matrix().clone(),
+            )
+            for (layer, name), step in _steps(folded).items()
+        ),
+    )
+
+
+@torch.no_grad()
+def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
+    """Run the passes for GPU engines on a copy of a folded model.
+
+    passes: the passes to run; by default the result of `engine_passes`.
+    Errors: FoldError when the requirements of a pass do not hold, or when a pass does not reach the end state that the
+    pass ensures.
+    """
+    model = copy.deepcopy(folded.model)
+    passes = engine_passes(model.spec) if passes is None else passes
+    changed = {run.__name__: run(model) for run in passes}
+    steps = _steps(model)
+    return FoldedModel(
+        model=model,
+        passes={**folded.passes, **changed},
+        constants=tuple(
+            replace(constant, constant=steps[constant.layer, constant.step].matrix().clone())
+            for constant in folded.constants
+            if (constant.layer, constant.step) in steps  # a pass such as widen_heads can remove steps
+        ),
+    )
+
+
+def _steps(model: Model) -> dict[tuple[str, str], Step]:
+    """Return (name of the attention, name of the step) → step."""
+    return {(layer, name): step for layer, scores in attention_scores(model) for name, step in scores.steps()}

@@ -1,0 +1,245 @@
+"""Folding passes on attention scores: replace matrices that do not depend on the input by constants.
+
+A pass is a function ``(model) -> names of the changed attentions``. The docstring of a pass states the requirements of
+the pass, the change, and the end state that the pass ensures. A pass checks the end state before the pass returns. A
+second run of a pass changes nothing. In the formulas, S are the attention scores and d is the head dim. A step is an
+operation on the scores before or after softmax, and the matrix of the step determines the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
+from gmmvit_deploy.models.scores.step import Constant, Step
+from gmmvit_deploy.precision import Role
+
+__all__ = [
+    "FoldingPass",
+    "fold_biases",
+    "fold_masks",
+    "fold_scales",
+    "merge_biases",
+    "merge_scale",
+    "merge_scale_into",
+    "merge_scale_into_mixing",
+    "require_constant_steps",
+]
+
+FoldingPass = Callable[[Model], tuple[str, ...]]
+_Pair = tuple[tuple[str, Step], tuple[str, Step]]  # (name of the step, step), twice
+
+_FOLDABLE = (torch.float32, torch.float64)
+_WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale"}
+
+
+@torch.no_grad()
+def fold_scales(model: nn.Module) -> tuple[str, ...]:
+    """Replace each trained scale by a constant.  A scale that is already a constant stays unchanged.
+
+    T = temperature, or T = exp(temperature)  →  the same T, stored as a constant
+
+    Requirements, end state and errors are the same as for `fold_masks`, with scales in place of masks.
+    """
+    return _fold_role(model, "scale")
+
+
+@torch.no_grad()
+def fold_masks(model: nn.Module) -> tuple[str, ...]:
+    """Replace each trained mask M, which multiplies the scores element by element, by a constant.
+
+    M = Σ_k α_k · base ** (1/(σ_k²+ε)), or the closed form with token distances, or a trained matrix
+      →  the same M, stored as a constant
+
+    Masks that leave the class token unmasked are folded in the same way.
+    Requires: evaluation mode; a finite matrix; float32 or float64 tensors, because in half precision small entries of
+    the base become zero before the power is computed.
+    Ensures: every mask is a constant that equals the matrix of the trained step bit for bit; no mask has parameters.
+    Errors: FoldError when a requirement or the end state does not hold.
+    """
+    return _fold_role(model, "mask")
+
+
+@torch.no_grad()
+def fold_biases(model: nn.Module) -> tuple[str, ...]:
+    """Replace each bias B, which is added to the scores, by a constant, so that no table is read at run time.
+
+    B = table[index] + shift mask  →  the same B, stored as a constant
+
+    Requirements, end state and errors are the same as for `fold_masks`, with biases in place of masks. The only
+    difference: a bias may have entries −∞ if the step allows such entries.
+    """
+    return _fold_role(model, "score_bias")
+
+
+@torch.no_grad()
+def merge_biases(model: nn.Module) -> tuple[str, ...]:
+    """Merge each bias into the bias directly before it: (S + B) + D  →  S + (B + D).
+
+    For example, B is the position bias and the shift mask of Swin, and D masks the diagonal.
+    Requires: folded biases.
+    Ensures: no bias directly follows a bias, and no row of a bias is −∞ in every entry, which would make the softmax of
+    this row NaN.
+    Returns the names of the changed attentions.
+    Errors: FoldError when a bias is not folded yet, or when the end state does not hold.
+    """
+    changed = []
+    for name, scores in attention_scores(model):
+        while pair := _adjacent(scores, "score_bias", "score_bias"):
+            (first_name, first), (second_name, second) = pair
+            if not (first.is_constant and second.is_constant):
+                raise FoldError(f"{name}: the biases must be constants before a merge; run fold_biases first")
+            merged = Constant(first.matrix() + second.matrix(), like=first)
+            merged.allows_minus_infinity = first.allows_minus_infinity or second.allows_minus_infinity
+            scores.put(first_name, merged)
+            scores.put(second_name, None)
+            changed.append(name)
+        for step_name, step in scores.steps_before():
+            if step.role == "score_bias" and bool(step.matrix().isneginf().all(dim=-1).any()):
+                raise FoldError(f"{name}: a row of the bias {step_name} is −∞ in every entry; the softmax would be NaN")
+    return tuple(dict.fromkeys(changed))
+
+
+@torch.no_grad()
+def merge_scale(model: nn.Module) -> tuple[str, ...]:
+    """Merge each scale into the mask directly after the scale: M ∘ (S · d^(−1/2))  →  (M · d^(−1/2)) ∘ S.
+
+    Requires: scales and masks are folded.
+    Unchanged: the scale of an attention without a mask, and a scale that is separated from the mask by another step.
+    Ensures: no scale directly precedes a mask.
+    Errors: FoldError when the scale or the mask is not folded yet, or when a scale still precedes a mask.
+    """
+    changed = []
+    for name, scores in attention_scores(model):
+        if merge_scale_into("mask", name, scores):
+            changed.append(name)
+    left = [name for name, scores in attention_scores(model) if _scale_before("mask", scores)]
+    if left:
+        raise FoldError(f"merge_scale left a separate scale before the mask in: {', '.join(left)}")
+    return tuple(changed)
+
+
+@torch.no_grad()
+def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
+    """Merge each scale into the head mixing directly after the scale: W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S.
+
+    W_pre: the (heads, heads) matrix that mixes the heads before softmax.
+    If a mask is between the scale and the head mixing, `merge_scale` has merged the scale into the mask. The mask
+    cannot be merged into W_pre, because a mask multiplies each entry of the scores, but head mixing sums over heads.
+    Unchanged: a scale that is separated from the head mixing by another step, such as a masked diagonal.
+    Ensures: no scale directly precedes a head mixing.
+    Errors: FoldError when the scale or the head mixing is not folded yet, or when the scale directly precedes a mask.
+    """
+    changed = []
+    for name, scores in attention_scores(model):
+        roles = [step.role for _, step in scores.steps_before()]
+        if ("scale", "mask") in pairwise(roles) and "mixing" in roles:
+            raise FoldError(
+                f"{name}: a mask multiplies the scaled scores; run merge_scale, which merges the scale into the mask, "
+                "before merge_scale_into_mixing"
+            )
+        if merge_scale_into("mixing", name, scores):
+            changed.append(name)
+    return tuple(changed)
+
+
+def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
+    """Merge each scale of an attention into the next step, if the next step has the role ``role``.
+
+    name: the name of the attention, for messages.  Returns True if a scale was merged.
+    Errors: FoldError when the scale or the step of ``role`` is not folded yet.
+    """
+    merged = False
+    while pair := _scale_before(role, scores):
+        (scale_name, scale), (next_name, following) = pair
+        if not scale.is_constant or not following.is_constant:
+            what = _WORDS.get(role, role)
+            raise FoldError(
+                f"{name}: the scale and the {what} must be constants before a merge; run the folding passes first"
+            )
+        scores.put(next_name, following.after_factor(scale.matrix()))
+        scores.put(scale_name, None)
+        merged = True
+    return merged
+
+
+def _scale_before(role: Role, scores: AttentionScores) -> _Pair | None:
+    """Return a scale and the step of ``role`` directly after it, or None without such a pair."""
+    return _adjacent(scores, "scale", role)
+
+
+def _adjacent(scores: AttentionScores, first_role: Role, second_role: Role) -> _Pair | None:
+    """Return two steps before softmax with these roles, the second directly after the first, or None."""
+    for first, second in pairwise(scores.steps_before()):
+        if first[1].role == first_role and second[1].role == second_role:
+            return first, second
+    return None
+
+
+def require_constant_steps(model: nn.Module) -> None:
+    """Check that every step is a constant.
+
+    Errors: FoldError when a step is not a constant; the message lists every such step.
+    """
+    left = [
+        f"{name}.scores.{step_name} ({step.role})"
+        for name, scores in attention_scores(model)
+        for step_name, step in scores.steps()
+        if not step.is_constant
+    ]
+    if left:
+        raise FoldError(f"no folding pass replaced these steps by constants: {', '.join(left)}")
+
+
+def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
+    """Replace every step of ``role`` by a constant that equals the ``matrix()`` of the step bit for bit.
+
+    Returns the names of the changed attentions.
+    Errors: FoldError when a step cannot be folded, when a constant differs from the matrix, or when a step remains.
+    """
+    changed = []
+    for name, scores in attention_scores(model):
+        trained = [
+            (step_name, step) for step_name, step in scores.steps() if step.role == role and not step.is_constant
+        ]
+        for step_name, step in trained:
+            _require_foldable(name, step, training=model.training)
+            folded = step.folded()
+            if not folded.matrix().equal(step.matrix()):
+                raise FoldError(f"{name}: the folded {_WORDS[role]} is not bitwise equal to the trained {_WORDS[role]}")
+            scores.put(step_name, folded)
+        if trained:
+            changed.append(name)
+    left = [
+        name
+        for name, scores in attention_scores(model)
+        if any(
+            step.role == role and (not step.is_constant or any(True for _ in step.parameters()))
+            for _, step in scores.steps()
+        )
+    ]
+    if left:
+        raise FoldError(f"the folding pass did not replace the {_WORDS[role]} by a constant in: {', '.join(left)}")
+    return tuple(changed)
+
+
+def _require_foldable(name: str, step: Step, *, training: bool) -> None:
+    what = _WORDS[step.role]
+    if training:
+        raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
+    state = [tensor for tensor in (*step.parameters(), *step.buffers()) if tensor.is_floating_point()]
+    if narrow := sorted({str(tensor.dtype) for tensor in state if tensor.dtype not in _FOLDABLE}):
+        raise FoldError(
+            f"{name}: the {what} has tensors of {', '.join(narrow)}, expected float32 or float64; "
+            "fold the model before casting it"
+        )
+    matrix = step.matrix()
+    sound = matrix.isfinite() | (matrix.isneginf() if step.allows_minus_infinity else False)
+    if not bool(sound.all()):
+        raise FoldError(f"{name}: the {what} has NaN or infinite entries")

@@ -1,0 +1,114 @@
+"""Find the patch filters and the position embeddings of a model of any family.
+
+    token[d] = Σ filters[d] ∘ patch + bias[d]        x = tokens + positions
+
+The patch embedding is a `PatchEmbedding`, `ShiftedPatches`, a convolution with the role ``embedding``, or the linear
+layer that the class of the model names in ``unfolded_patches``. Modules of other packages declare nothing: their patch
+embedding is the first convolution on the channels of the images. If a norm stands before the linear layer, the filters
+are the weights of the layer, without the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from gmmvit_deploy.models.layers.blocks import PatchEmbedding
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.roles import layer_role
+from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
+from gmmvit_deploy.models.layers.unfolding import unfolded_filters
+
+__all__ = ["PatchFilters", "PositionEmbeddings", "patch_filters", "position_embeddings"]
+
+_NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
+_PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PatchFilters:
+    """The filters of a patch embedding.
+
+    name: the name of the layer.  views: V, the number of images that the layer reads together: 1, or 5 with SPT.
+    filters: (D, V · c, rows, columns), for D features and images of c channels; the channels of a view follow the
+    channels of the view before it.
+    """
+
+    name: str
+    filters: Tensor
+    views: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PositionEmbeddings:
+    """Position embeddings of the tokens.
+
+    name: the name of the tensor.  positions: (prefix + rows · columns, D), first the prefix tokens, then the patches.
+    grid: (rows, columns) of the patches.  prefix: the number of prefix tokens, such as a class token.
+    stored: False if the network computes the tensor from its sizes, so that no checkpoint stores the tensor.
+    """
+
+    name: str
+    positions: Tensor
+    grid: tuple[int, int]
+    prefix: int
+    stored: bool
+
+
+def patch_filters(model: Model) -> PatchFilters | None:
+    """Return the filters of the patch embedding, or None for a network without such a layer.
+
+    The patch embedding of a T2T is the linear layer of its first attention: a filter for each feature of Q, K and V.
+    """
+    if model.unfolded_patches is not None:
+        name, side = model.unfolded_patches
+        layer = model.get_submodule(name)
+        if isinstance(layer, nn.Linear):
+            filters = unfolded_filters(layer.weight, side)
+            return PatchFilters(name=name, filters=filters, views=filters.shape[1] // model.spec.channels)
+    for name, module in model.named_modules():
+        if isinstance(module, PatchEmbedding | ShiftedPatches):
+            filters, views = module.filters(), module.view_count
+        elif isinstance(module, nn.Conv2d) and (model.foreign or layer_role(module) == "embedding"):
+            filters, views = module.weight.detach(), 1
+        else:
+            continue
+        if filters.shape[1] == views * model.spec.channels:
+            return PatchFilters(name=name, filters=filters, views=views)
+    return None
+
+
+def position_embeddings(model: Model) -> Iterator[PositionEmbeddings]:
+    """Yield the position embeddings, recognised by the usual names of such parameters and buffers.
+
+    Position embeddings that the network computes from its sizes, such as sinusoids, are buffers outside of the state
+    dict. Tensors whose tokens are no prefix tokens and a grid of patches are left out.
+    """
+    stored = model.state_dict()
+    for name, tensor in (stored | dict(model.named_buffers())).items():
+        if name.rpartition(".")[2] in _NAMES and tensor.dim() == 3 and tensor.shape[0] == 1:
+            place = _place(model, tensor.shape[1])
+            if place is not None:
+                grid, prefix = place
+                positions = tensor[0].detach()
+                yield PositionEmbeddings(
+                    name=name, positions=positions, grid=grid, prefix=prefix, stored=name in stored
+                )
+
+
+def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:
+    """Return ((rows, columns), prefix) with prefix + rows · columns = tokens, or None."""
+    network = getattr(model, "network", None)
+    size = getattr(getattr(network, "patch_embed", None), "grid_size", None)
+    known = getattr(network, "num_prefix_tokens", 0)
+    prefixes = (*_PREFIXES, known) if isinstance(known, int) else _PREFIXES
+    if isinstance(size, tuple | list) and len(size) == 2 and tokens - math.prod(size) in prefixes:
+        return (int(size[0]), int(size[1])), tokens - math.prod(size)
+    for prefix in prefixes:
+        side = math.isqrt(max(tokens - prefix, 0))
+        if side > 0 and side**2 + prefix == tokens:
+            return (side, side), prefix
+    return None

@@ -1,0 +1,237 @@
+"""Replace the calls of PyTorch's fused attention function by calls of a module of this package.
+
+    F.scaled_dot_product_attention(Q, K, V, attn_mask)   →   softmax(before(Q Kᵀ) + attn_mask) V
+
+Most attention modules of timm and of hand-written networks call this function. `answer_fused_call` makes such a module
+call a submodule in place of the function; in this package, the submodule *answers* the call. The code of the attention
+module does not change, so `answer_fused_call` works for every class. `fused_calls` runs a network once, and lists the
+attention modules with the shapes of their calls.
+
+The calls inside ``torch.nn.MultiheadAttention`` cannot be answered, because another function of PyTorch makes these
+calls.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.layers.subclasses import replace_methods
+from gmmvit_deploy.models.scores.attention import AttentionScores
+from gmmvit_deploy.models.scores.biases import PassedBias
+from gmmvit_deploy.precision import Role
+
+__all__ = [
+    "DRY_IMAGES",
+    "AnsweredAttention",
+    "FusedCall",
+    "answer_fused_call",
+    "answered_forward",
+    "fused_calls",
+    "use_fused_calls",
+]
+
+Answer = Callable[..., Tensor]
+DRY_IMAGES = 2
+"""The batch size of the dry run in `fused_calls`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedCall:
+    """A call of the fused attention function in a forward pass of a network.
+
+    module: the path of the module that calls the function.
+    query, key: the shapes of Q and K, for example (batch, heads, tokens, head dim).
+    bias: the shape of the call's ``attn_mask``, or None without ``attn_mask``.
+    scale: the factor of Q Kᵀ: the call's ``scale``, or d^(−1/2) with the head dim d.
+    """
+
+    module: str
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    bias: tuple[int, ...] | None
+    scale: float
+
+    @property
+    def windows(self) -> int | None:
+        """The number of windows of an image if the call's ``attn_mask`` differs between windows, else None."""
+        leading = self.bias[0] if self.bias is not None and len(self.bias) == 4 else 1
+        return leading // DRY_IMAGES if leading > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """The arguments of a call, with the defaults of PyTorch."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def require_supported(self, where: str) -> None:
+        """Errors: SpecError when the call masks the future, or when heads of Q share K and V."""
+        if self.is_causal or self.enable_gqa:
+            option = "is_causal" if self.is_causal else "enable_gqa"
+            raise SpecError(f"{where} calls F.scaled_dot_product_attention with {option}=True, which is not supported")
+
+
+class _Answering(TorchFunctionMode):
+    """While this mode is active, ``answer`` computes the result of the fused attention function."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self.answer(_Arguments(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+class AnsweredAttention(nn.Module):
+    """Compute after(softmax(before(Q Kᵀ))) V for a call of the fused attention function.
+
+    scores: softmax and the steps before and after softmax; a step `PassedBias` adds the call's ``attn_mask``.
+    windows: the number of windows in an image if ``attn_mask`` differs between the windows, else None. The first
+    dimension of Q then holds the windows of all images: window w of image b has the index b · windows + w.
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
+
+    def __init__(self, scores: AttentionScores, *, windows: int | None = None) -> None:
+        super().__init__()
+        self.scores = scores
+        self.windows = windows
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
+        """Return the attention's output, in the shape of Q.
+
+        query, key, value: (batch, heads, tokens, head dim), or (batch · windows, heads, tokens, head dim) with windows.
+        bias: the call's ``attn_mask``, or None.  dropout: the share of attention weights that training drops.
+        """
+        if self.windows is not None:
+            query, key, value = (part.unflatten(0, (-1, self.windows)) for part in (query, key, value))
+            bias = None if bias is None else bias.unflatten(0, (-1, self.windows))
+        for _, step in self.scores.steps_before():
+            if isinstance(step, PassedBias):
+                step.passed = bias
+        weights = self.scores.weights(query, key)
+        if dropout:
+            weights = F.dropout(weights, dropout)
+        out = weights @ value
+        return out if self.windows is None else out.flatten(0, 1)
+
+
+def answer_fused_call(attention: nn.Module, name: str, answer: nn.Module) -> None:
+    """Make ``attention`` call ``answer`` in place of the fused attention function.
+
+    attention: a module whose forward calls the function exactly once.
+    name: the name under which ``answer`` becomes a submodule of ``attention``.
+    answer: a module with the signature of `AnsweredAttention.forward`.
+    ``attention`` gets a subclass of its class as its new class, so ``isinstance`` still returns True. The module can be
+    copied with ``copy.deepcopy``, trained, compiled and pickled.
+    """
+    attention.add_module(name, answer)
+    replace_methods(attention, answered_forward, name)
+
+
+def answered_forward(original: type, name: str) -> dict[str, Any]:
+    """Return a forward in which the submodule ``name`` answers the fused attention function."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        submodule = getattr(self, name)
+        calls: list[str] = []  # a list, because torch.compile traces no attributes of the mode
+
+        def respond(call: _Arguments) -> Tensor:
+            calls.append(name)
+            call.require_supported(original.__name__)
+            bias = call.attn_mask
+            if bias is not None and bias.dtype == torch.bool:
+                bias = torch.zeros_like(bias, dtype=call.query.dtype).masked_fill(~bias, float("-inf"))
+            out: Tensor = submodule(call.query, call.key, call.value, bias, call.dropout_p)
+            return out
+
+        with _Answering(respond):
+            out = original.forward(self, *args, **kwargs)  # type: ignore[attr-defined]  # a subclass of nn.Module
+        if len(calls) != 1:
+            raise SpecError(
+                f"{original.__name__}: expected one call of the fused attention function, got {len(calls)} calls"
+            )
+        return out
+
+    return {"forward": forward}
+
+
+def use_fused_calls(network: nn.Module) -> None:
+    """Make every attention module of timm in ``network`` call the fused attention function.
+
+    timm reads the attribute ``fused_attn`` of the module in each forward pass.
+    """
+    for module in network.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = True  # type: ignore[assignment]  # nn.Module types every attribute as tensor or module
+
+
+@torch.no_grad()
+def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[FusedCall, ...]:
+    """Return the calls of the fused attention function in a dry run of ``network`` on two images, in order.
+
+    A dry run is a forward pass on PyTorch's meta device, which computes the shapes of tensors and no values.
+    image_shape: (channels, height, width).  The dry run uses a copy of ``network``, so ``network`` does not change.
+    """
+    shapes_only = copy.deepcopy(network).to("meta").eval()
+    calls: list[FusedCall] = []
+    with _tracked_modules(shapes_only) as running:
+
+        def note(call: _Arguments) -> Tensor:
+            where = running[-1] if running else ""
+            call.require_supported(where or type(network).__name__)
+            calls.append(
+                FusedCall(
+                    module=where,
+                    query=tuple(call.query.shape),
+                    key=tuple(call.key.shape),
+                    bias=None if call.attn_mask is None else tuple(call.attn_mask.shape),
+                    scale=call.scale if call.scale is not None else call.query.shape[-1] ** -0.5,
+                )
+            )
+            return call.query.new_empty(*call.query.shape[:-1], call.value.shape[-1])
+
+        with _Answering(note):
+            shapes_only(torch.empty(DRY_IMAGES, *image_shape, device="meta"))
+    return tuple(calls)
+
+
+@contextmanager
+def _tracked_modules(network: nn.Module) -> Iterator[list[str]]:
+    """Yield the stack of the paths of the modules that are running; the last path is the innermost module."""
+    running: list[str] = []
+    handles = []
+    for path, module in network.named_modules():
+
+        def enter(_module: nn.Module, _args: Any, path: str = path) -> None:
+            running.append(path)
+
+        def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
+            running.pop()
+
+        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    try:
+        yield running
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,91 @@
+"""`Model`: the base class of the image classifiers of all families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.layers.roles import layer_role
+from gmmvit_deploy.models.scores.step import Oddity
+from gmmvit_deploy.models.specs import ModelSpec, OutputName
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.token_grids import TokenGrids
+
+__all__ = ["Model"]
+
+
+class Model(nn.Module):
+    """Abstract base class: each family derives its model class from `Model`.
+
+    foreign: True if another package defines the network, so that the modules do not declare the roles of operators.
+    unfolded_patches: (name, side) of the first linear layer, if it reads overlapping patches of side × side pixels that
+    an `Unfold` cuts, or a norm of these patches; otherwise None.
+    spec: the spec that the model was built from.
+    outputs: the outputs that `answers` returns and that export writes.
+    returns_all: True if ``forward`` returns all outputs, as a tuple: only while the model is exported.
+    forward: images (B, c, S, S), normalised, float32 → the first of the outputs, for B images with c channels: logits
+    (B, C) for C classes, or features (B, D).
+    """
+
+    foreign: ClassVar[bool] = False
+    outputs: tuple[OutputName, ...] = ("logits",)
+    returns_all: bool = False
+    unfolded_patches: ClassVar[tuple[str, int] | None] = None
+    spec: ModelSpec
+
+    def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return (logits, features).  Features (B, D) are the pooled tokens that the classifier head reads.
+
+        An output that the model does not have, or that is not in ``outputs``, can be None. A model that defines
+        ``forward`` in place of this method has logits and no features.
+        """
+        if type(self).forward is Model.forward:
+            raise NotImplementedError
+        return self.forward(images), None  # type: ignore[return-value]  # such a forward returns a tensor
+
+    def answers(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the ``outputs`` of the model for a batch of images, in their order."""
+        logits, features = self.logits_and_features(images)
+        named = {"logits": logits, "features": features}
+        missing = [name for name in self.outputs if named[name] is None]
+        if missing:
+            raise SpecError(f"{self.spec.description}: the network has no {missing[0]}")
+        return tuple(answer for name in self.outputs if (answer := named[name]) is not None)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        answers = self.answers(images)
+        return answers if self.returns_all else answers[0]
+
+    def oddities(self) -> Iterator[tuple[str, Oddity]]:
+        """Yield (name of a tensor or module, unusual property) for the audit of a checkpoint.
+
+        The steps on the attention scores report their own properties (`scores.step.Step.oddities`).
+        """
+        yield from ()
+
+    def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
+        """Yield (name, layer) of each linear layer that computes logits: by default the layers with the role ``head``.
+
+        A distilled model has two such layers.
+        """
+        for name, layer in self.named_modules():
+            if isinstance(layer, nn.Linear) and layer_role(layer) == "head":
+                yield name, layer
+
+    def observed_grids(self) -> TokenGrids | None:
+        """Return the grids of the tokens of each attention, with paths in ``network``, if another package defines it.
+
+        Returns None for a network of this package, whose patches form squares.
+        """
+        return None
+
+    def why_no_rollout(self) -> str:
+        """Return a reason, beyond the weights, why an attention rollout does not describe the logits; else "".
+
+        A rollout describes a head that reads the tokens of the last block, each with the same weight.
+        """
+        return ""

@@ -1,0 +1,137 @@
+"""Position embeddings at another image size: resample the embeddings of the patches on another grid.
+
+P'[y, x] = Σ_{i,j} w((i − v(y)) / a) · w((j − u(x)) / b) · P[i, j]        divided by the sum of the weights
+
+P (rows, columns, D) holds the embeddings of the patches of the old grid, and P' the embeddings of the new grid. Row y
+of the new grid lies at row v(y) of the old grid; column x lies at column u(x), which has the same formula. w is Keys'
+cubic kernel with the parameter A:
+
+    w(t) = (A+2)·|t|³ − (A+3)·|t|² + 1              for |t| ≤ 1
+    w(t) = A·|t|³ − 5A·|t|² + 8A·|t| − 4A           for 1 < |t| < 2, and 0 elsewhere
+
+The code bases use different algorithms, where R is the old and R' the new number of rows:
+
+    name         v(y)                            A       a               outside of the old grid   grids
+    timm         (y + ½)·R/R' − ½                −0.5    max(1, R/R')    weight 0                  any → any
+    torchvision  y·(R − 1)/(R' − 1)              −0.75   1               edge repeated             square → square
+    deit         (y + ½)·R/R' − ½                −0.75   1               edge repeated             square → square
+    dino         (y + ½)·R/(R' + 0.1) − ½        −0.75   1               edge repeated             square → any
+
+    timm         timm; DINOv2 with registers
+    torchvision  torchvision's ``interpolate_embeddings``
+    deit         the fine-tuning code of DeiT; BEiT
+    dino         DINO, and DINOv2 without registers
+
+In the formula, b is the a of the columns. For random embeddings of unit variance, the largest difference between the
+results of two algorithms is 0.26 to 1.13 (4 × 4 patches to 6 × 6 or 3 × 3), so the algorithm is part of the model. No
+algorithm changes the embeddings of the prefix tokens (class token, distillation token, registers), and no algorithm
+changes P if the grids are equal.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.models.specs import Interpolation, interpolation_named
+
+__all__ = ["Grid", "resample_positions"]
+
+Grid = tuple[int, int]
+"""(rows, columns) of patches."""
+
+_SQUARE_OLD: frozenset[Interpolation] = frozenset({"torchvision", "deit", "dino"})
+_SQUARE_NEW: frozenset[Interpolation] = frozenset({"torchvision", "deit"})
+_DINO_OFFSET = 0.1  # DINO's code adds it to the new number of rows and columns, against a size that rounds down
+
+
+def resample_positions(
+    positions: Float[Tensor, "1 tokens dim"],
+    new_grid: Grid,
+    *,
+    interpolation: Interpolation,
+    prefix: int,
+    old_grid: Grid | None = None,
+) -> Float[Tensor, "1 new_tokens dim"]:
+    """Return the position embeddings for a grid of another size, in float32.
+
+    positions: (1, prefix + rows·columns, D), first the prefix tokens, then the patches row by row.
+    new_grid: (rows, columns) of the new grid.
+    interpolation: the algorithm; see the formulas of this module.
+    prefix: the number of prefix tokens that have a position embedding; 0 if only the patches have one.
+    old_grid: (rows, columns) of the old grid; by default a square grid, whose side follows from ``positions``.
+    Errors: InputError when the algorithm is unknown, when ``positions`` do not fit the old grid, when the new grid is
+    empty, or when the algorithm does not support a grid that is not square.
+    """
+    interpolation = interpolation_named(interpolation)
+    if min(new_grid) < 1:
+        raise InputError(f"new grid of patches: expected at least 1 row and 1 column, got {_words(new_grid)}")
+    old_grid = _checked_old_grid(positions.shape[1], prefix, old_grid)
+    _refuse_oblong(interpolation, old_grid, new_grid)
+    positions = positions.float()
+    if old_grid == new_grid:
+        return positions
+    kept, patches = positions[:, :prefix], positions[:, prefix:]
+    lattice = patches.unflatten(1, old_grid).permute(0, 3, 1, 2)
+    resampled = _interpolated(lattice, new_grid, interpolation).permute(0, 2, 3, 1).flatten(1, 2)
+    return torch.cat([kept, resampled], dim=1)
+
+
+def _interpolated(
+    lattice: Float[Tensor, "1 dim rows columns"], size: Grid, interpolation: Interpolation
+) -> Float[Tensor, "1 dim new_rows new_columns"]:
+    if interpolation == "timm":
+        return nn.functional.interpolate(lattice, size=size, mode="bicubic", antialias=True)
+    if interpolation == "torchvision":
+        return nn.functional.interpolate(lattice, size=size, mode="bicubic", align_corners=True)
+    if interpolation == "deit":
+        return nn.functional.interpolate(lattice, size=size, mode="bicubic", align_corners=False)
+    # PyTorch computes v(y) from a scale factor that is given, not from the sizes of the two grids.
+    rows, columns = ((new + _DINO_OFFSET) / old for new, old in zip(size, lattice.shape[-2:], strict=True))
+    return nn.functional.interpolate(lattice, scale_factor=(rows, columns), mode="bicubic")
+
+
+def _checked_old_grid(tokens: int, prefix: int, old_grid: Grid | None) -> Grid:
+    """Return the old grid, by default the square grid of the patches.
+
+    Errors: InputError when the number of tokens does not fit the prefix tokens and the grid.
+    """
+    patches = tokens - prefix
+    if prefix < 0 or patches < 1:
+        raise InputError(f"expected position embeddings of patches behind {prefix} prefix tokens, got {tokens} tokens")
+    if old_grid is None:
+        side = math.isqrt(patches)
+        if side * side != patches:
+            raise InputError(
+                f"{tokens} position embeddings without {prefix} prefix tokens are {patches} patches; "
+                "expected a square grid",
+                hint="export a model whose patches form a square grid",
+            )
+        return side, side
+    if min(old_grid) < 1 or math.prod(old_grid) != patches:
+        raise InputError(
+            f"expected position embeddings of {prefix} prefix tokens and {_words(old_grid)} patches, got "
+            f"{tokens} tokens"
+        )
+    return old_grid
+
+
+def _refuse_oblong(interpolation: Interpolation, old_grid: Grid, new_grid: Grid) -> None:
+    """Check that the algorithm supports both grids.  Errors: InputError when it supports only square grids."""
+    for name, grid, square in (("old", old_grid, _SQUARE_OLD), ("new", new_grid, _SQUARE_NEW)):
+        if interpolation in square and grid[0] != grid[1]:
+            raise InputError(
+                f"--set interpolation={interpolation} is defined only for a square {name} grid of patches, because the "
+                f"code of {interpolation} computes the side of the {name} grid as a square root or from one image "
+                f"side; got {_words(grid)} patches",
+                hint="type --set interpolation=timm, whose algorithm supports every grid; the two algorithms give "
+                "different networks, so measure the accuracy",
+            )
+
+
+def _words(grid: Grid) -> str:
+    return f"{grid[0]} × {grid[1]}"

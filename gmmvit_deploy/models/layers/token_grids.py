@@ -1,0 +1,391 @@
+"""Determine the grid of the tokens of each attention in a network.
+
+    tokens of Q = tokens of K = prefix + rows · columns
+
+An attention that meets this rule can take a mask on the distances between its tokens. `token_grids` runs a network once
+without data (a dry run), and applies the rule to every attention. The rule uses no class names: rows and columns are
+taken from the network's attributes or from the feature maps of the run. If no such grid fits, the grid is square.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.layers.fused_call import DRY_IMAGES, FusedCall, fused_calls, use_fused_calls
+
+__all__ = [
+    "Placement",
+    "Refusal",
+    "TokenGrids",
+    "placements",
+    "require_placements",
+    "token_grids",
+    "unknown_grids",
+]
+
+_Size: TypeAlias = "tuple[int, int]"
+
+_WINDOW_ATTRIBUTES = ("window_size", "partition_size", "ws")  # where timm's modules store the size of a window
+_UNMARKED_PREFIXES = (0, 1, 2)  # prefix tokens that a network without ``num_prefix_tokens`` may have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The grid of the tokens of an attention.
+
+    module: the path of the attention module in the network.
+    prefix: the number of tokens before the grid, for example a class token.
+    rows, columns: the size of the grid; the tokens of the grid are numbered row by row.
+    heads: H, the number of heads.
+    unit: the distance between neighbours of the grid in positions of the feature map, for rows and for columns: (1, 1),
+    except for a dilated grid, for example in the grid attention of MaxViT. A mask measures distances in steps of the
+    grid.
+    call: the call of the fused attention function, with the scale of the scores and the shape of the bias.
+    """
+
+    module: str
+    prefix: int
+    rows: int
+    columns: int
+    heads: int
+    unit: tuple[int, int]
+    call: FusedCall
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return (self.rows, self.columns)
+
+    @property
+    def tokens(self) -> int:
+        """N, the number of tokens with the prefix."""
+        return self.prefix + self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A module that cannot take a mask: the path and the class of the module, and the reason."""
+
+    module: str
+    class_name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.module or 'the network'} ({self.class_name}): {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGrids:
+    """The result of a dry run.
+
+    placements: the attentions that can take a mask, in the order of the run.
+    refusals: the attentions between tokens that cannot take a mask.
+    poolings: the paths of the attentions of a single token to all tokens. A mask on distances does not apply to them.
+    """
+
+    placements: tuple[Placement, ...]
+    refusals: tuple[Refusal, ...]
+    poolings: tuple[str, ...]
+
+
+def placements(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[Placement, ...]:
+    """Return the placement of every attention between the tokens of ``network``.
+
+    image_shape: (channels, height, width).
+    Errors: SpecError when an attention cannot take a mask, with a reason for each class of attention, and when the
+    network has no attention that can take a mask.
+    """
+    return require_placements(network, token_grids(network, image_shape))
+
+
+def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement, ...]:
+    """Return the placements of a dry run of ``network``.  Errors: as for `placements`."""
+    name = type(network).__name__
+    if grids.refusals:
+        raise SpecError(f"{name} cannot take a mask: {_listed(grids.refusals)}")
+    if not grids.placements:
+        raise SpecError(
+            f"{name}: expected an attention between tokens that calls the fused attention function, got "
+            + (
+                f"only attention poolings, each with a single query: {', '.join(grids.poolings)}"
+                if grids.poolings
+                else "no attention"
+            )
+        )
+    return grids.placements
+
+
+def token_grids(network: nn.Module, image_shape: tuple[int, int, int]) -> TokenGrids:
+    """Run ``network`` once without data, and return the grids and the refusals.  ``network`` does not change.
+
+    image_shape: (channels, height, width).
+    Errors: SpecError when an attention calls the fused attention function with ``is_causal`` or ``enable_gqa``.
+    """
+    general = list(_refusals_of_network(network))
+    if general:  # without a fixed grid, the grid of the dry run means nothing
+        return TokenGrids(placements=(), refusals=tuple(general), poolings=())
+    shapes_only = copy.deepcopy(network).to("meta").eval()
+    use_fused_calls(shapes_only)
+    run = _Run(shapes_only)
+    with run.observed():
+        calls = fused_calls(shapes_only, image_shape)
+    return _Rule(shapes_only, calls, run).applied()
+
+
+def unknown_grids(network: nn.Module, reason: str) -> TokenGrids:
+    """Return the result for a network that cannot run without data: a refusal of the whole network."""
+    refusal = Refusal(module="", class_name=type(network).__name__, reason=reason)
+    return TokenGrids(placements=(), refusals=(refusal,), poolings=())
+
+
+def _listed(refusals: tuple[Refusal, ...]) -> str:
+    """Return the refusals as text: for each class, the first refusal and the number of further refusals."""
+    classes: dict[str, list[Refusal]] = {}
+    for refusal in refusals:
+        classes.setdefault(refusal.class_name, []).append(refusal)
+    return "; ".join(
+        f"{refused[0]}" + (f" (and {len(refused) - 1} more attentions of this class)" if len(refused) > 1 else "")
+        for refused in classes.values()
+    )
+
+
+def _refusals_of_network(network: nn.Module) -> Iterator[Refusal]:
+    """Yield the reasons for which the number or the order of the tokens is not fixed."""
+
+    def refusal(module: str, owner: nn.Module, reason: str) -> Refusal:
+        return Refusal(module=module, class_name=type(owner).__name__, reason=reason)
+
+    if "patch_coord" in inspect.signature(network.forward).parameters:
+        yield refusal("", network, "takes images of any grid (NaFlex), so the grid of the tokens is not fixed")
+    if getattr(network, "dynamic_img_size", False):
+        yield refusal(
+            "",
+            network,
+            "takes images of any size; create the model with dynamic_img_size=False (Swin: strict_img_size=True)",
+        )
+    for path, module in network.named_modules():
+        if getattr(module, "dynamic_img_pad", False):
+            yield refusal(path, module, "pads images of any size; create the model with dynamic_img_pad=False")
+        if "patch_drop" in path.rpartition(".")[2] and getattr(module, "prob", 0) > 0:
+            reason = (
+                "training drops patches, so tokens are missing from the grid; create the model with patch_drop_rate=0"
+            )
+            yield refusal(path, module, reason)
+        if isinstance(module, nn.MultiheadAttention):
+            reason = "calls the fused attention function inside PyTorch, where gmmvit cannot replace the call"
+            yield refusal(path, module, reason)
+
+
+class _SoftmaxCalls(TorchFunctionMode):
+    """While this mode is active, report the shape of every tensor on whose last dimension softmax is computed."""
+
+    def __init__(self, report: Callable[[tuple[int, ...]], None]) -> None:
+        super().__init__()
+        self.report = report
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (F.softmax, torch.softmax, Tensor.softmax) and isinstance(out, Tensor):
+            dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else None)
+            if dim in (-1, out.dim() - 1):
+                self.report(tuple(out.shape))
+        return out
+
+
+class _Run:
+    """The shapes of a dry run.
+
+    inputs: path of a module → the shape of the module's first tensor.
+    maps: (height, width) of every feature map that a convolution or a pooling returned, in the order of the run.
+    softmaxes: (path of the module, shape) of every softmax over the last dimension.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.inputs: dict[str, tuple[int, ...]] = {}
+        self.maps: list[_Size] = []
+        self.softmaxes: list[tuple[str, tuple[int, ...]]] = []
+        self._running: list[str] = []
+        for path, module in network.named_modules():
+            # fused_calls copies the network with its hooks. The hooks are functions, not methods: a copied method would
+            # fill a copy of this object.
+            module.register_forward_pre_hook(self._enters(path))
+            module.register_forward_hook(self._leaves())
+
+    def observed(self) -> TorchFunctionMode:
+        """Return a mode; while this mode is active, a run of the network fills this object."""
+        return _SoftmaxCalls(lambda shape: self.softmaxes.append((self._running[-1] if self._running else "", shape)))
+
+    def _enters(self, path: str) -> Callable[[nn.Module, Any], None]:
+        def enter(_module: nn.Module, args: Any) -> None:
+            self._running.append(path)
+            if args and isinstance(args[0], Tensor):
+                self.inputs[path] = tuple(args[0].shape)
+
+        return enter
+
+    def _leaves(self) -> Callable[[nn.Module, Any, Any], None]:
+        def leave(module: nn.Module, _args: Any, out: Any) -> None:
+            self._running.pop()
+            pools = type(module).__module__ == nn.AvgPool2d.__module__
+            if isinstance(out, Tensor) and out.dim() == 4 and (isinstance(module, nn.Conv2d) or pools):
+                size = (out.shape[2], out.shape[3])
+                if size not in self.maps:
+                    self.maps.append(size)
+
+        return leave
+
+
+class _Rule:
+    """The rule of this module, for the calls of a dry run."""
+
+    def __init__(self, network: nn.Module, calls: tuple[FusedCall, ...], run: _Run) -> None:
+        self.network = network
+        self.calls = calls
+        self.run = run
+        # A network with class attention (CaiT) counts the class token as prefix, and adds this token after the patches.
+        known = getattr(network, "num_prefix_tokens", None)
+        self.prefixes: tuple[int, ...] = _UNMARKED_PREFIXES if known is None else tuple(dict.fromkeys((known, 0)))
+
+    def applied(self) -> TokenGrids:
+        places: list[Placement] = []
+        refusals: list[Refusal] = []
+        poolings: list[str] = []
+        for call in self.calls:
+            outcome = self._outcome(call)
+            if outcome is None:
+                poolings.append(call.module)
+            elif isinstance(outcome, Placement):
+                places.append(outcome)
+            else:
+                refusals.append(self._refusal(call.module, outcome))
+        answered = {call.module for call in self.calls}
+        rows: dict[str, int] = {}
+        for path, shape in self.run.softmaxes:
+            owner = self._owner(path)
+            if owner not in answered and len(shape) >= 3:
+                rows[owner] = max(shape[-2], rows.get(owner, 1))
+        for owner, count in rows.items():
+            if count == 1:
+                poolings.append(owner)
+            else:
+                reason = "computes the attention weights without the fused attention function"
+                refusals.append(self._refusal(owner, reason))
+        return TokenGrids(placements=tuple(places), refusals=tuple(refusals), poolings=tuple(poolings))
+
+    def _refusal(self, path: str, reason: str) -> Refusal:
+        class_name = type(self.network.get_submodule(path)).__name__
+        return Refusal(module=path, class_name=class_name, reason=reason)
+
+    def _owner(self, path: str) -> str:
+        """Return the path of the attention that computes a softmax; the softmax itself may be a submodule."""
+        if isinstance(self.network.get_submodule(path), nn.Softmax):
+            return path.rpartition(".")[0]
+        return path
+
+    def _outcome(self, call: FusedCall) -> Placement | str | None:
+        """Return a placement, the reason for a refusal, or None for a pooling: a single query for each head."""
+        if len(call.query) != 4:
+            return f"expected Q of the shape (batch, heads, tokens, head dim), got {len(call.query)} dimensions"
+        tokens, key_tokens = call.query[2], call.key[2]
+        if tokens == 1 and key_tokens > 1:
+            return None
+        if tokens != key_tokens:
+            return f"expected the same tokens for Q and K, got {tokens} tokens for Q and {key_tokens} tokens for K"
+        times = sum(other.module == call.module for other in self.calls)
+        if times > 1:
+            return f"calls the fused attention function {times} times in a forward pass; expected one call"
+        if self._over_channels(call):
+            return "computes scores between channels, not between tokens"
+        sides = self._grid(call.module, tokens)
+        if sides is None:
+            prefixes = " or ".join(map(str, sorted(self.prefixes)))
+            return f"expected {prefixes} prefix tokens and the tokens of a known or square grid, got {tokens} tokens"
+        (rows, columns), prefix = sides
+        unit = self._unit(call, (rows, columns))
+        return Placement(
+            module=call.module, prefix=prefix, rows=rows, columns=columns, heads=call.query[1], unit=unit, call=call
+        )
+
+    def _over_channels(self, call: FusedCall) -> bool:
+        """Return True if the rows of Q are channels: the last dimension of Q then counts the tokens of the input."""
+        shape = self.run.inputs.get(call.module)
+        if shape is None or len(shape) != 3 or call.query[3] != shape[1]:
+            return False
+        # A head dim may equal the number of tokens by chance; attention over channels then has a learned temperature.
+        return call.query[2] != shape[1] or hasattr(self.network.get_submodule(call.module), "temperature")
+
+    def _grid(self, path: str, tokens: int) -> tuple[_Size, int] | None:
+        """Return ((rows, columns), prefix) with prefix + rows · columns = tokens."""
+        for rows, columns in self._candidates(path):
+            prefix = tokens - rows * columns
+            if prefix in self.prefixes:
+                return (rows, columns), prefix
+        for prefix in self.prefixes:
+            side = math.isqrt(max(tokens - prefix, 0))
+            if side > 0 and side**2 + prefix == tokens:
+                return (side, side), prefix
+        return None
+
+    def _candidates(self, path: str) -> Iterator[_Size]:
+        """Yield sizes of a grid: of windows, of the patches, of feature maps."""
+        for _, owner in self._owners(path):
+            for name in _WINDOW_ATTRIBUTES:
+                size = _size(getattr(owner, name, None))
+                if size is not None:
+                    yield size
+        embedding = getattr(self.network, "patch_embed", None)
+        size = _size(getattr(embedding, "grid_size", None))
+        if size is not None:
+            yield size
+        yield from self.run.maps
+
+    def _owners(self, path: str) -> Iterator[tuple[str, nn.Module]]:
+        """Yield (path, module) of an attention and of the modules that hold the attention, the network excluded."""
+        while path:
+            yield path, self.network.get_submodule(path)
+            path = path.rpartition(".")[0]
+
+    def _unit(self, call: FusedCall, grid: _Size) -> _Size:
+        """Return how many positions of the feature map lie between neighbours of the grid.
+
+        The positions of a dilated grid are spread over the whole feature map; the other positions form further grids,
+        which take part as further rows of the batch.
+        """
+        for path, owner in self._owners(call.module):
+            parallel = (
+                call.module == f"{path}.attn_grid"
+            )  # MaxViT's block with a window and a dilated grid side by side
+            dilated = hasattr(owner, "partition_size") and not getattr(owner, "partition_block", not parallel)
+            spread = hasattr(owner, "patch_area")  # MobileViT: attention between equal positions of all patches
+            if not (dilated or spread):
+                continue
+            shape = self.run.inputs[path]
+            grids = call.query[0] // DRY_IMAGES
+            for height, width in ((shape[1], shape[2]), (shape[2], shape[3])):  # channels last, channels first
+                if height * width == grids * grid[0] * grid[1]:
+                    return height // grid[0], width // grid[1]
+        return 1, 1
+
+
+def _size(value: Any) -> _Size | None:
+    """Return an attribute as (rows, columns), or None if the attribute is no size."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = (value, value)
+    if (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(isinstance(side, int) and side > 0 for side in value)
+    ):
+        return value[0], value[1]
+    return None

@@ -1,0 +1,228 @@
+"""Steps on attention scores, such as a scale, a mask, a bias or a head mixing.
+
+    P = after(softmax(before(Q Kᵀ))) V        before and after are lists of steps
+
+    multiply    S' = M ∘ S                    add         S' = S + B
+    mix         S'[g] = Σ_h S[h] · W[h, g]    normalise   S'[:, i, j] = LayerNorm(S[:, i, j]), over the heads
+
+S (B, H, N, N) is the input of a step: the scores before softmax or the weights after softmax. M, B and W do not depend
+on the input of the model. A step provides its matrix, its role in the precision policy (module `precision`), its values
+for pictures and audit, and the mistakes that are often made with such a step. Folding computes the matrix of a step
+once, and replaces the step by a constant of the same role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.scores.mistakes import matrix_mistakes
+from gmmvit_deploy.precision import Role
+
+__all__ = ["Add", "Constant", "Multiply", "Oddity", "Operation", "Step", "StepNumbers", "matrix_oddities"]
+
+Operation = Literal["multiply", "add", "mix", "normalise"]
+_FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below this fraction of the largest |entry|
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepNumbers:
+    """Values of a step for pictures and audit.  A value that the step does not have is None.
+
+    patches: (H, N, N), (1, N, N) or (N, N), the matrix between patches, without class token, for drawing.
+    alpha, sigma: (K, H) or (K, 1), the parameters of a mixture of K Gaussians.  base: (1, 1, N, N), the stored base
+    mask, from which M is computed.  grid: (rows, columns) of the patches, None if the step does not know the grid.
+    """
+
+    patches: Tensor | None = None
+    alpha: Tensor | None = None
+    sigma: Tensor | None = None
+    base: Tensor | None = None
+    grid: tuple[int, int] | None = None
+
+    @property
+    def kernels(self) -> int:
+        """K, the number of Gaussians of the mixture; 0 for a step without a Gaussian mixture."""
+        return 0 if self.alpha is None else len(self.alpha)
+
+    @property
+    def underflowed(self) -> int | None:
+        """Number of zeros in the stored base mask; None without a stored base mask."""
+        return None if self.base is None else int((self.base == 0).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oddity:
+    """An unusual property of a step.
+
+    what: the description.  where: the head and the Gaussian ("kernel"), such as `` head 1 kernel 2``; empty if the
+    property concerns the whole step.
+    """
+
+    severity: Literal["error", "warning", "note"]
+    what: str
+    where: str = ""
+
+
+class Step(nn.Module):
+    """A step on attention scores.  Abstract.
+
+    operation: how the matrix acts on the scores.  role: the role in the precision policy.
+    is_constant: True if the matrix is stored, False if it is computed.
+    scales_query: True if the step is applied to Q in place of Q Kᵀ, as in the released code of Swin and T2T. The two
+    results are mathematically equal, but the last bits of the logits differ.
+    allows_minus_infinity: True if −∞ is a valid entry of the matrix; False if −∞ is a sign of damaged weights.
+    """
+
+    operation: Operation
+    role: Role
+    is_constant: bool = False
+    scales_query: bool = False
+    allows_minus_infinity: bool = False
+
+    def matrix(self) -> Tensor:
+        """Return the matrix of this step, broadcastable to the scores.  No other function computes the matrix."""
+        raise NotImplementedError
+
+    def forward(self, scores: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def folded(self) -> Step:
+        """Return a constant step with the same role and bitwise equal results.  A constant step returns itself."""
+        raise NotImplementedError
+
+    def after_factor(self, factor: Tensor) -> Step:
+        """Return a constant step equivalent to ``factor ∘ S`` followed by this step.
+
+        factor: a scalar, or (H, 1, 1).  Errors: FoldError when no equivalent step exists.
+        """
+        raise FoldError(f"a factor cannot be merged into a step of role {self.role}")
+
+    def for_windows(self, windows: int, heads: int) -> Step:
+        """Return the equivalent step for scores in which windows and heads share a dimension, with index w·H + h.
+
+        The shape of the scores changes from (B, windows, H, n, n) to (B, windows · H, n, n).
+        Errors: FoldError when no equivalent step exists.
+        """
+        raise FoldError(
+            f"cannot merge the dimensions of windows and heads: the step of role {self.role} does not support it"
+        )
+
+    def numbers(self) -> StepNumbers:
+        return StepNumbers()
+
+    def oddities(self) -> Iterator[Oddity]:
+        """Yield unusual properties to examine before serving the model."""
+        yield from ()
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        """Yield (description of the mistake, step with the mistake) for each usual mistake.
+
+        If the mistake omits the step, None is in place of the step. If the mistake has no effect on this step, the
+        mistake is yielded with the unchanged step. All steps of a class yield the same mistakes in the same order.
+        """
+        yield from ()
+
+
+class Multiply(Step):
+    """A step that multiplies: S' = M ∘ S.  Abstract: a subclass computes M in `matrix`."""
+
+    operation: Operation = "multiply"
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.matrix() * scores
+
+    def folded(self) -> Step:
+        return Constant(self.matrix().detach().clone(), like=self)
+
+
+class Add(Step):
+    """A step that adds: S' = S + B.  Abstract: a subclass computes B in `matrix`."""
+
+    operation: Operation = "add"
+    role: Role = "score_bias"
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores + self.matrix()
+
+    def folded(self) -> Step:
+        return Constant(self.matrix().detach().clone(), like=self)
+
+
+class Constant(Step):
+    """A step with a stored matrix: the folded form of a step that multiplies or adds.
+
+    like: the step that the constant replaces; the constant takes over the operation and the role of ``like``.
+    """
+
+    constant: Tensor
+    is_constant: bool = True
+
+    def __init__(self, constant: Tensor, *, like: Step) -> None:
+        super().__init__()
+        self.operation, self.role = like.operation, like.role
+        self.scales_query, self.allows_minus_infinity = like.scales_query, like.allows_minus_infinity
+        self.register_buffer("constant", constant)
+
+    def matrix(self) -> Tensor:
+        return self.constant
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores + self.constant if self.operation == "add" else self.constant * scores
+
+    def folded(self) -> Step:
+        return self
+
+    def after_factor(self, factor: Tensor) -> Step:
+        if self.operation != "multiply":
+            return super().after_factor(factor)
+        return Constant(self.constant * factor, like=self)
+
+    def for_windows(self, windows: int, heads: int) -> Step:
+        """Return a constant of shape (windows · H, n, n), or this step if the constant is a scalar.
+
+        The shape of this step's constant is (windows, H, n, n), (H, n, n), (n, n) or ().
+        """
+        if self.constant.dim() == 0:
+            return self
+        if self.constant.dim() == 4:
+            return Constant(self.constant.flatten(0, 1), like=self)
+        per_head = self.constant.expand(heads, *self.constant.shape[-2:])
+        return Constant(per_head.repeat(windows, 1, 1), like=self)
+
+    def numbers(self) -> StepNumbers:
+        return StepNumbers(patches=self.constant) if self.role == "mask" else StepNumbers()
+
+    def oddities(self) -> Iterator[Oddity]:
+        if self.role == "mask":
+            yield from matrix_oddities(self.constant)
+
+    def mistakes(self) -> Iterator[tuple[str, Step | None]]:
+        if self.role == "mask":
+            for name, changed in matrix_mistakes(self.constant):
+                yield name, self if changed.equal(self.constant) else Constant(changed, like=self)
+
+
+def matrix_oddities(matrix: Tensor) -> Iterator[Oddity]:
+    """Yield an error for NaN or infinite entries of a mask, and a warning for each head with a constant mask."""
+    if not bool(matrix.isfinite().all()):
+        yield Oddity(severity="error", what="the mask has NaN or infinite entries")
+        return
+    for head, mask in enumerate(matrix.reshape(-1, *matrix.shape[-2:])):
+        size = float(mask.abs().max())
+        if size == 0:
+            yield Oddity(
+                severity="warning",
+                where=f" head {head}",
+                what="the mask is zero: all tokens get the same weight",
+            )
+        elif float(mask.max() - mask.min()) < _FLAT * size:
+            yield Oddity(
+                severity="warning",
+                where=f" head {head}",
+                what=f"the mask is constant: |M| = {size:.4g}",
+            )

@@ -1,0 +1,282 @@
+"""Values that the user gives because a checkpoint file may not contain them.
+
+A field of `LoadHints` that `setting` declares is a name of the option ``--set NAME=VALUE``: the field
+holds its help, and how a text is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, get_args
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.models.specs import CHANNELS, INTERPOLATIONS, Interpolation, interpolation_named
+
+__all__ = [
+    "OWN_HINTS",
+    "POOLS",
+    "SETTINGS",
+    "SOURCES",
+    "TYPED_POOLS",
+    "WEIGHTS_KINDS",
+    "LoadHints",
+    "OwnHint",
+    "Pool",
+    "Setting",
+    "TypedPool",
+    "WeightsKind",
+    "own_class_of",
+    "settings_from",
+]
+
+WeightsKind: TypeAlias = Literal["trained", "averaged"]
+"""trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
+WEIGHTS_KINDS: tuple[WeightsKind, ...] = get_args(WeightsKind)
+
+Pool: TypeAlias = Literal["cls", "mean"]
+"""What the classifier reads.  cls: the class token.  mean: the mean of all tokens."""
+POOLS: tuple[Pool, ...] = get_args(Pool)
+TypedPool: TypeAlias = Literal["cls", "mean", "pooler"]
+"""A value of ``--set pool``.  pooler: ``pooler_output`` of a backbone of Hugging Face transformers."""
+TYPED_POOLS: tuple[TypedPool, ...] = get_args(TypedPool)
+
+SOURCES = ("spt-lsa", "vit-pytorch")
+"""Code bases whose files can have the same names and shapes of tensors, and other logits."""
+
+OwnHint: TypeAlias = Literal["pool", "scale_adjustment", "transform_scale", "decomposed_stages", "model_args"]
+"""A field of `LoadHints` that only the networks of some sources have (`CheckpointSource.own_hints`)."""
+OWN_HINTS: tuple[OwnHint, ...] = get_args(OwnHint)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A name of ``--set NAME=VALUE``.
+
+    meaning: for the user.  example: a value.  names: the values, if they are names.
+    read: returns the value of a text, and raises ValueError or KeyError for any other text.
+    """
+
+    meaning: str
+    example: str
+    read: Callable[[str], Any] = str
+    names: tuple[str, ...] = ()
+
+
+def setting(meaning: str, example: str, read: Callable[[str], Any] = str, *, names: tuple[str, ...] = ()) -> Any:
+    """Return a field of `LoadHints`, None by default, that ``--set`` can state."""
+    return field(default=None, metadata={"setting": Setting(meaning, example, read, names)})
+
+
+def _yes_or_no(text: str) -> bool:
+    return {"yes": True, "no": False}[text]
+
+
+def _stages(text: str) -> tuple[int, ...]:
+    return () if text == "none" else tuple(int(part) for part in text.split(","))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadHints:
+    """Values of the command line's options; None for an option that is not given. `SETTINGS` explains the others.
+
+    preset: a name of `families.PRESETS`.
+    image_size: the side of the images in pixels.
+    model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
+    model_args: the arguments with which the training code built the model.
+    resize_to: the side in pixels of the images for which the model is built again after loading, if the side differs
+    from the images of training.
+    head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
+    only_features: True if only the features of the network are needed, so that a file may have no classifier.
+    Errors: InputError when a value is out of range.
+    """
+
+    heads: int | None = setting(
+        "number of attention heads; of a model with several stages, in the first stage. Required if the tensors do not "
+        "show it and no --preset is given, for example for a ViT without masks",
+        "3",
+        int,
+    )
+    preset: str | None = None
+    closed_form: bool | None = setting(
+        "yes if the training code computed Gaussian mixture masks with the formula of a Gaussian from the distances "
+        "between tokens, and not as powers of a base matrix in the checkpoint. A wrong form gives wrong logits",
+        "yes",
+        _yes_or_no,
+        names=("yes", "no"),
+    )
+    image_size: int | None = None
+    channels: int | None = setting(
+        "channels of the images: 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha. Required if no tensor shows it",
+        "3",
+        int,
+    )
+    weights: WeightsKind | None = setting(
+        "weights to take from a checkpoint that holds both: trained, as the optimiser left them, or averaged, their "
+        "moving average (EMA)",
+        "averaged",
+        names=WEIGHTS_KINDS,
+    )
+    model: str | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    resize_to: int | None = None
+    interpolation: Interpolation | None = setting(
+        "for --resize-to: the code whose algorithm resamples the position embeddings; without it, the code that wrote "
+        "the checkpoint",
+        "timm",
+        names=INTERPOLATIONS,
+    )
+    head: str | None = None
+    head_blocks: int | None = setting(
+        "number of last blocks whose class tokens the classifier of --head reads", "4", int
+    )
+    head_average: bool | None = setting(
+        "yes if the classifier of --head also reads the mean of the patches", "yes", _yes_or_no, names=("yes", "no")
+    )
+    source: str | None = setting(
+        "code that wrote the checkpoint. Required if the names of the tensors fit both, as for a CaiT without masks",
+        "spt-lsa",
+        names=SOURCES,
+    )
+    pool: TypedPool | None = setting(
+        "what the classifier reads: cls, the class token, or mean, the mean of all tokens. Required if no tensor shows "
+        "it, as for DeepViT and small-data ViT of vit-pytorch. For a backbone of Hugging Face transformers, its "
+        "features: cls, or pooler, its pooler_output",
+        "mean",
+        names=TYPED_POOLS,
+    )
+    scale_adjustment: float | None = setting(
+        "of a DeepViT: the training code's scale_adjustment, 0.5 for deepvit_S and deepvit_L, 1 for the others",
+        "0.5",
+        float,
+    )
+    transform_scale: bool | None = setting(
+        "of a DeepViT: yes if the mixed attention weights are also divided by √(head dim), as in deepvit_S",
+        "yes",
+        _yes_or_no,
+        names=("yes", "no"),
+    )
+    decomposed_stages: tuple[int, ...] | None = setting(
+        "of an RMT: the stages, counted from 1, whose attention is decomposed into rows and columns, or none. A wrong "
+        "list raises no error, but the predictions are wrong",
+        "1,2,3",
+        _stages,
+    )
+    only_features: bool = False
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None and self.image_size < 1:
+            raise InputError(f"--image-size: expected at least 1, got {self.image_size}")
+        if self.resize_to is not None and self.resize_to < 1:
+            raise InputError(f"--resize-to: expected at least 1, got {self.resize_to}")
+        if self.interpolation is not None:
+            interpolation_named(self.interpolation)
+            if self.resize_to is None:
+                raise InputError(
+                    "--set interpolation resamples position embeddings for another image size, which is not given",
+                    hint="add --resize-to PIXELS, or leave --set interpolation out",
+                )
+        if self.channels is not None and self.channels not in CHANNELS:
+            raise InputError(f"--set channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
+        if self.heads is not None and self.heads < 1:
+            raise InputError(f"--set heads: expected at least 1, got {self.heads}")
+        if self.weights not in (None, *WEIGHTS_KINDS):
+            raise InputError(f"--set weights: expected {' or '.join(WEIGHTS_KINDS)}, got {self.weights!r}")
+        if self.head is not None and (self.head_blocks is None or self.head_blocks < 1):
+            raise InputError(
+                "--head: expected the number of blocks whose class tokens the head reads",
+                hint="add --set head_blocks=N; DINO's evaluation uses 4 for ViT-S and 1 for ViT-B",
+            )
+        if self.head is None and (self.head_blocks is not None or self.head_average):
+            raise InputError("--set head_blocks and --set head_average describe a linear head", hint="add --head FILE")
+        self._check_network()
+
+    def typed(self) -> dict[str, str]:
+        """Return what the options state about the network: field → the option with its value, as ``--set heads=4``.
+
+        ``model_args`` is left out: its values are those of the training code, for which this package has no names.
+        """
+        typed = {} if self.image_size is None else {"image_size": f"--image-size {self.image_size}"}
+        for name in ("heads", "channels", "weights", "source", "pool", "scale_adjustment", "decomposed_stages"):
+            if (value := getattr(self, name)) is not None:
+                typed[name] = f"--set {name}={_text_of(value)}"
+        if self.transform_scale is not None:
+            typed["transform_scale"] = f"--set transform_scale={_text_of(self.transform_scale)}"
+        return typed
+
+    def own(self) -> dict[OwnHint, str]:
+        """Return field → the option as typed, for the fields of `OWN_HINTS` that the user gave."""
+        typed = self.typed() | ({"model_args": "--model-args"} if self.model_args else {})
+        return {name: typed[name] for name in OWN_HINTS if name in typed}
+
+    def _check_network(self) -> None:
+        if self.source not in (None, *SOURCES):
+            raise InputError(f"--set source: expected {' or '.join(SOURCES)}, got {self.source!r}")
+        if self.pool not in (None, *TYPED_POOLS):
+            raise InputError(f"--set pool: expected {' or '.join(TYPED_POOLS)}, got {self.pool!r}")
+        if self.scale_adjustment is not None and not 0 < self.scale_adjustment < math.inf:
+            raise InputError(f"--set scale_adjustment: expected a number above 0, got {self.scale_adjustment:g}")
+        if self.decomposed_stages is not None and (
+            min(self.decomposed_stages, default=1) < 1 or len({*self.decomposed_stages}) != len(self.decomposed_stages)
+        ):
+            given = ",".join(map(str, self.decomposed_stages))
+            raise InputError(
+                f"--set decomposed_stages: expected different numbers of at least 1, got {given}",
+                hint="type for example --set decomposed_stages=1,2,3; the first stage has the number 1",
+            )
+
+
+SETTINGS: dict[str, Setting] = {
+    each.name: each.metadata["setting"] for each in fields(LoadHints) if "setting" in each.metadata
+}
+"""Name of ``--set NAME=VALUE`` → what it is."""
+
+
+def settings_from(texts: Sequence[str]) -> dict[str, Any]:
+    """Read texts of the form NAME=VALUE.  Errors: InputError for an unknown name or a value of another form."""
+    values = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        known = SETTINGS.get(name)
+        if known is None:
+            raise InputError(
+                f"--set {text}: expected NAME=VALUE with one of the names {', '.join(SETTINGS)}",
+                hint="type for example --set heads=3",
+            )
+        try:
+            values[name] = known.read(value)
+        except (ValueError, KeyError) as exc:
+            forms: dict[Any, str] = {int: "a whole number", float: "a number"}
+            expected = " or ".join(known.names) or forms.get(known.read, "numbers separated by commas, or none")
+            raise InputError(
+                f"--set {name}: expected {expected}, got {value!r}",
+                hint=f"type for example --set {name}={known.example}",
+            ) from exc
+    return values
+
+
+def _text_of(value: Any) -> str:
+    """Return the text from which `settings_from` reads the value."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
+
+
+def own_class_of(model: str | None) -> tuple[str, str] | None:
+    """Return (path of the file, name of the class) of a ``--model FILE.py:CLASS``, or None for any other ``--model``.
+
+    Errors: InputError when the text names a Python file without a class.
+    """
+    file, _, name = (model or "").rpartition(":")
+    if file.endswith(".py") and name.isidentifier():
+        return file, name
+    if file.endswith(".py") or name.endswith(".py"):
+        path = file if file.endswith(".py") else name
+        raise InputError(
+            f"--model: expected FILE.py:CLASS, got {model!r}",
+            hint=f"type --model {path}:CLASS with a class of the file",
+        )
+    return None

@@ -1,0 +1,351 @@
+"""Infer a spec from the names and shapes of tensors: functions shared by all families.
+
+Shapes determine almost every field of a spec. The number of heads follows only from certain tensors, such as per-head
+masks, position bias tables and head mixing matrices. If a file has no such tensor, the user must give the number of
+heads: a model with a wrong number of heads loads without an error and computes wrong predictions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import TrainingRecord
+from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Shapes",
+    "asked_image",
+    "check_image_hints",
+    "compared_with_preset",
+    "exact_root",
+    "field_differences",
+    "heads_of_preset",
+    "infer_heads",
+    "infer_mask",
+    "mask_heads",
+    "preset_differences",
+    "preset_of",
+]
+
+SpecT = TypeVar("SpecT", bound=ModelSpec)
+_RELEASED_CHANNELS = 3
+_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
+
+
+class Shapes:
+    """The shapes of a file's tensors by name.  The errors of the methods state the expected shape.
+
+    tensors: name → tensor.  source: the name of the file, for messages.
+    channels: the number of image channels that the user gave, or None.
+    record: the plain values that the training script stored beside the tensors; empty if not given.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        source: str,
+        *,
+        channels: int | None = None,
+        record: TrainingRecord | None = None,
+    ) -> None:
+        self.tensors = tensors
+        self.source = source
+        self.record = record or TrainingRecord()
+        self._channels = channels
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def of(self, name: str, *, rank: int) -> tuple[int, ...]:
+        """Return the shape of a tensor.
+
+        Errors: CheckpointError when the tensor is absent, empty, or not of rank ``rank``.
+        """
+        if name not in self.tensors:
+            raise CheckpointError(
+                f"{self.source}: tensor {name} is missing; its shape determines the size of the model"
+            )
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) != rank or 0 in shape:
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {shape}; expected {rank} dimensions, each at least 1"
+            )
+        return shape
+
+    def count(self, pattern: str) -> int:
+        """Return the number of layers, blocks or heads that the names count from 0, such as 9 for ``blocks.8.norm``.
+
+        pattern: a regular expression that matches the start of a name, whose first group is the number in the name.
+        The result is 1 + the largest number, or 0 if no name matches.
+        Errors: CheckpointError when the result is larger than the number of tensors.
+        """
+        matches = [match for match in map(re.compile(pattern).match, self.tensors) if match]
+        last = max(matches, key=lambda match: int(match.group(1)), default=None)
+        count = 0 if last is None else int(last.group(1)) + 1
+        if last is not None and count > len(self.tensors):
+            raise CheckpointError(
+                f"{self.source}: the name {last.string} counts {count} layers, but the file has only "
+                f"{len(self.tensors)} tensors"
+            )
+        return count
+
+    def grid(self, positions: int, *, where: str) -> int:
+        """Return the side of the square grid with this number of positions.
+
+        where: the tensor that shows the number of positions, for messages.
+        Errors: CheckpointError when ``positions`` is not a square number.
+        """
+        side = exact_root(positions)
+        if side is None:
+            raise CheckpointError(f"{self.source}: {where} has {positions} positions; expected a square grid")
+        return side
+
+    def linear_patch(self, name: str, *, views: int = 1) -> tuple[int, int]:
+        """Return (p, c) for a linear patch embedding: p, the side of a patch in pixels, and c, the number of channels.
+
+        The tensor ``name`` has the shape (D, c·p·p), so the shape gives only the product c·p·p. If the user gives no
+        number of channels, c is 3, because the paper authors' released code trains on RGB images.
+        views: the number of shifted copies of the image that a patch holds, with the image: 5 with shifted patch
+        tokenisation, where the shape is (D, 5·c·p·p).
+        Errors: CheckpointError when c·p·p is not c times a square number.
+        """
+        values = self.of(name, rank=2)[1]
+        channels = self._channels or _RELEASED_CHANNELS
+        side = exact_root(values / (views * channels))
+        if side is None:
+            possible = [c for c in CHANNELS if exact_root(values / (views * c)) is not None]
+            given = f"--set channels={channels}" if self._channels else f"images of {channels} channels"
+            product = f"{channels}·p·p" if views == 1 else f"{views}·{channels}·p·p"
+            raise CheckpointError(
+                f"{self.source}: {name} takes {values} values per patch; expected {product} for {given} and "
+                "square patches of p × p pixels",
+                hint=f"type --set channels={' or '.join(map(str, possible))}, which fits the file"
+                if possible
+                else "use another file: no supported number of channels makes these patches square",
+            )
+        return side, channels
+
+    def convolution_patch(self, name: str) -> tuple[int, int, int]:
+        """Return (D, p, c) for a patch convolution whose weight has the shape (D, c, p, p).
+
+        D: the width.  p: the side of a patch in pixels.  c: the number of image channels.
+        Errors: CheckpointError when the tensor has another shape, or an unsupported number of channels.
+        """
+        dim, channels, height, width = self.of(name, rank=4)
+        if channels not in CHANNELS or height != width:
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {(dim, channels, height, width)}; expected (D, c, p, p) with "
+                f"c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
+            )
+        return dim, height, channels
+
+
+def exact_root(value: float) -> int | None:
+    """Return the square root of ``value`` if the root is a whole number of at least 1, else None."""
+    if value < 1 or value != int(value):
+        return None
+    root = math.isqrt(int(value))
+    return root if root * root == value else None
+
+
+def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
+    """Return (mask spec, number of heads) for an attention; the number of heads is None if the mask does not show it.
+
+    prefix: the common start of the names of the mask's tensors, without the last dot.
+    Errors: CheckpointError when a tensor of the mask is missing or a hint contradicts the file.
+    """
+    source = shapes.source
+    parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
+    if not parts & {"alpha", "sigma"}:
+        if hints.closed_form:
+            raise CheckpointError(
+                f"{source}: --set closed_form=yes was given, but the file holds no alpha and sigma",
+                hint="leave --set closed_form out",
+            )
+        return MaskSpec(kind="elm" if parts else "plain"), None
+    if missing := {"alpha", "sigma"} - parts:
+        raise CheckpointError(f"{source}: {prefix}.{missing.pop()} is missing")
+    if "mask" not in parts and not hints.closed_form:
+        raise CheckpointError(
+            f"{source}: {prefix}.mask, the stored base mask, is missing",
+            hint="if the model was trained with the paper's closed formula, type --set closed_form=yes",
+        )
+    kernels, heads, *_ = shapes.of(f"{prefix}.alpha", rank=4)
+    mask = MaskSpec(kind="gmm", kernels=kernels, shared=heads == 1, closed_form=bool(hints.closed_form))
+    return mask, heads if heads > 1 else None
+
+
+def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
+    """Return the number of heads in the mask of each attention: 1 for a shared, single-head or missing mask."""
+    alphas = [f"{prefix}.alpha" for prefix in prefixes]
+    return [shapes.of(alpha, rank=4)[1] if alpha in shapes else 1 for alpha in alphas]
+
+
+def infer_heads(
+    source: str,
+    *,
+    width: int,
+    known: int | None,
+    evidence: str,
+    hints: LoadHints,
+    preset_heads: int | None,
+    has_presets: bool = True,
+) -> int:
+    """Return the number of heads from the file, else from ``hints``, else from the preset.
+
+    width: the width of q, which is the number of heads times the head dim.
+    known: the number of heads that the tensors of the file show, or None.
+    evidence: a clause such as "the number of heads in the masks of the file is", which a message continues with
+    ``known``.
+    preset_heads: the number of heads of the preset, or None without a preset.
+    has_presets: False for a family without presets, whose users can only type the number.
+    Errors: CheckpointError when the number of heads is unknown, contradictory, or no divisor of ``width``.
+    """
+    hinted = hints.heads
+    if hinted is not None and preset_heads is not None and hinted != preset_heads:
+        raise CheckpointError(
+            f"{source}: --set heads={hinted}, but the preset has {preset_heads}",
+            hint=f"omit --set heads to take the {preset_heads} heads of the preset, or omit --preset {hints.preset}",
+        )
+    if known is not None and hinted is not None and hinted != known:
+        raise CheckpointError(
+            f"{source}: --set heads={hinted}, but {evidence} {known}",
+            hint=f"omit --set heads, or type --set heads={known}",
+        )
+    heads = known or hinted or preset_heads
+    if heads is None:
+        raise CheckpointError(
+            f"{source}: this file does not determine the number of attention heads",
+            hint=f"type --set heads=N{' or --preset NAME' if has_presets else ''} with the number of heads of "
+            "the training; a wrong number raises no error, but the predictions are wrong. "
+            f"N must divide {width}, the width of q, k and v: {_divisors(width)}",
+        )
+    if width % heads:
+        other_preset = "" if hints.preset is None else f"omit --preset {hints.preset}, and "
+        raise CheckpointError(
+            f"{source}: the width of q, k and v ({width}) is not a multiple of {heads} heads",
+            hint=f"{other_preset}type --set heads with the number of heads that the model was trained with: one of "
+            f"{_divisors(width)}",
+        )
+    return heads
+
+
+def _divisors(width: int) -> list[int]:
+    """Return the possible numbers of heads: the divisors of ``width`` up to 64."""
+    return [n for n in range(1, 65) if width % n == 0]
+
+
+def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channels: int, evidence: str) -> None:
+    """Check that the user's image size and channels match the file.
+
+    image_size, channels: the values of the file.
+    evidence: a clause such as "its tensors show", which the message continues with the value of the file.
+    Errors: CheckpointError when a value of the user contradicts the file.
+    """
+    for option, given, own in (
+        ("--image-size ", hints.image_size, image_size),
+        ("--set channels=", hints.channels, channels),
+    ):
+        if given is not None and given != own:
+            raise CheckpointError(
+                f"{source}: {option}{given} contradicts the file: {evidence} {own}",
+                hint=f"omit {option.rstrip(' =')}, or type {option}{own}",
+            )
+
+
+def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --set channels=1") -> tuple[int, int]:
+    """Return the user's image size and channels, for a file whose tensors show neither.
+
+    example: the options in the hint of the error.
+    Errors: CheckpointError when an option is missing; the message names the missing options.
+    """
+    options = {"--image-size ": hints.image_size, "--set channels=": hints.channels}
+    missing = [option for option, value in options.items() if value is None]
+    if hints.image_size is None or hints.channels is None:
+        raise CheckpointError(
+            f"{source}: no tensor of this file shows {_ASKED_FOR[tuple(missing)]}",
+            hint=f"type {' and '.join(f'{option}N' for option in missing)} with the values of the training; for "
+            f"example, {example}",
+        )
+    return hints.image_size, hints.channels
+
+
+_ASKED_FOR = {
+    ("--image-size ",): "the size of the images",
+    ("--set channels=",): "the channels of the images",
+    ("--image-size ", "--set channels="): "the size and the channels of the images",
+}
+
+
+def preset_of(
+    hints: LoadHints,
+    presets: Mapping[str, Callable[[int, int, MaskSpec], SpecT]],
+    *,
+    classes: int,
+    image_size: int,
+    mask: MaskSpec,
+) -> SpecT | None:
+    """Return the spec of the preset in ``hints``, or None if ``hints`` name no preset.
+
+    presets: the presets of the file's family. `checkpoints.loading` has checked that the preset is in this dict.
+    classes, image_size, mask: the values of the file.
+    """
+    return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
+
+
+def heads_of_preset(
+    shapes: Shapes, hints: LoadHints, *, shown: Callable[[Shapes, LoadHints], tuple[int | None, str]]
+) -> dict[str, str]:
+    """Return ``heads`` → the option ``--preset``, if no tensor shows the number of heads; else an empty dict.
+
+    shown: the function of the family that returns the number of heads that the tensors show, or None, and the evidence
+    for `infer_heads`.
+    """
+    if hints.preset is None or shown(shapes, hints)[0] is not None:
+        return {}
+    return {"heads": f"--preset {hints.preset}"}
+
+
+def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
+    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
+
+    The image size, the channels, the classes, the mask, the class token, SPT and LSA are not compared. The patch size
+    is compared only for the image sizes for which the paper authors' released code has a patch size.
+    """
+    left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
+    if spec.image_size not in _CONFIGURED_SIZES:
+        left_out.add("patch_size")
+    return field_differences(spec, preset, left_out=left_out)
+
+
+def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collection[str]) -> list[str]:
+    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
+
+    left_out: the names of the fields that are not compared.
+    """
+    return [
+        f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
+        for field in type(spec).__dataclass_fields__
+        if field not in left_out and getattr(spec, field) != getattr(preset, field)
+    ]
+
+
+def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
+    """Check that the spec of a file matches the preset.
+
+    name: the name of the preset.  source: the name of the file.  Both are for the message.
+    Errors: CheckpointError when fields differ; the message lists every differing field.
+    """
+    if differing := preset_differences(spec, preset):
+        raise CheckpointError(
+            f"{source}: the file does not match the preset {name}: {', '.join(differing)}",
+            hint=f"omit --preset {name}, or type the preset that the model was trained with",
+        )

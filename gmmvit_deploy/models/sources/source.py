@@ -1,0 +1,129 @@
+"""`CheckpointSource`: the record of a code base that writes checkpoint files for a model family.
+
+The record states how to recognise the files, how to infer the spec, and how to map the tensors of a file to the tensors
+of the model. A family can have several sources, such as the paper authors' released code and a library that trains the
+same network with other names for the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.sources.shapes import Shapes
+from gmmvit_deploy.models.specs import Interpolation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CheckpointSource", "Conversion", "TensorOrigins", "origin_keys"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """Conversion of tensors of the file into a tensor of the model.
+
+    keys: the names of the tensors in the file.
+    convert: a function that takes the tensors of ``keys`` in this order and returns the tensor of the model. The
+    function must not modify its arguments. `checkpoints.weights` checks the shape and the data type of the result.
+    """
+
+    keys: tuple[str, ...]
+    convert: Callable[..., Tensor]
+
+
+TensorOrigins = Mapping[str, "str | Conversion"]
+"""Name in the model → the key of the file with the same tensor, or the conversion that computes the tensor."""
+
+
+def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
+    """Return the keys of the file that an origin names: a single key, or the keys of a conversion."""
+    return (origin,) if isinstance(origin, str) else origin.keys
+
+
+def _nothing_known(shapes: Shapes, hints: LoadHints, spec: Any) -> KnownImages:
+    return KnownImages()
+
+
+def _unknown_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
+    return None
+
+
+def _nothing_taken(shapes: Shapes, hints: LoadHints, spec: Any) -> Mapping[str, str]:
+    return {}
+
+
+def _nothing_unused(spec: Any) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSource:
+    """Checkpoint files that a code base writes for a family.
+
+    name:         the name of the code base, for messages, such as ``the released code``
+    signature:    regular expressions; a file belongs to this source if each expression matches the start of the name
+                  of at least one tensor. If several sources recognise a file, the source with the most expressions
+                  applies.
+    absent:       regular expressions; a file does not belong to this source if an expression matches the start of the
+                  name of a tensor
+    spec:         function (shapes, hints) → spec of the model. Errors: CheckpointError, for example when the tensors
+                  do not show the number of heads, the image size or the channels, and the user did not give the value.
+    tensors:      function spec → origin of each tensor of the model
+    known_unused: function spec → dict: the keys are those that a file may contain but the network never reads, and the
+                  values are the reasons
+    interpolation: function (shapes, hints) → the algorithm with which the code that wrote the file resamples position
+                  embeddings for another image size; None if the file does not show the code
+    taken_from:   function (shapes, hints, spec) → dict for the fields of the spec that no tensor shows and no option
+                  states: name of the field → where the value comes from, such as ``the preset RMT_S, which args.model
+                  of the file names``
+    own_hints:    the fields of `OWN_HINTS` that ``spec`` reads. The loader refuses the options of the other fields
+                  (`sources.options`), so that no option is ignored
+    option:       the value of ``--set source`` that names this source; empty if no value names the source. A file that
+                  several sources with options recognise is refused unless the user types ``--set source``
+    same_names:   other value of ``--set source`` → regular expressions. The code that the value names writes files with
+                  the names of this source, and none of its names matches an expression at its start
+    images:       function (shapes, hints, spec) → what the file states about the images of training
+    """
+
+    name: str
+    signature: tuple[str, ...]
+    spec: Callable[[Shapes, LoadHints], Any]
+    tensors: Callable[[Any], TensorOrigins]
+    known_unused: Callable[[Any], Mapping[str, str]] = field(default=_nothing_unused)
+    interpolation: Callable[[Shapes, LoadHints], Interpolation | None] = field(default=_unknown_interpolation)
+    images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
+    absent: tuple[str, ...] = ()
+    taken_from: Callable[[Shapes, LoadHints, Any], Mapping[str, str]] = field(default=_nothing_taken)
+    own_hints: tuple[OwnHint, ...] = ()
+    option: str = ""
+    same_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def recognises(self, names: Iterable[str]) -> bool:
+        """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
+        listed = list(names)
+        return not self.missing(listed) and not _any_present(self.absent, listed)
+
+    def missing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the patterns of ``signature`` that match no name, in readable form, such as ``blocks.*.attn.qkv``."""
+        listed = list(names)
+        patterns = (pattern for pattern in self.signature if not _present(pattern, listed))
+        return tuple(pattern.replace(r"\d+", "*").replace("\\", "").rstrip("$.") for pattern in patterns)
+
+    def is_named(self, option: str, names: Iterable[str]) -> bool:
+        """Return whether ``--set source`` with the value ``option`` fits a file of this source with these names."""
+        if option in self.same_names:
+            return not _any_present(self.same_names[option], list(names))
+        return option == self.option
+
+
+def _present(pattern: str, names: list[str]) -> bool:
+    return any(re.match(pattern, name) for name in names)
+
+
+def _any_present(patterns: Iterable[str], names: list[str]) -> bool:
+    return any(_present(pattern, names) for pattern in patterns)

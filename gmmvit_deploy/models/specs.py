@@ -1,0 +1,226 @@
+"""Model specs: the fields that define an architecture, without weights.
+
+`ModelSpec` has the fields that are common to all models; each family adds fields (`gmmvit_deploy.models.families`).
+
+This package uses these letters in shapes: B batch, N tokens, H heads, d head dim, D model dim, K Gaussians of a mixture
+(mixture kernels), C classes, S image side in pixels, p patch side in pixels, c image channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from gmmvit_deploy.errors import SpecError
+
+__all__ = [
+    "CHANNELS",
+    "INTERPOLATIONS",
+    "OUTPUTS",
+    "Interpolation",
+    "MaskKind",
+    "MaskSpec",
+    "ModelSpec",
+    "OutputName",
+    "input_shape",
+    "interpolation_named",
+    "mask_kind_named",
+    "require",
+    "require_counts",
+    "require_no_mask_with",
+    "require_stages",
+    "require_tiling",
+    "spec_to_json",
+]
+
+OutputName = Literal["logits", "features"]
+"""An output of a network.  ``logits``: a number for each class.  ``features``: the pooled tokens before the head."""
+OUTPUTS: tuple[tuple[OutputName, ...], ...] = (("logits",), ("features",), ("logits", "features"))
+"""The outputs that a network can have, in the order of the graph's outputs."""
+MaskKind = Literal["plain", "gmm", "elm", "decay"]
+Interpolation = Literal["timm", "torchvision", "deit", "dino"]
+"""Algorithms that resample position embeddings for another image size (`layers.positions`)."""
+INTERPOLATIONS: tuple[Interpolation, ...] = get_args(Interpolation)
+CHANNELS = (1, 2, 3, 4)
+"""Supported numbers of image channels: grey, grey and alpha, RGB, RGB and alpha."""
+
+
+def require(condition: bool, message: str, hint: str = "") -> None:
+    """Check a condition.  Errors: SpecError with ``message`` and ``hint`` when the condition is false."""
+    if not condition:
+        raise SpecError(message, hint=hint)
+
+
+def interpolation_named(name: str) -> Interpolation:
+    """Return the name of an algorithm that resamples position embeddings.  Errors: SpecError for another name."""
+    for interpolation in INTERPOLATIONS:
+        if interpolation == name:
+            return interpolation
+    raise SpecError(f"interpolation of position embeddings: expected one of {', '.join(INTERPOLATIONS)}, got {name!r}")
+
+
+def mask_kind_named(name: str) -> MaskKind:
+    """Return the mask kind with this name.  Errors: SpecError for another name."""
+    kinds: tuple[MaskKind, ...] = get_args(MaskKind)
+    for kind in kinds:
+        if kind == name:
+            return kind
+    raise SpecError(f"mask kind: expected one of {', '.join(kinds)}, got {name!r}")
+
+
+def require_counts(spec: object, *names: str) -> None:
+    """Check that every named field is an integer of at least 1, or a tuple of such integers.
+
+    Errors: SpecError when a field has another value.
+    """
+    for name in names:
+        value = getattr(spec, name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        require(
+            bool(numbers) and all(isinstance(number, int) and number >= 1 for number in numbers),
+            f"{name}: expected whole numbers of at least 1, got {value!r}",
+        )
+
+
+def require_tiling(image_size: int, patch_size: int) -> None:
+    require(
+        image_size % patch_size == 0, f"patch size: expected a divisor of the image size {image_size}, got {patch_size}"
+    )
+
+
+def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
+    """Check that none of the named flags is True in a spec with a mask on the attention scores.
+
+    Errors: SpecError when a flag is True and the mask is not ``plain``.
+    """
+    for flag in flags:
+        require(
+            not getattr(spec, flag) or spec.mask.kind == "plain",
+            f"{flag}: no {spec.family} has both {flag.upper()} and a mask on the attention scores",
+        )
+
+
+def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:
+    require(
+        len(depths) == len(heads) == len(mlp_dims),
+        "expected a depth, a number of heads and an mlp width for each stage, "
+        f"got {len(depths)} depths, {len(heads)} numbers of heads and {len(mlp_dims)} mlp widths",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskSpec:
+    """The mask on the attention scores of every block.
+
+    kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask;
+                 ``decay``: a bias that decreases with the distance of two tokens, as in RMT.
+    kernels:     K, the number of Gaussians in a mixture; 0 unless ``kind`` is ``gmm``.
+    shared:      True if all heads share a Gaussian mixture, False if each head has a separate mixture.
+    closed_form: True if the model was trained with the formula Σ α·exp(−d²/(2σ²+ε)) of the paper "Toward a Deeper
+                 Understanding: RetNet Viewed through Convolution", computed from the token distances d. False if the
+                 model was trained with the paper authors' released code, which raises the entries of a stored float32
+                 base matrix to a power. Far from the diagonal, the entries of the stored matrix have underflowed to
+                 zero, so the two values of ``closed_form`` mean different networks.
+    Errors:      SpecError when the fields contradict each other.
+    """
+
+    kind: MaskKind = "plain"
+    kernels: int = 0
+    shared: bool = False
+    closed_form: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            self.kind in get_args(MaskKind),
+            f"mask kind: expected one of {', '.join(get_args(MaskKind))}, got {self.kind!r}",
+        )
+        if self.kind == "gmm":
+            require(self.kernels >= 1, f"expected at least 1 kernel in a Gaussian mixture, got {self.kernels}")
+        else:
+            require(
+                self.kernels == 0 and not self.shared and not self.closed_form,
+                f"mask kind {self.kind}: kernels, shared and closed_form are only for Gaussian mixture masks",
+            )
+
+    def __str__(self) -> str:
+        if self.kind != "gmm":
+            return self.kind
+        form = "closed form" if self.closed_form else "stored base"
+        return f"gmm, K={self.kernels}, {'shared by all heads' if self.shared else 'per head'}, {form}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Fields common to all models.  Abstract class: each family derives a spec.
+
+    family: the name of the family (`gmmvit_deploy.models.families`).  image_size: S, height and width in pixels.
+    classes: C, the number of classes; 0 for a network without a classifier.  mask: the mask on the attention scores.
+    channels: c, the image channels.
+    mask_kinds: the kinds of mask that the architecture supports.
+    headless: True if networks of the family can have no classifier.
+    flags: the fields of variants, which are False in a network without the variant; JSON omits them while they are
+    False, so that the JSON of such a network is the same as before the variant was supported.
+    Errors: SpecError when a value is invalid.
+    """
+
+    family: ClassVar[str]
+    mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain", "gmm", "elm")
+    flags: ClassVar[tuple[str, ...]] = ()
+    headless: ClassVar[bool] = False
+    image_size: int
+    classes: int
+    mask: MaskSpec
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        require(
+            self.channels in CHANNELS,
+            f"channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels!r}",
+        )
+        require_counts(self, "image_size", *([] if self.headless and self.classes == 0 else ["classes"]))
+        require(
+            self.mask.kind in self.mask_kinds,
+            f"mask kind of a model of the family {self.family}: expected one of {', '.join(self.mask_kinds)}, got "
+            f"{self.mask.kind}",
+        )
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """(height, width) of the images in pixels.  A family with images that are not square overrides this."""
+        return (self.image_size, self.image_size)
+
+    @property
+    def resizing(self) -> str:
+        """How the model was resized to another image size than in training; empty if the model was not resized."""
+        return ""
+
+    @property
+    def description(self) -> str:
+        """The name of the architecture in messages.  A family that builds several architectures overrides this."""
+        return self.family
+
+    @property
+    def misfit_hint(self) -> str:
+        """What to do if the tensors of a file do not fit the architecture; empty for the general hint."""
+        return ""
+
+    @property
+    def first_heads(self) -> int | None:
+        """Number of heads of the first attention, which ``--set heads`` sets; None for a spec without ``heads``."""
+        heads = getattr(self, "heads", None)
+        return heads[0] if isinstance(heads, tuple) else heads
+
+
+def input_shape(spec: ModelSpec) -> tuple[int, int, int]:
+    """Return the shape of the input tensor of a single image: (channels, height, width)."""
+    return (spec.channels, *spec.image_shape)
+
+
+def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
+    """Return the spec as plain JSON values; inverse of ``families.spec_from_json``."""
+    values = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(spec).items()
+        if value or name not in spec.flags
+    }
+    return {"family": spec.family, **values}

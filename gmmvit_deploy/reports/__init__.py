@@ -1,0 +1,1 @@
+"""HTML reports: their layout, plots, and pictures of masks and attention."""

@@ -1,0 +1,298 @@
+"""Measure the attention of a bundle's model for an image: mean attention distances and attention rollout.
+
+    image → preprocessing of the bundle → trained model in float64 → weights → distances of each head, rollout
+
+The mean attention distance is computed for every attention between the tokens of a grid, also within windows. The
+rollout multiplies the weights of all layers. This product has a meaning only if every attention is between all tokens
+of the same sequence, and if its weights are shares: not negative, with rows that sum to 1. For any other model, the
+result holds the reason in place of a rollout. `attention_numbers` has the formulas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.images.preprocess import UnusableImage
+from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
+from gmmvit_deploy.models.layers.attention import attentions_without_scores
+from gmmvit_deploy.reports.pictures.attention_numbers import mean_attention_distance, rollout
+from gmmvit_deploy.reports.pictures.attention_weights import AttentionRecord, LayerWeights, attention_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.models.layers.model import Model
+    from gmmvit_deploy.models.layers.token_grids import TokenGrids
+
+__all__ = ["HeadDistances", "ImageAttention", "ImageRollout", "attention_of_bundle", "attention_of_image"]
+
+_UNMARKED_PREFIXES = (0, 1, 2)  # a sequence of patches can have a class token, and a distillation token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDistances:
+    """The mean attention distances of the heads of a layer.
+
+    layer: the name of the attention.  grid: (rows, columns) of the tokens of a sequence.
+    prefix: the number of tokens before the grid, which are left out.
+    sequences: the number of sequences, such as windows, over which a distance is the mean.
+    patches, pixels: the distance of each head, in steps of the grid and in pixels of the network's input; None for a
+    head whose patches attend only to the prefix.
+    """
+
+    layer: str
+    grid: tuple[int, int]
+    prefix: int
+    sequences: int
+    patches: tuple[float | None, ...]
+    pixels: tuple[float | None, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageRollout:
+    """The attention rollout for an image.
+
+    values: (rows, columns), the share of each patch in the tokens that the head of the model reads.
+    prefix_share: the share of the prefix tokens; ``values`` and ``prefix_share`` sum to 1.
+    reads: the tokens that the head reads, in words.
+    """
+
+    values: NDArray[np.float64]
+    prefix_share: float
+    reads: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"values": self.values.tolist(), "prefix_share": self.prefix_share, "reads": self.reads}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageAttention:
+    """The attention of a model for an image.
+
+    label: the distinct name of the predicted class; empty for a network without logits.
+    distances: the distances of each layer, in the order of the run.
+    no_distances: name of an attention without distances → the reason.
+    rollout: the rollout, or None if the rollout is not defined.  no_rollout: the reason; empty with a rollout.
+    """
+
+    label: str
+    distances: tuple[HeadDistances, ...]
+    no_distances: Mapping[str, str]
+    rollout: ImageRollout | None
+    no_rollout: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "distances": [layer.to_json() for layer in self.distances],
+            "no_distances": dict(self.no_distances),
+            "rollout": None if self.rollout is None else self.rollout.to_json(),
+            "no_rollout": self.no_rollout,
+        }
+
+
+def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[NDArray[Any], ImageAttention]:
+    """Return (pixels, attention) for an image file; the pixels are uint8 (height, width, channels), resized.
+
+    Errors:
+        ImageError: the file cannot be read or decoded.
+        InputError: the bundle has no mean and std, or the model is a user's own class and `permit` was not called.
+        BundleError, CheckpointError: the weights of the bundle cannot be read, or do not fit the manifest.
+    """
+    import torch
+
+    from gmmvit_deploy.checkpoints.weights import model_from_bundle
+
+    manifest = bundle.manifest
+    if manifest.image.normalisation is None:
+        raise InputError(
+            f"{bundle.path}: the bundle has no mean and std, which are needed to normalise the image for the model",
+            hint=STATE_PREPROCESSING,
+        )
+    try:
+        pixels = manifest.image.pixels_from_bytes(image.read_bytes())
+    except OSError as exc:
+        raise ImageError(f"{image}: the file cannot be read: {exc.strerror or exc}") from exc
+    except UnusableImage as exc:
+        raise ImageError(f"{image}: the image cannot be used: {exc}") from exc
+    tensor = torch.from_numpy(manifest.image.tensor_from_pixels(pixels[None]))
+    model = model_from_bundle(manifest, bundle.weights_path).double()
+    # The code of a user's own class may print; stdout holds the data of a command.
+    with contextlib.redirect_stdout(sys.stderr):
+        record = attention_record(model, tensor.double())
+    size = (manifest.image.height, manifest.image.width)
+    return pixels, attention_of_image(model, record, observed=model.observed_grids(), size=size, labels=manifest.labels)
+
+
+def attention_of_image(
+    model: Model,
+    record: AttentionRecord,
+    *,
+    observed: TokenGrids | None,
+    size: tuple[int, int],
+    labels: tuple[str, ...],
+) -> ImageAttention:
+    """Return the distances and the rollout of a run.
+
+    record: the result of `attention_record` for ``model``.  observed: ``model.observed_grids()``.
+    size: (height, width) of the network's input in pixels.  labels: the names of the classes.
+    """
+    places = {} if observed is None else {place.module: place for place in observed.placements}
+    distances, without = [], dict.fromkeys(attentions_without_scores(model), _NO_SCORES)
+    for refusal in () if observed is None else observed.refusals:
+        without[refusal.module or "the network"] = refusal.reason
+    grids: dict[str, tuple[int, tuple[int, int]]] = {}
+    for layer in record.layers:
+        unit = (1, 1)
+        if observed is None:
+            place = _prefix_and_grid(layer)
+        elif (known := places.get(_path_in_network(layer.layer))) is not None:
+            place, unit = (known.prefix, known.grid), known.unit
+        else:
+            place = None
+        if layer.queries != layer.keys:
+            without[layer.layer] = f"{_count(layer.queries, 'query token')} attends to {layer.keys} key tokens"
+        elif place is None:
+            without[layer.layer] = f"the positions of the {layer.keys} tokens are not known"
+        else:
+            grids[layer.layer] = place
+            distances.append(_distances(layer, *place, unit=unit, size=size))
+    reason = _why_no_rollout(model, record, observed, grids)
+    return ImageAttention(
+        label=distinct_names(labels)[int(record.logits.argmax())] if labels else "",
+        distances=tuple(distances),
+        no_distances=without,
+        rollout=None if reason else _rollout(record, *grids[record.layers[-1].layer]),
+        no_rollout=reason,
+    )
+
+
+_NO_SCORES = "the attention is not between tokens: it has no Q Kᵀ"
+
+
+def _prefix_and_grid(layer: LayerWeights) -> tuple[int, tuple[int, int]] | None:
+    """Return (prefix, (rows, columns)) for a sequence of tokens of a network of this package, or None.
+
+    Without a grid of the scores, the patches form a square: the networks of this package take square images.
+    """
+    for prefix in _UNMARKED_PREFIXES:
+        patches = layer.keys - prefix
+        side = math.isqrt(max(patches, 0))
+        grid = (side, side) if layer.grid is None else layer.grid
+        if patches == math.prod(grid) > 0:
+            return prefix, grid
+    return None
+
+
+def _path_in_network(layer: str) -> str:
+    """Return the path of the module that calls the fused attention function, for the name of an answered attention."""
+    return layer.removeprefix("network.").rpartition(".")[0]
+
+
+def _distances(
+    layer: LayerWeights,
+    prefix: int,
+    grid: tuple[int, int],
+    *,
+    unit: tuple[int, int],
+    size: tuple[int, int],
+) -> HeadDistances:
+    """Return the distances of a layer.
+
+    unit: the distance between neighbours of the grid in positions of the feature map.
+    """
+    (rows, columns), (height, width) = grid, size
+    if layer.sequences == 1:
+        patch = (height / rows, width / columns)
+    else:  # the sequences divide the image, so that each position covers the same square
+        side = math.sqrt(height * width / (layer.sequences * rows * columns))
+        patch = (side * unit[0], side * unit[1])
+    return HeadDistances(
+        layer=layer.layer,
+        grid=grid,
+        prefix=prefix,
+        sequences=layer.sequences,
+        patches=_plain(mean_attention_distance(layer.weights, grid, prefix=prefix)),
+        pixels=_plain(mean_attention_distance(layer.weights, grid, prefix=prefix, patch=patch)),
+    )
+
+
+def _plain(values: NDArray[np.float64]) -> tuple[float | None, ...]:
+    """Return numbers for JSON, with None in place of NaN."""
+    return tuple(None if math.isnan(value) else value for value in values.tolist())
+
+
+def _why_no_rollout(
+    model: Model,
+    record: AttentionRecord,
+    observed: TokenGrids | None,
+    grids: Mapping[str, tuple[int, tuple[int, int]]],
+) -> str:
+    """Return the first reason why the rollout is not defined for a model; empty if the rollout is defined."""
+    external = attentions_without_scores(model)
+    if external:
+        return f"{external[0]} is no attention between tokens: it has no Q Kᵀ"
+    if observed is not None and observed.refusals:
+        return f"not every attention is between the tokens of a known grid: {observed.refusals[0]}"
+    if observed is not None and observed.poolings:
+        return f"{observed.poolings[0]} reads the tokens by an attention with a single query token"
+    if not record.layers:
+        return "the network has no attention whose weights gmmvit computes"
+    first = record.layers[0]
+    for layer in record.layers:
+        if layer.steps_after:
+            return (
+                f"{layer.layer} changes the weights after softmax ({', '.join(layer.steps_after)}), so weights can be "
+                "negative, and a row need not sum to 1"
+            )
+        if layer.sequences > 1:
+            return f"{layer.layer} divides the tokens into {layer.sequences} sequences, for example windows"
+        if layer.queries != layer.keys:
+            return f"in {layer.layer}, {_count(layer.queries, 'query token')} attends to {layer.keys} key tokens"
+        if layer.keys != first.keys:
+            return f"the number of tokens changes: {first.layer} has {first.keys}, and {layer.layer} has {layer.keys}"
+        if layer.layer not in grids:
+            return f"the positions of the {layer.keys} tokens of {layer.layer} are not known"
+    return model.why_no_rollout() or (
+        "" if record.read else f"the logits do not depend on the weights of {record.layers[-1].layer}"
+    )
+
+
+def _rollout(record: AttentionRecord, prefix: int, grid: tuple[int, int]) -> ImageRollout:
+    shares = rollout([layer.weights[0] for layer in record.layers])[list(record.read)].mean(axis=0)
+    return ImageRollout(
+        values=shares[prefix:].reshape(grid),
+        prefix_share=float(shares[:prefix].sum()),
+        reads=_in_words(record.read, prefix, prefix + math.prod(grid)),
+    )
+
+
+def _in_words(read: tuple[int, ...], prefix: int, tokens: int) -> str:
+    """Describe the tokens that the head reads."""
+    if read == tuple(range(prefix, tokens)):
+        return f"the mean of the {tokens - prefix} patches"
+    if read == tuple(range(tokens)):
+        return f"the mean of all {tokens} tokens"
+    if len(read) == 1:
+        return f"token {read[0]}" + (", before the patches" if read[0] < prefix else "")
+    if len(read) <= prefix:
+        return f"the mean of the tokens {', '.join(map(str, read))}"
+    return f"the mean of {len(read)} of {tokens} tokens"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

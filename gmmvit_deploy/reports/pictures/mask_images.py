@@ -1,0 +1,91 @@
+"""Draw the masks M, by which a layer multiplies the attention scores.
+
+Each mask is drawn as a matrix, and as a small map for each query token. White is 0, blue is positive, red is negative.
+All heads of a layer have the same colour scale, so that a reader can compare the heads. The colour scale ends at the
+99.5th percentile of |M|, because with a few extreme entries as the end all other entries would be pale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from gmmvit_deploy.reports.pictures.mask_numbers import LayerMasks
+
+__all__ = ["colour_limit", "coloured", "matrix_image", "position_maps_image", "sheet", "tiled"]
+
+_POSITIVE, _NEGATIVE = np.array([8, 64, 129]), np.array([165, 15, 21])
+_GAP = 1
+_MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # sizes in a sheet, in pixels
+
+
+def colour_limit(layer: LayerMasks) -> float:
+    """Return the end of the colour scale: entries with this or a larger absolute value get the full colour."""
+    limit = float(np.percentile(np.abs(layer.matrices), 99.5))
+    return limit or float(np.abs(layer.matrices).max()) or 1.0
+
+
+def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
+    """Convert values (…,) to RGB colours (…, 3): white at 0, blue at +limit, red at −limit."""
+    share = np.clip(np.abs(values) / limit, 0, 1)[..., None]
+    end = np.where(values[..., None] >= 0, _POSITIVE, _NEGATIVE)
+    mixed: NDArray[np.uint8] = (255 + (end - 255) * share).round().astype(np.uint8)
+    return mixed
+
+
+def matrix_image(layer: LayerMasks, head: int) -> Image.Image:
+    """Draw the mask M of a head as a matrix: row i is query token i, and column j is key token j."""
+    return Image.fromarray(coloured(layer.matrices[head], colour_limit(layer)))
+
+
+def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
+    """Draw the mask M of a head as a grid of small maps: the map at the position of token i shows row i of M.
+
+    Figure 3 of "Toward a Deeper Understanding: RetNet Viewed through Convolution" has the same form.
+    """
+    rows, columns = layer.grid
+    return tiled(coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_limit(layer)))
+
+
+def tiled(tiles: NDArray[np.uint8]) -> Image.Image:
+    """Draw tiles (rows, columns, height, width, 3) as a grid of small pictures, with grey lines between the tiles."""
+    rows, columns, height, width = tiles.shape[:4]
+    down, right = height + _GAP, width + _GAP
+    canvas = np.full((rows * down - _GAP, columns * right - _GAP, 3), 200, np.uint8)
+    for row in range(rows):
+        for column in range(columns):
+            top, left = row * down, column * right
+            canvas[top : top + height, left : left + width] = tiles[row, column]
+    return Image.fromarray(canvas)
+
+
+def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
+    """Draw all layers in a single picture.
+
+    Each row of the picture shows a layer, with the matrix and the position maps of every head.
+    """
+    pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
+    cell = max(_SMALLEST_CELL, *(max(image.size) for row in pairs for pair in row for image in pair))
+    head_width = 2 * cell + 3 * _MARGIN
+    width = _MARGIN + max(len(row) for row in pairs) * head_width
+    canvas = Image.new("RGB", (width, 2 * _LINE + len(layers) * (cell + 2 * _LINE + _MARGIN)), "white")
+    draw = ImageDraw.Draw(canvas)
+    draw.text((_MARGIN, 4), title, fill="black")
+    top = 2 * _LINE
+    for layer, row in zip(layers, pairs, strict=True):
+        limit = colour_limit(layer)
+        mark = "   no influence on the logits: not exported" if layer.dead else ""
+        draw.text((_MARGIN, top), f"{layer.layer}   blue +{limit:.3g}, white 0, red -{limit:.3g}{mark}", fill="black")
+        for head, pair in enumerate(row):
+            left = _MARGIN + head * head_width
+            draw.text((left, top + _LINE), f"head {head}", fill="dimgrey")
+            for side, image in enumerate(pair):
+                # The factor is a whole number, so that every token has the same width in the picture.
+                factor = cell // max(image.size)
+                enlarged = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+                canvas.paste(enlarged, (left + side * (cell + _MARGIN), top + 2 * _LINE))
+        top += cell + 2 * _LINE + _MARGIN
+    return canvas

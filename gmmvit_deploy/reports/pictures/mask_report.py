@@ -1,0 +1,256 @@
+"""Write a report about a checkpoint, as a page (.html) or as a picture (.png).
+
+The page shows pictures and measurements of the masks, of the other steps on the attention scores, of the patch
+embedding and of the position embeddings, and needs no other file. The picture shows the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.checkpoints.audit import DEAD_MASK, layer_of
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
+from gmmvit_deploy.checkpoints.report import describe_checkpoint
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.files.writing import new_file
+from gmmvit_deploy.models.specs import MaskKind
+from gmmvit_deploy.reports.pages import Outcome, Summary, definitions, folded, page, section, table, verdict_word
+from gmmvit_deploy.reports.pictures.drawing_report import DRAWING_STYLE, drawing_sections
+from gmmvit_deploy.reports.pictures.drawings import Drawings, drawings_of
+from gmmvit_deploy.reports.pictures.inline import inline_image, png
+from gmmvit_deploy.reports.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
+from gmmvit_deploy.reports.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
+
+__all__ = ["page_of", "require_report_suffix", "write_report"]
+
+_STYLE = """
+.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)); gap: 1rem; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .5rem; }
+.pair img { width: 100%; image-rendering: pixelated; border: 1px solid var(--line); background: #ffffff; }
+@media print { .heads { grid-template-columns: repeat(3, 1fr); } }
+"""
+
+
+def write_report(
+    loaded: LoadedCheckpoint,
+    path: Path,
+    *,
+    force: bool = False,
+    described: Mapping[str, Any] | None = None,
+    drawings: Drawings | None = None,
+) -> list[LayerMasks]:
+    """Write the report to ``path``, as a page (.html) or a picture (.png), and return the masks in the report.
+
+    force: True to replace an existing file.
+    described: the result of `describe_checkpoint` for ``loaded``, if already computed.
+    drawings: the result of `drawings_of` for the model, if already computed. A picture does not show the drawings.
+    Errors:
+        InputError: ``path`` has another suffix, or a picture is requested but the model has no masks.
+        OutputError: the file exists and ``force`` is False, or the file cannot be written.
+    """
+    suffix = require_report_suffix(path)
+    described = describe_checkpoint(loaded) if described is None else described
+    dead = {finding["where"] for finding in described["audit"] if finding["what"] == DEAD_MASK}
+    layers = [replace(layer, dead=layer_of(layer.layer) in dead) for layer in masks_of(loaded.model)]
+    if suffix == ".png":
+        if not layers:
+            raise InputError(
+                f"{loaded.file.path}: the model has no masks to draw",
+                hint="type --report FILE.html for a page with the audit, the sizes of the model, the other steps on "
+                "the attention scores, the memories, and the patch and position embeddings",
+            )
+        title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
+        data = png(sheet(layers, title=title))
+    else:
+        data = page_of(loaded, layers, described, drawings).encode()
+    with new_file(path, force=force) as file:
+        file.write(data)
+    return layers
+
+
+def require_report_suffix(path: Path) -> str:
+    """Return the suffix of a report in lower case: .html or .png.  Errors: InputError for another suffix."""
+    suffix = path.suffix.lower()
+    if suffix not in (".html", ".png"):
+        raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
+    return suffix
+
+
+def page_of(
+    loaded: LoadedCheckpoint,
+    layers: list[LayerMasks],
+    described: Mapping[str, Any] | None = None,
+    drawings: Drawings | None = None,
+) -> str:
+    """Return the page as HTML.  The page contains all pictures, so a browser loads no other file.
+
+    described, drawings: as for `write_report`.
+    """
+    described = describe_checkpoint(loaded) if described is None else described
+    drawings = drawings_of(loaded.model) if drawings is None else drawings
+    unused = described["unused_keys"]
+    return page(
+        kind="Checkpoint report: the content of the file and the findings of its audit",
+        title=f"{loaded.file.path.name}: masks, steps and embeddings of a {loaded.spec.family}",
+        summary=_verdict(described),
+        sections=(
+            section("Model", _model(described)),
+            section("Audit", _audit(described["audit"])),
+            folded("Keys of the file that the model does not use", len(unused), _unused(unused)),
+            section("Masks", _legend(layers, loaded.spec.mask.kind)),
+            *(_layer(layer) for layer in layers),
+            *drawing_sections(drawings),
+        ),
+        style=_STYLE + DRAWING_STYLE,
+    )
+
+
+def _verdict(described: Mapping[str, Any]) -> Summary:
+    findings = described["audit"]
+    errors = [finding for finding in findings if finding["severity"] == "error"]
+    warnings = [finding for finding in findings if finding["severity"] == "warning"]
+    outcome: Outcome = "failed" if errors else "undecided" if warnings else "passed"
+    words = {"failed": "UNUSABLE", "undecided": "WARNINGS", "passed": "NO WARNINGS", "skipped": ""}
+    count = len(errors) + len(warnings)
+    model = f"a model of the family {described['family']} (mask: {described['mask_description']})"
+    if outcome == "passed":
+        sentence = f"The file holds {model}. Every key is used or known to be unused, and the audit has no warnings."
+    else:
+        sentence = f"The file holds {model}. Examine {count} finding{'s' * (count > 1)} of the audit before the export."
+    return Summary(
+        outcome=outcome,
+        word=words[outcome],
+        sentence=sentence,
+        changes=(
+            *(f"{finding['where']}: {finding['what']}" for finding in (*errors, *warnings)),
+            *_other_options(described),
+            "The export: this page does not check the exported model; gmmvit export and gmmvit parity check it",
+            f"Another file: this page covers only the file with SHA-256 {described['checkpoint']['sha256']}",
+        ),
+    )
+
+
+def _other_options(described: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a line that names the values that options or presets state, or no line if the tensors show all values."""
+    origins = [f"{name.replace('_', ' ')} ({where})" for name, where in described.get("taken_from", {}).items()]
+    if described["mask"] == "gmm":
+        origins.append(f"mask form (--set closed_form={'yes' if described['spec']['mask']['closed_form'] else 'no'})")
+    if described["family"] in _BUILT_FROM_ARGUMENTS:
+        origins.append("architecture and its arguments (--model and --model-args, or the entries of the file)")
+    return (f"Other options: options, presets or defaults state {', '.join(origins)}",) if origins else ()
+
+
+_BUILT_FROM_ARGUMENTS = ("timm", "custom")
+"""Families whose architecture the user or the file names."""
+
+
+def _model(described: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in described["spec"].items() if k not in ("family", "mask"))
+    rows = {
+        "mask": described["mask_description"],
+        "sizes": sizes,
+        "trainable parameters": f"{described['trainable_parameters']:,}",
+        "multiply-accumulates": f"{described['macs'] / 1e6:,.1f} million per image",
+        "SHA-256": described["checkpoint"]["sha256"],
+        **{f"origin of {name.replace('_', ' ')}": where for name, where in described.get("taken_from", {}).items()},
+    }
+    return definitions(rows)
+
+
+_SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided", "note": "skipped"}
+
+
+def _audit(findings: list[dict[str, str]]) -> str:
+    if not findings:
+        return "<p>The audit has no findings.</p>"
+    rows = [
+        (
+            verdict_word(_SEVERITIES[finding["severity"]], finding["severity"]),
+            escape(finding["where"]),
+            escape(finding["what"]),
+        )
+        for finding in findings
+    ]
+    return table("Findings of the audit", ("severity", "where", "finding"), rows, row_head=1)
+
+
+def _unused(keys: Mapping[str, str]) -> str:
+    rows = [(escape(key), escape(why)) for key, why in keys.items()]
+    return table("Unused keys", ("key", "reason"), rows)
+
+
+def _legend(layers: list[LayerMasks], kind: MaskKind) -> str:
+    if not layers and kind == "decay":
+        return (
+            "<p>The attention of this model has no mask that multiplies the scores. The decays are matrices that are "
+            "added to the scores: the sections after <b>Other steps on the attention scores</b> show the decays.</p>"
+        )
+    if not layers:
+        return "<p>The attention of this model has no mask.</p>"
+    return (
+        '<p class="quiet">Left: the mask as a matrix, with a row for each query token and a column for each key token. '
+        "Right: the same rows as small maps. The map at the position of a query token shows the factors for all key "
+        "tokens. White is 0, blue is positive, red is negative, on the same scale for all heads of a layer. Mass is "
+        "the sum of the absolute entries.</p>"
+    )
+
+
+def _layer(layer: LayerMasks) -> str:
+    limit, (rows, columns) = colour_limit(layer), layer.grid
+    underflow = (
+        f", {layer.underflowed} of {(rows * columns) ** 2} entries of the stored base underflowed to zero"
+        if layer.underflowed
+        else ""
+    )
+    figures = "".join(_head(layer, head) for head in range(len(layer.heads)))
+    return section(
+        layer.layer,
+        f"<p>{escape(_sentence(DEAD_MASK))}</p>" if layer.dead else "",
+        f'<p class="quiet">{rows}×{columns} tokens; full colour at ±{limit:.3g}{underflow}</p>',
+        f'<div class="heads">{figures}</div>',
+        _kernel_table(layer) if layer.heads[0].alpha else "",
+    )
+
+
+def _sentence(what: str) -> str:
+    return f"{what[0].upper()}{what[1:]}."
+
+
+def _head(layer: LayerMasks, head: int) -> str:
+    numbers = layer.heads[head]
+    name = f"head {head}" if len(layer.heads) > 1 else "all heads"
+    pictures = "".join(
+        inline_image(image, alt=f"{layer.layer} {name}: {what}")
+        for what, image in (
+            ("mask matrix", matrix_image(layer, head)),
+            ("a map for each token", position_maps_image(layer, head)),
+        )
+    )
+    return (
+        f'<figure><div class="pair">{pictures}</div><figcaption><b>{name}</b>{_caption(numbers)}</figcaption></figure>'
+    )
+
+
+def _caption(numbers: HeadNumbers) -> str:
+    near = ", ".join(f"≤{d}: {share:.0%}" for d, share in zip(NEAR, numbers.within, strict=True))
+    far = 1 - numbers.within[-1]
+    dead = f"; kernels without effect: {', '.join(map(str, numbers.dead))}" if numbers.dead else ""
+    return (
+        f"mass at distance {near}, farther: {far:.0%}<br>own token: {numbers.itself:.2g}× the mean of all entries; "
+        f"{numbers.negative:.0%} negative; {numbers.smallest:.3g} to {numbers.largest:.3g}{dead}"
+    )
+
+
+def _kernel_table(layer: LayerMasks) -> str:
+    names = [f"α, σ of head {head}" for head in range(len(layer.heads))]
+    if len(layer.heads) == 1:
+        names = ["α, σ of all heads"]
+    rows = [
+        (str(kernel), *(f"{head.alpha[kernel]:.3g}, {head.sigma[kernel]:.3g}" for head in layer.heads))
+        for kernel in range(len(layer.heads[0].alpha))
+    ]
+    return table(f"Gaussians of {layer.layer}", ("kernel", *names), rows)

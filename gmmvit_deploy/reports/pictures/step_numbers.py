@@ -1,0 +1,242 @@
+"""Collect every step on the attention scores that is no mask, and the memories of attentions without Q Kᵀ.
+
+A step with an entry for each pair of tokens or heads is drawn: biases, decays, diagonals and head mixing. A step with a
+number for each head is listed: scales, learned temperatures, and normalisations over heads. Attentions with equal
+steps share a picture.
+
+An entry at or below −87.3 that is added to a score is called closed: in float32, exp of the entry underflows, so the
+token gets no weight in softmax. −∞, LSA's −987654321 and Swin's −100 are closed entries. They have a colour of their
+own, and are left out of the colour scale and the measurements.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
+from gmmvit_deploy.models.scores.attention import attention_scores
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from gmmvit_deploy.models.scores.step import Operation, Step
+
+__all__ = ["CLOSED", "DrawnMatrix", "HeadValues", "Memory", "Steps", "colour_end", "steps_of"]
+
+CLOSED = math.log(float(np.finfo(np.float32).tiny))
+"""Added to a score, this number or a smaller number gives a token no weight in softmax."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawnMatrix:
+    """A step with an entry for each pair of tokens, or for each pair of heads.
+
+    attentions: the names of the attentions with this step.  name: the name of the step, such as ``before.decay``.
+    labels: a label for each matrix, such as ``head 0``.  matrices: (L, rows, columns).
+    windows: the number of windows, each with its own matrices; 1 without windows.
+    grid: (rows, columns) of the patches, or None if the step does not know the grid.
+    """
+
+    attentions: tuple[str, ...]
+    name: str
+    operation: Operation
+    labels: tuple[str, ...]
+    matrices: NDArray[np.float32]
+    windows: int = 1
+    grid: tuple[int, int] | None = None
+
+    @property
+    def prefix(self) -> int:
+        """The number of prefix tokens in front of the tokens of ``grid``; 0 without a grid."""
+        return 0 if self.grid is None else self.matrices.shape[-1] - math.prod(self.grid)
+
+    def closed(self, index: int) -> NDArray[np.bool_]:
+        """Return True for each closed entry of a matrix."""
+        matrix = self.matrices[index]
+        return matrix <= CLOSED if self.operation == "add" else np.zeros(matrix.shape, bool)
+
+    def measured(self, index: int) -> dict[str, Any]:
+        """Return the minimum and maximum of the open entries (None without any), and the number of closed entries."""
+        closed = self.closed(index)
+        entries = self.matrices[index][~closed & np.isfinite(self.matrices[index])]
+        return {
+            "label": self.labels[index],
+            # + 0.0 turns −0, the decay of a token's own score, into 0
+            "smallest": float(entries.min()) + 0.0 if entries.size else None,
+            "largest": float(entries.max()) + 0.0 if entries.size else None,
+            "closed": int(closed.sum()),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attentions": list(self.attentions),
+            "step": self.name,
+            "operation": self.operation,
+            "shape": list(self.matrices.shape[1:]),
+            "windows": self.windows,
+            "grid": None if self.grid is None else list(self.grid),
+            "matrices": [self.measured(index) for index in range(len(self.labels))],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadValues:
+    """A step with a number for each head, or a single number for all heads.
+
+    values: quantity → the numbers; ``factor`` multiplies, ``offset`` is added.
+    """
+
+    attentions: tuple[str, ...]
+    name: str
+    operation: Operation
+    values: dict[str, tuple[float, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attentions": list(self.attentions),
+            "step": self.name,
+            "operation": self.operation,
+            "values": {quantity: list(numbers) for quantity, numbers in self.values.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Memory:
+    """A memory of an attention without Q Kᵀ: the weight of a linear layer, with a row for each output."""
+
+    name: str
+    matrix: NDArray[np.float32]
+
+    def to_json(self) -> dict[str, Any]:
+        finite = self.matrix[np.isfinite(self.matrix)]
+        return {
+            "name": self.name,
+            "shape": list(self.matrix.shape),
+            "smallest": float(finite.min()) if finite.size else None,
+            "largest": float(finite.max()) if finite.size else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """All steps of a model except masks, in the order of the network, and all memories.
+
+    omitted: name of a step or of an attention → the reason why there is no picture.
+    """
+
+    drawn: tuple[DrawnMatrix, ...]
+    values: tuple[HeadValues, ...]
+    memories: tuple[Memory, ...]
+    omitted: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "matrices": [step.to_json() for step in self.drawn],
+            "values": [step.to_json() for step in self.values],
+            "memories": [memory.to_json() for memory in self.memories],
+            "omitted": self.omitted,
+        }
+
+
+def colour_end(step: DrawnMatrix) -> float:
+    """Return the end of the colour scale: open entries with this or a larger absolute value get the full colour."""
+    closed = np.stack([step.closed(index) for index in range(len(step.labels))])
+    sizes = np.abs(step.matrices[~closed & np.isfinite(step.matrices)])
+    if not sizes.size:
+        return 1.0
+    return float(np.percentile(sizes, 99.5)) or float(sizes.max()) or 1.0
+
+
+def steps_of(model: nn.Module) -> Steps:
+    """Return all steps of a trained model that are no masks, and the memories of its attentions without Q Kᵀ."""
+    groups: dict[tuple[Any, ...], tuple[list[str], str, Step, Tensor]] = {}
+    omitted: dict[str, str] = {}
+    for attention, scores in attention_scores(model):
+        for name, step in scores.steps():
+            if step.numbers().patches is not None:
+                continue  # a mask, which has pictures of its own
+            try:
+                matrix = step.matrix().detach()
+            except FoldError as exc:
+                omitted[f"{attention} {name}"] = str(exc)
+                continue
+            key = (name, step.operation, tuple(matrix.shape), hashlib.sha256(_array(matrix).tobytes()).hexdigest())
+            groups.setdefault(key, ([], name, step, matrix))[0].append(attention)
+    drawn: list[DrawnMatrix] = []
+    values: list[HeadValues] = []
+    for attentions, name, step, matrix in groups.values():
+        if _by_head(step, matrix):
+            values.append(_values(tuple(attentions), name, step, matrix))
+        else:
+            drawn.append(_drawn(tuple(attentions), name, step, matrix))
+    layers = [Memory(name=name, matrix=_array(layer.weight)) for name, layer in memories(model)]
+    with_memories = {memory.name.rpartition(".")[0] for memory in layers}
+    for attention in attentions_without_scores(model):
+        if not any(f"{attention}.".startswith(f"{owner}.") for owner in with_memories):
+            omitted[attention] = "the attention has no Q Kᵀ, and its class declares no memories"
+    if getattr(model, "foreign", False):
+        omitted["modules of another package"] = (
+            "only attentions that call PyTorch's fused attention function, once in a forward pass, are examined"
+        )
+    return Steps(drawn=tuple(drawn), values=tuple(values), memories=tuple(layers), omitted=omitted)
+
+
+def _array(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().cpu().float().numpy()
+    return array
+
+
+def _by_head(step: Step, matrix: Tensor) -> bool:
+    return step.operation == "normalise" or matrix.dim() < 2 or tuple(matrix.shape[-2:]) == (1, 1)
+
+
+def _values(attentions: tuple[str, ...], name: str, step: Step, matrix: Tensor) -> HeadValues:
+    def listed(numbers: Tensor) -> tuple[float, ...]:
+        return tuple(map(float, numbers.flatten().tolist()))
+
+    if step.operation == "normalise":
+        factor, offset = matrix
+        values = {"factor": listed(factor), "offset": listed(offset)}
+    else:
+        values = {"offset" if step.operation == "add" else "factor": listed(matrix)}
+    return HeadValues(attentions=attentions, name=name, operation=step.operation, values=values)
+
+
+def _drawn(attentions: tuple[str, ...], name: str, step: Step, matrix: Tensor) -> DrawnMatrix:
+    matrices, windows = _array(matrix), 1
+    if step.operation == "mix":
+        matrices, labels = matrices[None], ["head mixing"]
+    else:
+        last = None
+        if matrices.ndim >= 4:
+            by_window = matrices.reshape(-1, *matrices.shape[-3:])
+            windows, matrices, last = len(by_window), by_window[0], by_window[-1, :1]
+        matrices = matrices.reshape(-1, *matrices.shape[-2:])
+        labels = [f"head {head}" for head in range(len(matrices))] if len(matrices) > 1 else ["all heads"]
+        if last is not None and windows > 1:
+            # Windows differ in the entries that a shift of the windows closes; the last window has most of them.
+            labels = [f"first window, {label}" for label in labels] + [f"last window, {labels[0]}"]
+            matrices = np.concatenate([matrices, last])
+    return DrawnMatrix(
+        attentions=attentions,
+        name=name,
+        operation=step.operation,
+        labels=tuple(labels),
+        matrices=matrices,
+        windows=windows,
+        grid=_grid(step, matrices),
+    )
+
+
+def _grid(step: Step, matrices: NDArray[np.float32]) -> tuple[int, int] | None:
+    """Return the grid that the step states, if the matrices have rows and columns for all its tokens."""
+    grid = step.numbers().grid
+    rows, columns = matrices.shape[-2:]
+    return grid if grid is not None and rows == columns and math.prod(grid) <= columns else None

@@ -1,0 +1,80 @@
+"""Draw the plots of reports without a window, as SVG that is the same for the same data."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import escape
+from typing import Any
+
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.reports.page_style import SERIES
+
+__all__ = ["bar_style", "figure_and_axes", "line_style", "svg"]
+
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_HATCHES = ("", "//", "--", "\\\\", "xx", "||", "++", "/")
+_PAPER, _INK = "#ffffff", "#000000"
+
+
+def figure_and_axes(*, height: float) -> tuple[Any, Any]:
+    """Return a matplotlib figure, 7.5 inches wide, and its axes.
+
+    height: the height in inches.  Errors: MissingDependencyError when matplotlib is not installed.
+    """
+    figure = require("matplotlib.figure", package="matplotlib", extra="report").Figure(
+        figsize=(7.5, height), layout="constrained"
+    )
+    axes = figure.subplots()
+    figure.patch.set_visible(False)
+    axes.patch.set_visible(False)
+    axes.grid(visible=True, color=_INK, alpha=0.15, lw=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def line_style(number: int, *, marker: bool = False) -> dict[str, Any]:
+    """Return matplotlib's keyword arguments for a line: colour, dashes and, if ``marker`` is set, a marker.
+
+    number: the index of the series.
+    """
+    style = {"color": SERIES[number % len(SERIES)], "linestyle": _DASHES[number % len(_DASHES)]}
+    return {**style, "marker": _MARKERS[number % len(_MARKERS)]} if marker else style
+
+
+def bar_style(number: int) -> dict[str, Any]:
+    """Return matplotlib's keyword arguments for a bar: colour, and a hatching in the colour of the background.
+
+    number: the index of the series.
+    """
+    style = {"color": SERIES[number % len(SERIES)], "edgecolor": _PAPER, "linewidth": 0.5}
+    return {**style, "hatch": _HATCHES[number % len(_HATCHES)]}
+
+
+def svg(figure: Any, description: str) -> str:
+    """Return the SVG text of a figure.  The text has no date and deterministic IDs, so equal figures give equal bytes.
+
+    The colours are CSS variables of `page_style`, so that the colours of a plot change with the page's dark mode.
+    description: the content of the plot in words, for readers who cannot see the plot.
+    """
+    context = require("matplotlib", package="matplotlib", extra="report").rc_context
+    file = io.StringIO()
+    with context({"svg.fonttype": "none", "svg.hashsalt": "gmmvit", "font.family": "sans-serif"}):
+        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", text, count=1)
+    text = text.replace(">", f'><desc id="description">{escape(description)}</desc>', 1)
+    for colour, variable in _variables().items():
+        text = re.sub(rf'(fill|stroke)(: |="){colour}\b', rf"\1\2{variable}", text)
+    return text
+
+
+def _variables() -> dict[str, str]:
+    """Return colour in matplotlib's notation → CSS value that replaces the colour."""
+    series = {colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)}
+    return {_PAPER: f"var(--paper, {_PAPER})", _INK: "currentColor", **series}

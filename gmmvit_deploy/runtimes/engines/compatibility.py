@@ -1,0 +1,140 @@
+"""Check if a server or this machine can load a plan, and explain what to build if it cannot.
+
+A plan is the file that TensorRT loads. A plan loads only in the TensorRT version that built the plan. A version
+compatible plan also loads in later versions with the same major version. Triton's tensorrt backend loads plans that
+TensorRT built, and no plans that TensorRT for RTX built.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.runtimes.engines.card import EngineCard
+    from gmmvit_deploy.runtimes.engines.flavors import Gpu
+
+__all__ = ["ServerTensorRT", "loads_in", "loads_on", "runs_on", "server_tensorrt"]
+
+# Release of NVIDIA's Triton container → (Triton version, TensorRT version) in the container, from the release notes.
+_RELEASES = {
+    "24.06": ("2.47.0", "10.1.0"),
+    "24.07": ("2.48.0", "10.2.0"),
+    "24.08": ("2.49.0", "10.3.0"),
+    "24.09": ("2.50.0", "10.4.0"),
+    "24.10": ("2.51.0", "10.5.0"),
+    "24.11": ("2.52.0", "10.6.0"),
+    "24.12": ("2.53.0", "10.7.0"),
+    "25.01": ("2.54.0", "10.8.0"),
+    "25.02": ("2.55.0", "10.8.0"),
+    "25.03": ("2.56.0", "10.9.0"),
+    "25.04": ("2.57.0", "10.9.0"),
+    "25.05": ("2.58.0", "10.10.0"),
+    "25.06": ("2.59.0", "10.11.0"),
+}
+_FIND_OUT = (
+    "type --server-tensorrt VERSION; on the server, dpkg -l | grep -E 'libnvinfer-lean|tensorrt' shows the version"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTensorRT:
+    """The TensorRT version of a server.
+
+    name: the name of the server, for messages.
+    version: the TensorRT version, such as ``10.9.0``; the last numbers may be missing, as in ``10.9``.
+    """
+
+    name: str
+    version: str
+
+
+def server_tensorrt(
+    *, release: str | None = None, triton: str | None = None, tensorrt: str | None = None, name: str = ""
+) -> ServerTensorRT:
+    """Find the TensorRT version of a server.
+
+    release: the release of NVIDIA's Triton container, such as ``25.04``.
+    triton: the Triton version that a running server reports, such as ``2.57.0``.
+    tensorrt: the TensorRT version; if given, ``release`` and ``triton`` are ignored.
+    name: the name of the server, for messages.
+    Errors: InputError when ``tensorrt`` is malformed, when the release or Triton version is not in the table
+    ``_RELEASES``, or when ``release``, ``triton`` and ``tensorrt`` are all None.
+    """
+    if tensorrt is not None:
+        if not re.fullmatch(r"\d+(\.\d+){1,3}", tensorrt):
+            raise InputError(f"--server-tensorrt: expected a version such as 10.9.0, got {tensorrt!r}")
+        return ServerTensorRT(name=name or f"a server with TensorRT {tensorrt}", version=tensorrt)
+    if release is not None:
+        if release not in _RELEASES:
+            raise InputError(
+                f"expected a container release from {min(_RELEASES)} to {max(_RELEASES)}, got {release}", hint=_FIND_OUT
+            )
+        return ServerTensorRT(name=name or f"Triton {release}", version=_RELEASES[release][1])
+    if triton is not None:
+        for known_release, (triton_version, tensorrt_version) in _RELEASES.items():
+            if triton_version == triton:
+                return ServerTensorRT(name=name or f"Triton {triton} ({known_release})", version=tensorrt_version)
+        raise InputError(
+            f"{name or 'the server'}: the TensorRT version of Triton {triton} is not known", hint=_FIND_OUT
+        )
+    raise InputError(
+        "a plan loads only in the TensorRT version that built it, and the server's TensorRT version is not known",
+        hint="type --server-version 25.04 for NVIDIA's container, --server URL for a live server, "
+        "or --server-tensorrt 10.9.0",
+    )
+
+
+def loads_in(card: EngineCard, version: str) -> str:
+    """Return the reason why a TensorRT version cannot load the plan; empty if it can.
+
+    version: the version of the card's flavor, which is TensorRT or TensorRT for RTX.
+    """
+    built, there = _numbers(card.tensorrt_version), _numbers(version)
+    length = min(len(built), len(there))
+    if built[:length] == there[:length]:
+        return ""
+    if card.flags["version_compatible"]:
+        if built[0] == there[0] and there[1:length] >= built[1:length]:
+            return ""
+        return (
+            f"the plan was built version compatible by {card.flavor} {card.tensorrt_version}; "
+            f"expected {card.flavor} {card.tensorrt_version} or a later {built[0]}.x to load the plan, got {version}"
+        )
+    return (
+        f"the plan was built by {card.flavor} {card.tensorrt_version}; "
+        f"expected the same version to load the plan, got {version}"
+    )
+
+
+def runs_on(card: EngineCard, gpu: Gpu) -> str:
+    """Return the reason why a GPU cannot run the engine; empty if the GPU can."""
+    if card.flags["hardware_compatible"] == "ampere+" and float(gpu.capability) >= 8.0:
+        return ""
+    capabilities = card.target["capabilities"]
+    if gpu.capability in capabilities:
+        return ""
+    return f"the engine was built for compute capability {', '.join(capabilities)}; {gpu.name} has {gpu.capability}"
+
+
+def loads_on(card: EngineCard, server: ServerTensorRT) -> str:
+    """Return the reason why the server cannot load the plan, and what to do; empty if the server can."""
+    if card.flavor != "tensorrt":
+        return (
+            f"the plan was built by {card.flavor}, and Triton's tensorrt backend loads only plans of tensorrt; "
+            "type gmmvit build BUNDLE --flavor tensorrt on the server's GPU"
+        )
+    reason = loads_in(card, server.version)
+    if not reason:
+        return ""
+    return (
+        f"{reason} on {server.name}; build the engine again with tensorrt {server.version}, "
+        "or with --version-compatible"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])

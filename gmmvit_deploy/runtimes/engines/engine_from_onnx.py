@@ -1,0 +1,303 @@
+"""Build an engine from an ONNX file.
+
+The steps: check the options, build in a temporary folder, check the layers, and write the engine's folder (`card`).
+If a step fails, the engine's folder is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.variants import Variant
+from gmmvit_deploy.errors import EngineError, InputError
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.files.writing import new_file, new_folder, require_free, sha256_of_file
+from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.progress import OnProgress, ignore
+from gmmvit_deploy.runtimes.engines.builder import BuiltPlan, build_plan
+from gmmvit_deploy.runtimes.engines.card import (
+    CARD_FILE,
+    LAYERS_FILE,
+    PLAN_FILE,
+    Engine,
+    EngineCard,
+    MaskCost,
+    open_engine,
+)
+from gmmvit_deploy.runtimes.engines.flavors import Flavor, refuse, visible_gpu
+from gmmvit_deploy.runtimes.engines.graph_source import GraphSource, source_from_onnx
+from gmmvit_deploy.runtimes.engines.layers import Layer, layers_from_text, shares_of
+from gmmvit_deploy.runtimes.engines.mask_cost import mask_cost_of
+from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile, trtexec_line
+from gmmvit_deploy.runtimes.engines.proof import AttentionProof, prove_attentions, unreached
+
+__all__ = ["engine_from_bundle", "engine_from_onnx", "engine_name"]
+
+
+def engine_from_bundle(
+    bundle: Bundle,
+    variant: Variant,
+    options: BuildOptions,
+    flavor: Flavor,
+    *,
+    out: Path | None = None,
+    mask_cost: bool = False,
+    log: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress = ignore,
+) -> Engine:
+    """Build an engine from a graph of a bundle, the folder that ``gmmvit export`` writes.
+
+    variant: the graph in one of the bundle's precisions.
+    out: the folder to write; None writes a folder in the bundle's ``engines/``.
+    The other arguments are as in `engine_from_onnx`.
+    Errors: as in `engine_from_onnx`, InputError for a bundle with several outputs, and ExportError when the graph
+    computes a mask at run time.
+    """
+    if len(bundle.manifest.outputs) > 1:
+        raise InputError(
+            f"{bundle.path}: the network has {len(bundle.manifest.outputs)} outputs, "
+            f"{' and '.join(bundle.manifest.output_names)}, and an engine has a single output",
+            hint="export the checkpoint again with --outputs logits or --outputs features",
+        )
+    source = source_from_onnx(variant.path)
+    if source.unfolded:
+        require_folded(source.proto)
+    manifest = bundle.manifest
+    masks = variant.record.mask_sha256 if variant.record else {m.layer: m.constant_sha256 for m in manifest.masks}
+    hashes = {"bundle": bundle.sha256, "checkpoint": manifest.checkpoint["sha256"], "onnx": variant.sha256}
+    source = replace(source, max_batch=manifest.max_batch, hashes=hashes, masks=masks)
+    target = out or bundle.path / "engines" / engine_name(options, flavor)
+    return _build(source, options, flavor, target, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
+
+
+def engine_from_onnx(
+    onnx: Path,
+    options: BuildOptions,
+    flavor: Flavor,
+    *,
+    out: Path,
+    mask_cost: bool = False,
+    log: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress = ignore,
+) -> Engine:
+    """Build an engine from any ONNX file with a single input whose first dimension is the batch.
+
+    out: the folder to write.  force: replace an engine that exists at ``out``.
+    mask_cost: also build the same graph without masks, and record in the card how both engines differ.
+    log: the file to write the builder's log to, or None.
+    Errors, each of which leaves ``out`` unchanged:
+        InputError: the file is not a suitable graph, or the flavor (the installed TensorRT) does not support an option.
+        EngineError: the build fails, or the engine does not meet ``options.require_fused`` or
+        ``options.require_precision``.
+        OutputError: ``out`` cannot be written.
+    """
+    source = replace(source_from_onnx(onnx), hashes={"onnx": sha256_of_file(onnx)})
+    return _build(source, options, flavor, out, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
+
+
+def engine_name(options: BuildOptions, flavor: Flavor) -> str:
+    """Return the folder name of an engine: precision, flavor and target, such as ``fp16-tensorrt-rtx-8.9``.
+
+    The target is the compute capabilities in ``options``, or the name of the GPU of this machine.
+    """
+    gpu = visible_gpu()
+    place = "+".join(options.capabilities) or (gpu.name.replace(" ", "-").lower() if gpu else "unknown")
+    return f"{options.precision}-{flavor.name}-{place}"
+
+
+def _build(
+    source: GraphSource,
+    options: BuildOptions,
+    flavor: Flavor,
+    out: Path,
+    *,
+    mask_cost: bool,
+    log: Path | None,
+    force: bool,
+    on_progress: OnProgress,
+) -> Engine:
+    profiles = _profiles(source, options)
+    refuse(options, flavor)
+    require_free(out, force=force)
+    with temporary_folder("build") as temporary:
+        try:
+            plan = _plan(source, source.path, options, profiles, flavor, temporary / "engine", on_progress)
+            layers = {target: layers_from_text(text) for target, text in plan.layers.items()}
+            cost = None
+            if mask_cost:
+                folder = Path(temporary) / "twin"
+                cost = mask_cost_of(
+                    source,
+                    plan,
+                    profiles,
+                    flavor,
+                    build=lambda onnx: _plan(source, onnx, options, profiles, flavor, folder, _of_twin(on_progress)),
+                    onnx=Path(temporary) / "twin.onnx",
+                )
+            card = _card(source, options, profiles, flavor, plan, layers, cost)
+        finally:
+            _keep_log(temporary / "engine" / "build.log", log)
+        _require(card, options)
+        if options.timing_cache is not None:
+            _copied(plan.path.with_name("timing.cache"), options.timing_cache)
+        with new_folder(out, force=force) as folder:
+            shutil.copyfile(plan.path, folder / PLAN_FILE)
+            listing = "".join(f"# {target}\n{text}\n" for target, text in plan.layers.items())
+            (folder / LAYERS_FILE).write_text(listing, encoding="utf-8")
+            text = json.dumps(card.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            (folder / CARD_FILE).write_text(text, encoding="utf-8")
+    return open_engine(out)
+
+
+def _profiles(source: GraphSource, options: BuildOptions) -> tuple[Profile, ...]:
+    most = source.max_batch or 64
+    profiles = options.profiles or (Profile(least=1, best=min(8, most), most=most),)
+    for profile in profiles:
+        if source.max_batch is not None and profile.most > source.max_batch:
+            raise InputError(
+                f"profile {profile}: expected a maximum batch of at most {source.max_batch}, the limit of the bundle",
+                hint=f"export the checkpoint again with --max-batch {profile.most}, or lower MAX in --batch",
+            )
+    return profiles
+
+
+def _plan(
+    source: GraphSource,
+    onnx: Path,
+    options: BuildOptions,
+    profiles: tuple[Profile, ...],
+    flavor: Flavor,
+    folder: Path,
+    on_progress: OnProgress,
+) -> BuiltPlan:
+    folder.mkdir()
+    return build_plan(
+        onnx,
+        options,
+        profiles,
+        flavor,
+        tensor=source.tensor,
+        shape=source.shape,
+        folder=folder,
+        on_progress=on_progress,
+    )
+
+
+def _of_twin(on_progress: OnProgress) -> OnProgress:
+    return lambda event: on_progress(replace(event, step=f"{event.step} (twin with M = 1)"))
+
+
+def _keep_log(built: Path, log: Path | None) -> None:
+    if log is not None and built.exists():
+        _copied(built, log)
+
+
+def _copied(source: Path, target: Path) -> None:
+    with new_file(target, force=True) as file:
+        file.write(source.read_bytes())
+
+
+def _card(
+    source: GraphSource,
+    options: BuildOptions,
+    profiles: tuple[Profile, ...],
+    flavor: Flavor,
+    plan: BuiltPlan,
+    layers: Mapping[str, tuple[Layer, ...]],
+    cost: MaskCost | None,
+) -> EngineCard:
+    gpu = visible_gpu()
+    named = {target or (gpu.name if gpu else "this GPU"): target_layers for target, target_layers in layers.items()}
+    proofs: tuple[AttentionProof, ...] = tuple(
+        proof
+        for target, target_layers in named.items()
+        for proof in prove_attentions(
+            target_layers,
+            source.attentions,
+            target=target,
+            profiles=len(profiles),
+            head_dims=source.head_dims,
+            unmatched=source.unmatched,
+        )
+    )
+    misses = tuple(
+        miss
+        for target, target_layers in named.items()
+        for miss in unreached(target_layers, source.roles, options.precision, target=target, profiles=len(profiles))
+    )
+    return EngineCard(
+        sha256={"plan": sha256_of_file(plan.path), **source.hashes},
+        masks=source.masks,
+        precision=options.precision,
+        flavor=flavor.name,
+        tensorrt_version=flavor.version,
+        target={
+            "capabilities": list(options.capabilities) or ([gpu.capability] if gpu else []),
+            "gpu": gpu.name if gpu and not options.capabilities else None,
+            "driver": gpu.driver if gpu else None,
+        },
+        tensor={"name": source.tensor, "dtype": source.dtype, "shape": list(source.shape)},
+        profiles=profiles,
+        flags=options.flags(),
+        trtexec=trtexec_line(
+            options,
+            profiles,
+            onnx=source.path.name,
+            tensor=source.tensor,
+            shape=source.shape,
+            rtx=flavor.name == "tensorrt-rtx",
+        ),
+        size_bytes=plan.path.stat().st_size,
+        build_seconds=round(plan.seconds, 3),
+        attentions=proofs,
+        misses=misses,
+        unjudged=source.unjudged,
+        shares={target: shares_of(target_layers) for target, target_layers in named.items()},
+        layers={target: _by_profile(target_layers, len(profiles)) for target, target_layers in named.items()},
+        unfolded=source.unfolded,
+        mask_cost=cost,
+        versions={**tool_versions(), flavor.name: flavor.version},
+    )
+
+
+def _by_profile(layers: tuple[Layer, ...], profiles: int) -> list[int]:
+    return [sum(layer.profile == profile for layer in layers) for profile in range(profiles)]
+
+
+def _require(card: EngineCard, options: BuildOptions) -> None:
+    checks: list[tuple[bool, Callable[[], list[str]]]] = [
+        (options.require_fused, lambda: _not_fused(card)),
+        (options.require_precision, lambda: _not_reached(card)),
+    ]
+    problems = [problem for required, find_problems in checks if required for problem in find_problems()]
+    if problems:
+        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        raise EngineError(
+            f"the engine does not meet the requirements: {shown}",
+            hint="no engine was written; build without --require-fused and --require-precision to keep the engine",
+        )
+
+
+def _not_fused(card: EngineCard) -> list[str]:
+    if not card.attentions:
+        return ["the graph has no attention"]
+    return list(card.unfolded) + [
+        f"{proof.name} is not a single kernel on {proof.target}, profile {proof.profile}: {proof.reason}"
+        for proof in card.attentions
+        if not proof.fused
+    ]
+
+
+def _not_reached(card: EngineCard) -> list[str]:
+    unjudged = [f"the types of the products cannot be judged: {card.unjudged}"] if card.unjudged else []
+    return unjudged + [
+        f"{miss.node} runs in {miss.actual} on {miss.target}, profile {miss.profile}; expected {miss.expected}"
+        for miss in card.misses
+    ]

@@ -1,0 +1,202 @@
+"""Find the installed TensorRT or TensorRT for RTX, called flavors, and refuse options that a flavor does not support.
+
+tensorrt       TensorRT, versions 10 and 11; builds only on the GPU that will run the engine
+tensorrt-rtx   TensorRT for RTX; builds on any machine, for named compute capabilities of GeForce and workstation GPUs
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from gmmvit_deploy.errors import InputError, MissingDependencyError
+from gmmvit_deploy.extras import require
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.runtimes.engines.options import BuildOptions
+
+__all__ = [
+    "FLAVORS",
+    "Flavor",
+    "FlavorName",
+    "Gpu",
+    "find_flavor",
+    "refuse",
+    "require_flavor",
+    "tensorrt_library",
+    "visible_gpu",
+]
+
+FlavorName = Literal["tensorrt", "tensorrt-rtx"]
+FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
+_MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+
+# Precision → lowest compute capability that supports the precision.
+_LEAST: dict[str, float] = {"fp32": 7.5, "fp16": 7.5, "bf16": 8.0, "int8": 7.5, "fp8": 8.9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU of this machine.
+
+    name: the name that the driver reports.  capability: the compute capability, such as ``8.9``.
+    driver: the version of the driver.
+    """
+
+    name: str
+    capability: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavor:
+    """An installed TensorRT or TensorRT for RTX.
+
+    version: the version of the Python package.
+    capabilities: the compute capabilities that the flavor can build for; empty if the package lists no capabilities.
+    """
+
+    name: FlavorName
+    version: str
+    capabilities: tuple[str, ...]
+
+
+def tensorrt_library(name: FlavorName) -> Any:
+    """Import a flavor's Python module.  Errors: MissingDependencyError when the module is not installed."""
+    return require(_MODULES[name], package=name, extra=name)
+
+
+def visible_gpu() -> Gpu | None:
+    """Return the first GPU that nvidia-smi lists, or None without a GPU or without nvidia-smi."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        name, capability, driver = (part.strip() for part in answer.stdout.splitlines()[0].split(","))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+    return Gpu(name=name, capability=capability, driver=driver)
+
+
+def require_flavor(name: str) -> FlavorName | Literal["auto"]:
+    """Check and return a flavor's name.  Errors: InputError unless the name is ``auto`` or the name of a flavor."""
+    if name == "auto":
+        return "auto"
+    if name not in FLAVORS:
+        raise InputError(f"flavor {name!r} is not known", hint=f"use auto, {' or '.join(FLAVORS)}")
+    return name
+
+
+def find_flavor(name: str) -> Flavor:
+    """Return the installed flavor with this name.
+
+    name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``. With a visible GPU, ``auto`` selects ``tensorrt`` if installed.
+    Otherwise ``auto`` selects ``tensorrt-rtx``.
+    Errors:
+        InputError: the name is not known.
+        MissingDependencyError: the named flavor is not installed, or no flavor that ``auto`` can select is installed.
+    """
+    flavor = require_flavor(name)
+    if flavor == "auto":
+        return _first()
+    library = tensorrt_library(flavor)
+    return Flavor(name=flavor, version=library.__version__, capabilities=_capabilities(library))
+
+
+def _first() -> Flavor:
+    if visible_gpu() is not None:
+        try:
+            return find_flavor("tensorrt")
+        except MissingDependencyError:
+            pass
+    return find_flavor("tensorrt-rtx")
+
+
+def _capabilities(library: Any) -> tuple[str, ...]:
+    kinds = getattr(library, "ComputeCapability", None)
+    numbers = (name[2:] for name in getattr(kinds, "__members__", {}) if name.startswith("SM"))
+    return tuple(sorted((f"{number[:-1]}.{number[-1]}" for number in numbers), key=float))
+
+
+def refuse(options: BuildOptions, flavor: Flavor) -> None:
+    """Check, before a build starts, that the flavor can build with these options.
+
+    Errors: InputError with the reason when the flavor cannot build with these options.
+    """
+    _RULES[flavor.name](options, flavor)
+
+
+def _refuse_rtx(options: BuildOptions, flavor: Flavor) -> None:
+    gpu = visible_gpu()
+    if not options.capabilities and gpu is None:
+        raise InputError(
+            "this machine has no GPU to build for, and no compute capability was named",
+            hint=f"type --compute-capability with one of {', '.join(flavor.capabilities)}; 8.9 is an RTX 4090 or L40S",
+        )
+    here = (gpu.capability,) if gpu else ()
+    for capability in options.capabilities or here:
+        _refuse_capability(capability, options, flavor)
+    for requested, what in (
+        (
+            options.version_compatible,
+            "--version-compatible: it has no lean runtime, which version compatible engines contain",
+        ),
+        (
+            options.hardware_compatible != "none",
+            "--hardware-compatible; type --compute-capability once for each GPU instead",
+        ),
+        (
+            options.timing_cache is not None,
+            "--timing-cache: its builder times no kernels, so the cache would be empty",
+        ),
+    ):
+        if requested:
+            raise InputError(f"tensorrt-rtx {flavor.version} does not support {what}")
+
+
+def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -> None:
+    if capability not in flavor.capabilities:
+        others = ": Hopper and data-centre Blackwell need flavor tensorrt" if capability in ("9.0", "10.0") else ""
+        raise InputError(
+            f"tensorrt-rtx {flavor.version} does not build for compute capability {capability}{others}",
+            hint=f"type --compute-capability with one of {', '.join(flavor.capabilities)}",
+        )
+    if float(capability) < _LEAST[options.precision]:
+        raise InputError(
+            f"{options.precision} needs compute capability {_LEAST[options.precision]} or more, not {capability}",
+            hint=f"type --precision fp16, or --compute-capability with {_LEAST[options.precision]} or more",
+        )
+    if capability == "7.5":
+        raise InputError(
+            "tensorrt-rtx compiles no float32 matrix product, such as the classifier head, for compute capability 7.5",
+            hint="type --flavor tensorrt on a machine with such a GPU",
+        )
+
+
+def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
+    gpu = visible_gpu()
+    if gpu is None:
+        raise InputError(
+            f"tensorrt {flavor.version} builds on the GPU that will run the engine, but this machine has no GPU",
+            hint="type --flavor tensorrt-rtx --compute-capability 8.9 to build without a GPU",
+        )
+    if options.capabilities and set(options.capabilities) != {gpu.capability}:
+        raise InputError(
+            f"tensorrt builds only for this machine's GPU, {gpu.name} of compute capability {gpu.capability}, "
+            f"not for {', '.join(options.capabilities)}",
+            hint="leave out --compute-capability, or type --hardware-compatible ampere+",
+        )
+    if float(gpu.capability) < _LEAST[options.precision]:
+        raise InputError(
+            f"{options.precision} needs compute capability {_LEAST[options.precision]} or more; "
+            f"{gpu.name} has {gpu.capability}"
+        )
+    if float(gpu.capability) < 8.0 and options.hardware_compatible == "ampere+":
+        raise InputError(f"--hardware-compatible ampere+ needs an Ampere GPU or later; {gpu.name} has {gpu.capability}")
+
+
+_RULES: dict[FlavorName, Callable[[BuildOptions, Flavor], None]] = {
+    "tensorrt": _refuse_tensorrt,
+    "tensorrt-rtx": _refuse_rtx,
+}

@@ -1,0 +1,186 @@
+"""Read the ONNX graph before an engine is built: the graph's input, its attentions, and the roles of its nodes.
+
+A role says what a node is for. The precision policy assigns a data type to each role (`graphs.roles`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of, unknown_operators
+from gmmvit_deploy.runtimes.kernels.matcher import Refusal
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = ["GraphSource", "source_from_onnx"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GraphSource:
+    """A graph to build an engine from.
+
+    path: the ONNX file.  proto: the ONNX model in this file.
+    tensor: the name of the graph's input.  dtype: the data type of this input.
+    shape: the shape of this input, without the batch.
+    head_dims: attention → head dim, for attentions whose shapes can be inferred.
+    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
+    softmax.
+    roles: node → role in the precision policy; empty if a node has no role.
+    unjudged: the reason why the precision cannot be checked, which lists operators without a role; empty if every
+    operator has a role.
+    unfolded: descriptions of constants, such as masks, that the graph computes at run time instead of storing them.
+    max_batch: the maximum batch of the bundle that contains the graph; None without a bundle.
+    hashes: the SHA-256 of each source of the graph, such as ``checkpoint``, for the engine's card.
+    masks: layer → SHA-256 of the layer's mask, for the engine's card.
+    """
+
+    path: Path
+    proto: ModelProto
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    attentions: tuple[Attention, ...]
+    head_dims: Mapping[str, int]
+    unmatched: Mapping[str, str]
+    roles: Mapping[str, Role]
+    unjudged: str
+    unfolded: tuple[str, ...]
+    max_batch: int | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    masks: Mapping[str, str] = field(default_factory=dict)
+
+
+def source_from_onnx(path: Path) -> GraphSource:
+    """Read and check an ONNX file.
+
+    Errors: InputError when the file is missing or is not an ONNX model. InputError also when the model does not have
+    exactly one input, with a dynamic first dimension (the batch) and fixed other dimensions.
+    """
+    import onnx
+
+    try:
+        proto = onnx.load(path)
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file") from exc
+    except Exception as exc:  # protobuf's exception classes differ between its versions
+        first = str(exc).strip().splitlines()[:1]
+        raise InputError(f"{path}: not an ONNX model: {first[0] if first else exc}") from exc
+    if not proto.graph.node:
+        raise InputError(f"{path}: not an ONNX model: it has no nodes")
+    tensor, shape, dtype = _input(path, proto)
+    attentions = attentions_of(proto.graph)
+    inferred = _with_inferred_shapes(proto)
+    unknown = unknown_operators(proto.graph)
+    unjudged = _without_role(unknown)
+    try:
+        require_folded(proto)
+        unfolded: tuple[str, ...] = ()
+    except ExportError as exc:
+        unfolded = (str(exc),)
+    return GraphSource(
+        path=path,
+        proto=proto,
+        tensor=tensor,
+        shape=shape,
+        dtype=dtype,
+        attentions=attentions,
+        head_dims={} if inferred is None else _head_dims(inferred, attentions),
+        unmatched=_unmatched(proto if inferred is None else inferred, attentions),
+        roles={} if unknown else roles_of(proto.graph),
+        unjudged=unjudged,
+        unfolded=unfolded,
+    )
+
+
+def _without_role(operators: tuple[str, ...]) -> str:
+    """Return the reason why the engine's precision cannot be checked; empty if every operator has a role.
+
+    The reason lists up to three operators without a role, and the number of further operators without a role.
+    """
+    if not operators:
+        return ""
+    more = f" and {len(operators) - 3} more" if len(operators) > 3 else ""
+    verb = "has" if len(operators) == 1 else "have"
+    return f"{', '.join(operators[:3])}{more} {verb} no role in the precision policy"
+
+
+def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
+    from onnx import helper
+
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in constants]
+    if len(inputs) != 1:
+        raise InputError(f"{path}: expected a single input, the images, got {len(inputs)} inputs")
+    kind = inputs[0].type.tensor_type
+    dims = [dim.dim_value for dim in kind.shape.dim]
+    if len(dims) < 2 or dims[0] or not all(dims[1:]):
+        raise InputError(
+            f"{path}: expected an input with a dynamic batch and fixed other dimensions, got {dims} (0 is dynamic)"
+        )
+    return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+
+
+def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
+    """Return a copy that states the shape of each value, or None if the shapes cannot be inferred."""
+    from onnx import shape_inference
+
+    try:
+        return shape_inference.infer_shapes(proto, data_prop=True)
+    except shape_inference.InferenceError:
+        return None  # Some converters write inconsistent shapes. Only messages use the inferred shapes.
+
+
+def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
+    """Map each softmax outside every known attention to the reason that `kernels.matcher` gives.
+
+    proto: a graph that states the shapes of its values, with which the matcher recognises a softmax over the tokens.
+    A cast is not the reason, so the matcher reads the graph without casts. A cast to float32 is added to the reason.
+    """
+    unknown = {attention.name for attention in attentions if not attention.known}
+    if not unknown:
+        return {}
+    plain, widened = _without_casts(proto)
+    refusals = [match for match in attentions_of_kernel(plain) if isinstance(match, Refusal)]
+    return {
+        refusal.name: refusal.reason + ("; this softmax computes in float32" if refusal.name in widened else "")
+        for refusal in refusals
+        if refusal.name in unknown
+    }
+
+
+def _without_casts(proto: ModelProto) -> tuple[ModelProto, set[str]]:
+    """Return (a copy without Cast nodes, the modules of each softmax whose input was cast to float32)."""
+    from onnx import TensorProto, helper
+
+    out = type(proto)()
+    out.CopyFrom(proto)
+    casts = {node.output[0]: node for node in proto.graph.node if node.op_type == "Cast"}
+    kept = [node for node in out.graph.node if node.op_type != "Cast"]
+    widened = set()
+    for node in kept:
+        for index, name in enumerate(node.input):
+            while name in casts:
+                if node.op_type == "Softmax" and helper.get_node_attr_value(casts[name], "to") == TensorProto.FLOAT:
+                    widened.add(node.name.rpartition("/")[0] or node.name)
+                name = casts[name].input[0]
+            node.input[index] = name
+    del out.graph.node[:]
+    out.graph.node.extend(kept)
+    return out, widened
+
+
+def _head_dims(inferred: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
+    """Map each attention to the head dim, the last dimension of Q; omit attentions whose shapes cannot be inferred."""
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.graph.value_info
+    }
+    first = {node.name: node.input[0] for node in inferred.graph.node}
+    dims = {attention.name: shapes.get(first[attention.nodes[0]], [0])[-1:] for attention in attentions}
+    return {name: dim[0] for name, dim in dims.items() if dim and dim[0]}

@@ -1,0 +1,182 @@
+"""Check that each attention is a single GPU kernel, and that each matrix product runs in the promised data type.
+
+The engine's precision promises a data type for each matrix product, according to the role of the node, which says what
+the node is for (`graphs.roles`). The checks compare the ONNX graph with the layers that TensorRT reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gmmvit_deploy.runtimes.engines.layers import Layer
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.graphs.roles import Attention, Role
+    from gmmvit_deploy.precision import Precision
+
+__all__ = ["AttentionProof", "Miss", "prove_attentions", "unreached"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionProof:
+    """The layers that compute an attention, in a given optimisation profile on a given target.
+
+    name: the name of the attention.
+    target: the compute capability to build for, or the name of the GPU that built the engine.
+    profile: the index of the optimisation profile, a range of batch sizes.
+    masked: True if the attention has a mask.
+    fused: True if a single GPU kernel computes the whole attention, from Q Kᵀ to P V, and no other layer computes a
+    part of the attention.
+    kernels: the names of the layers that compute the attention or a part of the attention.
+    precision: the data types that the attention's matrix products read, separated by commas.
+    reason: the reason why the attention is not fused, as far as known; empty if the attention is fused.
+    """
+
+    name: str
+    target: str
+    profile: int
+    masked: bool
+    fused: bool
+    kernels: tuple[str, ...]
+    precision: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """A matrix product or convolution that runs in another data type than the precision promises.
+
+    node: the name of the ONNX node.  target, profile: as in `AttentionProof`.
+    expected: the promised data type.  actual: the data type in which the node runs.
+    """
+
+    node: str
+    target: str
+    profile: int
+    expected: str
+    actual: str
+
+
+def prove_attentions(
+    layers: Sequence[Layer],
+    attentions: Iterable[Attention],
+    *,
+    target: str,
+    profiles: int,
+    head_dims: Mapping[str, int],
+    unmatched: Mapping[str, str] | None = None,
+) -> tuple[AttentionProof, ...]:
+    """Check every attention in every profile; in a profile without layers, no attention is fused.
+
+    target: as in `AttentionProof`.  profiles: the number of optimisation profiles.
+    head_dims: name of an attention → its head dim.
+    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
+    softmax. The function appends this reason to ``reason`` in the result.
+    """
+    candidates = tuple(attentions)
+    proofs = [
+        _prove([layer for layer in layers if layer.profile == profile], attention, target, profile, head_dims)
+        for profile in range(profiles)
+        for attention in candidates
+    ]
+    unknown = {attention.name for attention in candidates if not attention.known}
+    words = {name: why for name, why in (unmatched or {}).items() if name in unknown}
+    return tuple(
+        replace(proof, reason=f"{proof.reason}: {words[proof.name]}") if proof.name in words else proof
+        for proof in proofs
+    )
+
+
+def _prove(
+    layers: Sequence[Layer], attention: Attention, target: str, profile: int, head_dims: Mapping[str, int]
+) -> AttentionProof:
+    nodes = set(attention.nodes)
+    parts = [layer for layer in layers if nodes & set(layer.nodes)]
+    whole = [layer for layer in parts if nodes <= set(layer.nodes)]
+    fused = attention.known and len(parts) == 1 == len(whole)
+    products = [layer.precision for layer in parts if layer.multiplies and layer.precision]
+    return AttentionProof(
+        name=attention.name,
+        target=target,
+        profile=profile,
+        masked=attention.mask is not None,
+        fused=fused,
+        kernels=tuple(layer.name for layer in parts),
+        precision=", ".join(dict.fromkeys(products)) or "unknown",
+        reason="" if fused else _reason(attention, parts, whole, products, head_dims.get(attention.name)),
+    )
+
+
+def _reason(
+    attention: Attention,
+    parts: Sequence[Layer],
+    whole: Sequence[Layer],
+    products: Sequence[str | None],
+    head_dim: int | None,
+) -> str:
+    if not attention.known:
+        return "this softmax is not part of a known form of attention"
+    if not parts:
+        return "no layer of the engine lists the attention's nodes"
+    if whole:
+        return (
+            f"a single kernel, but other layers ({len(parts) - 1}) pad and cut its head dim {head_dim}: "
+            "type gmmvit convert with --pad-heads"
+        )
+    if attention.normalises_heads:
+        return "a norm over the heads follows its softmax: no fused kernel computes this norm"
+    if attention.mixes_heads and attention.mask is not None:
+        return (
+            "its heads are mixed around softmax, and each head has its own mask: "
+            "an equal form without mixing does not exist"
+        )
+    if set(products) == {"fp32"}:
+        return "it runs in float32: fused kernels exist for fp16, bf16 and fp8"
+    if attention.mixes_heads:
+        return (
+            "its heads are mixed around softmax, which no fused kernel computes; gmmvit convert removes the mixing "
+            "only if the number of heads times the head dim is at most 256"
+        )
+    if head_dim is not None and (head_dim < 16 or head_dim > 256):
+        return f"head dim {head_dim}: fused kernels take 16 to 256; type gmmvit convert with --pad-heads if below 16"
+    return f"the builder split it into {len(parts)} kernels"
+
+
+_PROMISED: dict[Precision, dict[str, str]] = {
+    "fp32": {"projection": "fp32", "product": "fp32", "embedding": "fp32"},
+    "fp16": {"projection": "fp16", "product": "fp16", "embedding": "fp16"},
+    "bf16": {"projection": "bf16", "product": "bf16", "embedding": "bf16"},
+    "int8": {"projection": "int8", "product": "fp16", "embedding": "fp16"},
+    "fp8": {"projection": "fp8", "product": "fp16", "embedding": "fp16"},
+}
+
+
+def unreached(
+    layers: Sequence[Layer], roles: Mapping[str, Role], precision: Precision, *, target: str, profiles: int
+) -> tuple[Miss, ...]:
+    """Return the matrix products and convolutions that run in another data type than ``precision`` promises.
+
+    roles: node → role.  target: as in `AttentionProof`.  profiles: the number of optimisation profiles; a node is
+    checked in each profile.
+    """
+    promised = {node: kind for node, role in roles.items() if (kind := _PROMISED[precision].get(role))}
+    misses = []
+    for profile in range(profiles):
+        here = [layer for layer in layers if layer.profile == profile]
+        for node, expected in promised.items():
+            actual = _type_of(node, here)
+            if actual != expected:
+                misses.append(Miss(node=node, target=target, profile=profile, expected=expected, actual=actual))
+    return tuple(misses)
+
+
+def _type_of(node: str, layers: Sequence[Layer]) -> str:
+    holding = [layer for layer in layers if node in layer.nodes and layer.precision]
+    # A kernel that only adds a bias or multiplies by a scale can also list the node of the matrix product. Only the
+    # data type of the kernel that computes the matrix product is checked.
+    fused = [layer for layer in holding if layer.multiplies and "mha" in layer.name]
+    computing = [layer for layer in holding if layer.multiplies and layer not in fused] or fused or holding
+    kinds = dict.fromkeys(str(layer.precision) for layer in computing)
+    return ", ".join(kinds) or "no reported type"

@@ -1,0 +1,40 @@
+"""Run a graph of any precision on the CPU, with every rounding that the graph contains.
+
+ONNX Runtime computes float16 nodes in float32 and rounds the results. With optimisation turned off, ONNX Runtime omits
+no rounding. ONNX Runtime cannot compute bfloat16 nodes on a CPU, so `graphs/emulate.py` rewrites bfloat16 nodes in
+float32 and rounds each result to bfloat16. The order in which a matrix product adds its terms is not emulated, because
+this order differs between GPU kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.graphs.emulate import without_bfloat16
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+__all__ = ["emulated_logits", "emulated_outputs"]
+
+
+def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> NDArray[Any]:
+    """Compute the first output of `emulated_outputs`, the float32 logits (B, C)."""
+    return emulated_outputs(proto, inputs, name=name)[0]
+
+
+def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch: int = 8) -> tuple[NDArray[Any], ...]:
+    """Compute the float32 outputs (B, …) of a graph with every rounding of the graph.
+
+    proto: the graph.  inputs: B inputs of the graph, (B, …).  name: the graph's name in error messages.
+    batch: the number of inputs that run at once.
+    Errors: BundleError when ONNX Runtime cannot load the graph.
+    """
+    import numpy as np
+
+    session = session_from_bytes(without_bfloat16(proto).SerializeToString(), name, exact=True)
+    (image,) = (value.name for value in proto.graph.input)
+    parts = [session.run(None, {image: inputs[i : i + batch]}) for i in range(0, len(inputs), batch)]
+    return tuple(np.concatenate(rows) for rows in zip(*parts, strict=True))

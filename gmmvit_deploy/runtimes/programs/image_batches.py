@@ -1,0 +1,142 @@
+"""Read real images as batches of a bundle's input.
+
+The images come from image files, from named data such as ``cifar10:FOLDER``, or from an array file (.npz or .npy).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.data.files import image_files
+from gmmvit_deploy.images.data.formats import arrays_in
+from gmmvit_deploy.images.data.images import FileImages, Images
+from gmmvit_deploy.images.data.open import is_named, open_data, require_data
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.bundle.artifacts import Bundle, InputKind
+    from gmmvit_deploy.images.spec import ImageSpec
+
+__all__ = ["ImageBatches", "open_images", "require_images", "require_source"]
+
+_ARRAY_SUFFIXES = (".npy", ".npz")
+
+
+@dataclass(slots=True, kw_only=True)
+class ImageBatches:
+    """Images that can be iterated as batches of the bundle's input.  The last batch may be smaller.
+
+    source: the name of the data, as the user typed it.  count: the number of images.
+    sha256: the hash of all batches of the latest iteration, in order. The hash identifies the data of a calibration.
+    """
+
+    source: str
+    count: int
+    _bundle: Bundle
+    _batch: int
+    _images: list[Callable[[], NDArray[Any]]] | NDArray[Any]
+    _digest: Any = field(default_factory=hashlib.sha256)
+
+    @property
+    def sha256(self) -> str:
+        return str(self._digest.hexdigest())
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        import numpy as np
+
+        self._digest = hashlib.sha256()
+        for start in range(0, self.count, self._batch):
+            part = self._images[start : start + self._batch]
+            inputs = np.stack([decode() for decode in part]) if isinstance(part, list) else part
+            if inputs.dtype == np.uint8:
+                inputs = self._bundle.inputs_from_pixels(inputs)
+            self._digest.update(np.ascontiguousarray(inputs).tobytes())
+            yield inputs
+
+
+def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:
+    """Open real images as batches of a bundle's input.
+
+    source: named data (`data.open`); or an image file, a folder of image files, or a pattern of file names; or an .npz
+    or .npy file with an array of the graph's input.
+    limit: the maximum number of images. If the source has more images, images at equal distances are chosen.
+    batch: the maximum number of images in a batch.
+    Errors: InputError when the source has no image, or when an array has another shape or data type than the graph's
+    input, or has values that are not finite.
+    """
+    if _is_array(source):
+        array = _array(Path(source), bundle.manifest.image, bundle.manifest.input_kind)
+        chosen = _spread(len(array), limit)
+        return ImageBatches(source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=array[chosen])
+    images = _opened(source)
+    decoders: list[Callable[[], NDArray[Any]]] = [
+        partial(images.pixels, int(index), bundle.manifest.image) for index in _spread(len(images), limit)
+    ]
+    return ImageBatches(source=source, count=len(decoders), _bundle=bundle, _batch=batch, _images=decoders)
+
+
+def require_source(source: str) -> None:
+    """Check that a source exists, without reading images.  Errors: InputError when the source does not exist."""
+    if is_named(source):
+        require_data(source)
+    elif not _is_array(source):
+        image_files([source])
+    elif not Path(source).is_file():
+        raise InputError(f"{source}: no such file")
+
+
+def require_images(source: str, image: ImageSpec, input_kind: InputKind) -> None:
+    """Check that the images of ``source`` fit a network.
+
+    The check reads a whole array file, but only the first image of any other source.
+    image: the images that the network takes.  input_kind: the kind of the network's input, ``pixels`` or ``tensor``.
+    Errors: InputError as for `open_images`.
+    ImageError when the first image cannot be decoded.
+    """
+    if _is_array(source):
+        _array(Path(source), image, input_kind)
+    else:
+        _opened(source).pixels(0, image)
+
+
+def _is_array(source: str) -> bool:
+    return Path(source).suffix.lower() in _ARRAY_SUFFIXES and not is_named(source)
+
+
+def _opened(source: str) -> Images:
+    return open_data(source) if is_named(source) else FileImages(source, image_files([source]), None)
+
+
+def _spread(count: int, limit: int) -> NDArray[Any]:
+    import numpy as np
+
+    chosen: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(limit, count)).round().astype(int))
+    return chosen
+
+
+def _array(path: Path, image: ImageSpec, input_kind: InputKind) -> NDArray[Any]:
+    import numpy as np
+
+    arrays = arrays_in(path)
+    names: list[str] = [name for name in ("images", "inputs") if name in arrays] or list(arrays)
+    if names[:1] not in (["images"], ["inputs"]) and len(names) != 1:
+        raise InputError(f"{path}: expected an array called images, got {', '.join(names) or 'no array'}")
+    array = arrays[names[0]]
+    expected: set[tuple[str, tuple[int, ...]]] = {("uint8", image.pixels_shape)}
+    if input_kind == "tensor":
+        expected.add(("float32", image.tensor_shape))
+    if (str(array.dtype), tuple(array.shape[1:])) not in expected:
+        shapes = " or ".join(f"{kind} (N, {', '.join(map(str, shape))})" for kind, shape in sorted(expected))
+        raise InputError(f"{path}: expected {shapes}, got {array.dtype} {tuple(array.shape)}")
+    if not len(array):
+        raise InputError(f"{path}: it holds no image, expected at least 1")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError(f"{path}: some values are not finite (NaN or infinity)")
+    return array

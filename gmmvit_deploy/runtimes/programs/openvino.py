@@ -1,0 +1,87 @@
+"""Choose the settings and this project's CPU kernels with which OpenVINO runs a graph on the CPU.
+
+The data type in which OpenVINO computes is always set explicitly: OpenVINO's default is never used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
+from gmmvit_deploy.runtimes.kernels.openvino_kernels import Arithmetic, Kernels, kernels_from
+from gmmvit_deploy.runtimes.programs.openvino_program import Hint
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.precision import Precision
+
+__all__ = [
+    "FUSED_ATTENTION",
+    "OPENVINO_HINTS",
+    "graph_precision",
+    "kernels_for_graph",
+    "our_kernels",
+    "read_graph",
+]
+
+OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+"""Precision → data type in which OpenVINO computes all operators that the graph does not quantise.
+
+For bf16, OpenVINO loads the float32 graph `model.onnx` and computes in bf16. OpenVINO then chooses where to round; the
+roundings of the bundle's bf16 graph do not apply.
+"""
+
+FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
+"""Precision → data type in which this project's CPU attention kernel computes matrix products.
+
+An int8 graph quantises only linear maps, not attention. A TensorRT engine computes the attention of an int8 graph in
+fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, otherwise in float32.
+"""
+
+
+def read_graph(path: Path) -> Any:
+    """Read an ONNX file as an ``openvino.Model``.
+
+    Errors: RuntimeError when OpenVINO cannot read the file.  MissingDependencyError when OpenVINO is not installed.
+    """
+    openvino = require("openvino", package="openvino", extra="openvino")
+    return openvino.Core().read_model(str(path))
+
+
+def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
+    """Load this project's CPU kernels for OpenVINO.
+
+    The first call on a machine compiles the kernels, which takes some seconds.
+    Returns (kernels for `OpenVinoProgram`, the data type in which the kernels compute attention) or (None, the reason
+    why the kernels are not available).
+    Errors: MissingDependencyError when OpenVINO is not installed.
+    """
+    library, why = openvino_library()
+    return (None, why) if library is None else kernels_from(library, FUSED_ATTENTION[precision])
+
+
+def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None, str]:
+    """Load this project's CPU kernels for OpenVINO, and check that the kernels compute a part of a graph.
+
+    path: the graph's ONNX file.
+    Returns the same as `our_kernels`, or (None, the reason) if the kernels compute no part of the graph.
+    Errors: as `our_kernels`.
+    """
+    kernels, why = our_kernels(precision)
+    if kernels is None:
+        return None, why
+    openvino = require("openvino", package="openvino", extra="openvino")
+    try:
+        model = read_graph(path)
+    except RuntimeError as exc:  # the caller gets the same error when OpenVINO compiles the graph
+        return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read this graph: {exc}"
+    attentions = kernels.describe_attention(model)
+    if kernels.fuse_attention(model) + kernels.fuse_norms(model):
+        return kernels, why
+    return None, kernels.unused(attentions)
+
+
+def graph_precision(precision: Precision) -> Precision:
+    """Return the precision of the graph that OpenVINO loads to compute in ``precision``: fp32 for bf16."""
+    return "fp32" if precision == "bf16" else precision

@@ -1,0 +1,300 @@
+"""Send requests to a running Triton server over gRPC or HTTP, and read the server's configurations and statistics."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
+from gmmvit_deploy.runtimes.programs.server_url import parse_url
+from gmmvit_deploy.runtimes.programs.triton_clients import last_retry_after, open_client
+from gmmvit_deploy.runtimes.programs.triton_errors import Request, error_from_refusal, error_from_transport
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from", "parse_url"]
+
+DEFAULT_MODEL = "gmmvit"
+_TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
+_SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+_STATED = ("runtime", "cpu_kernels", "threads", "chunk", "intra_op_thread_count")
+"""The parameters of a model's configuration that determine the model's speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model's configuration, as the server reports it.
+
+    max_batch: the maximum batch size; 0 for a model that takes no batches.
+    inputs: name of the input → shape without the batch.  outputs: the names of the outputs.
+    label_set: the labels, and how logits become labels; without labels if the model states none.
+    bundle_sha256: the hash of the bundle from which the model was made; None if the model was not made from a bundle.
+    A bundle is the folder that ``gmmvit export`` writes.
+    preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads, 0 for a thread
+    per core; None for other models.
+    precision: the precision of the graph or engine that the model runs.
+    on_gpu: true if the server runs an instance of the model on a GPU.
+    settings: the settings that determine the model's speed, such as backend, instances, threads and queue delay.
+    """
+
+    name: str
+    max_batch: int
+    inputs: dict[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
+    label_set: LabelSet
+    bundle_sha256: str | None
+    preprocessing: Mapping[str, Any] | None
+    precision: str
+    on_gpu: bool
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTimings:
+    """The times of a model's successful requests, summed over the requests, in nanoseconds.
+
+    requests: the number of requests.  executions: the number of batches that the backend ran.
+    total_ns: the summed time of the requests in the server.
+    parts_ns: name of a part of ``total_ns`` → time. The names are those of Triton's statistics: ``queue``,
+    ``compute_input``, ``compute_infer`` and ``compute_output``.
+    """
+
+    requests: int
+    executions: int
+    total_ns: int
+    parts_ns: Mapping[str, int]
+
+    def since(self, before: ServerTimings) -> ServerTimings:
+        """Return the times since an earlier reading ``before`` of the same model."""
+        return ServerTimings(
+            requests=self.requests - before.requests,
+            executions=self.executions - before.executions,
+            total_ns=self.total_ns - before.total_ns,
+            parts_ns={part: spent - before.parts_ns[part] for part, spent in self.parts_ns.items()},
+        )
+
+
+class TritonConnection:
+    """A connection to a Triton server.  Each thread that uses the connection gets its own client.
+
+    No request is repeated: the caller sees every refusal.
+    Errors of every method: ServerError when the server does not answer, or does not have the model.
+    RequestRejectedError when the server rejects the request as invalid or too large.
+    OverloadError, KeyRefusedError and NotOfferedError as `triton_errors` lists them.
+    """
+
+    def __init__(self, url: str, *, access: Access = NO_ACCESS, timeout_s: float = 60.0) -> None:
+        """Create a connection.  The first request opens the connection.
+
+        url: the server's address, as for `parse_url`.  access: the client's key and trusted certificates.
+        timeout_s: the maximum time to wait for a response of the server, in seconds.
+        Errors: InputError when `parse_url` refuses the address, or when a key would leave this machine without TLS.
+        MissingDependencyError when Triton's client is not installed.
+        """
+        self.url = url
+        self._server = parse_url(url)
+        self.protocol = self._server.protocol
+        if access.key and not (self._server.tls or self._server.is_loopback):
+            raise InputError(
+                f"{url}: the key of {access.key_path} would be sent to another machine without encryption",
+                hint="type https:// or grpcs://, or leave --key-file out and unset GMMVIT_KEY_FILE",
+            )
+        self._access = access
+        self._timeout_s = timeout_s
+        package = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
+        self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
+        # Triton's client passes on the exceptions of gevent, sockets, the HTTP parser and JSON.
+        self._transport_errors: tuple[type[Exception], ...] = (OSError, ValueError)
+        if self.protocol == "http":
+            self._http = package
+            parser = require("geventhttpclient.response", package="geventhttpclient", extra="client")
+            self._transport_errors += (parser.HTTPParseError,)
+        self._local = threading.local()
+        self._clients: list[Any] = []
+
+    def __enter__(self) -> TritonConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every client, because a server that shuts down waits until all connections are closed."""
+        clients, self._clients = self._clients, []
+        for client in clients:
+            client.close()
+
+    def infer(self, model: str, name: str, values: NDArray[Any], *, output: str = "logits") -> NDArray[Any]:
+        """Run a model on an input tensor, and return the output called ``output``.
+
+        name: the name of the input.  values: the input (B, …) in uint8 or float32, or encoded images as an array of
+        bytes objects.
+        """
+        return self.infer_all(model, name, values, outputs=(output,))[0]
+
+    def infer_all(
+        self, model: str, name: str, values: NDArray[Any], *, outputs: Sequence[str]
+    ) -> tuple[NDArray[Any], ...]:
+        """Run a model on an input tensor, and return the named outputs.  name, values: as for `infer`."""
+        return self._infer(model, name, values, outputs)
+
+    def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
+        """Return (index, label) of the most likely class of each input, as classified by the server.
+
+        name, values: as for `infer`.
+        """
+        (answers,) = self._infer(model, name, values, ["logits"], class_count=1)
+        texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
+        return [(int(text.split(":")[1]), text.split(":", 2)[2]) for text in texts]
+
+    def _infer(
+        self, model: str, name: str, values: NDArray[Any], outputs: Sequence[str], *, class_count: int = 0
+    ) -> tuple[NDArray[Any], ...]:
+        if self.protocol == "grpc":
+            received_by_name = self._call(
+                model,
+                "infer",
+                model_name=model,
+                name=name,
+                values=values,
+                outputs=outputs,
+                class_count=class_count,
+            )
+        else:
+            received_by_name = self._infer_http(model, name, values, outputs, class_count)
+        answers: list[NDArray[Any]] = []
+        for output in outputs:
+            rows: NDArray[Any] | None = received_by_name.get(output)
+            if rows is None or rows.shape[0] != values.shape[0]:
+                received = "no output" if rows is None else f"shape {rows.shape}"
+                raise ServerError(
+                    f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {received}"
+                )
+            answers.append(rows)
+        return tuple(answers)
+
+    def _infer_http(
+        self, model: str, name: str, values: NDArray[Any], outputs: Sequence[str], class_count: int
+    ) -> dict[str, NDArray[Any]]:
+        tensor = self._http.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
+        tensor.set_data_from_numpy(values)
+        requested = [self._http.InferRequestedOutput(output, class_count=class_count) for output in outputs]
+        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=requested)
+        return {output: answer.as_numpy(output) for output in outputs}
+
+    def model(self, name: str) -> ServedModel:
+        """Read a model's configuration from the server."""
+        answer = self._call(name, "get_model_config", model_name=name)
+        try:
+            return _served_model(name, answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise ServerError(
+                f"the program that answers at {self.url} is not a Triton server: it sent no configuration of {name}",
+                hint="type --url and the address of a Triton server: grpc://HOST:PORT or http://HOST:PORT",
+            ) from exc
+
+    def counts(self, name: str) -> tuple[int, int]:
+        """Return (number of inputs, number of executions) of a model since the server started.
+
+        An execution computes a batch. The server's dynamic batcher may combine several inputs into a batch.
+        """
+        stats = self._statistics(name)
+        return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
+
+    def timings(self, name: str) -> ServerTimings:
+        """Read the server's own timings of a model's requests, summed since the server started."""
+        stats = self._statistics(name)
+        spent = stats.get("inference_stats", {})
+        parts = {part: int(spent.get(part, {}).get("ns", 0)) for part in (*_SERVER_PARTS, "success")}
+        return ServerTimings(
+            requests=int(spent.get("success", {}).get("count", 0)),
+            executions=int(stats.get("execution_count", 0)),
+            total_ns=parts.pop("success"),
+            parts_ns=parts,
+        )
+
+    def _statistics(self, name: str) -> Mapping[str, Any]:
+        answer = self._call(name, "get_inference_statistics", model_name=name)
+        stats: Mapping[str, Any] = answer["model_stats"][0]
+        return stats
+
+    def version(self) -> str:
+        """Return Triton's version, such as ``2.57.0``."""
+        answer = self._call("the server", "get_server_metadata")
+        if not isinstance(answer, dict) or not answer.get("version"):
+            raise ServerError(f"the program that answers at {self.url} is not a Triton server: it sent no version")
+        return str(answer["version"])
+
+    def _client(self) -> Any:
+        client = getattr(self._local, "client", None)
+        if client is None:
+            client = open_client(self._server, self._access, timeout_s=self._timeout_s)
+            self._local.client = client
+            self._clients.append(client)
+        return client
+
+    def _call(self, model: str, method: str, **arguments: Any) -> Any:
+        if self.protocol == "grpc":  # `open_client` sets the time limits of the HTTP client
+            arguments["client_timeout"] = self._timeout_s
+        if self._access.key:
+            arguments["headers"] = self._access.headers
+        request = Request(self.url, model, method, self._timeout_s, self._access)
+        client: Any = None
+        try:
+            client = self._client()
+            return getattr(client, method)(**arguments)
+        except self._error as exc:
+            raise error_from_refusal(exc, request, retry_after=last_retry_after(client)) from exc
+        except self._transport_errors as exc:
+            raise error_from_transport(exc, request) from exc
+
+
+def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
+    config: Mapping[str, Any] = answer.get("config", answer)
+    parameters = {key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()}
+    return ServedModel(
+        name=name,
+        max_batch=int(config.get("max_batch_size", 0)),
+        inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
+        outputs=tuple(output["name"] for output in config["output"]),
+        label_set=label_set_from(parameters),
+        bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
+        preprocessing=json.loads(parameters.get("preprocessing", "null")),
+        precision=parameters.get("gmmvit_precision", "fp32"),
+        on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
+        settings=_settings(config, parameters),
+    )
+
+
+def label_set_from(parameters: Mapping[str, str]) -> LabelSet:
+    """Return the labels that the parameters of a served model state.
+
+    A model without the parameters has no labels, and a model without a task is single-label.
+    Errors: ValueError when the parameters contradict each other.
+    """
+    task: Any = parameters.get("gmmvit_task", "single-label")
+    return LabelSet(
+        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+        task=task,
+        thresholds=tuple(json.loads(parameters.get("gmmvit_thresholds", "[]"))),
+    )
+
+
+def _settings(config: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, str]:
+    delay = config.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0)
+    return {
+        "backend": config.get("backend") or config.get("platform", ""),
+        "instances": str(sum(int(group.get("count", 1)) for group in config.get("instance_group", []))),
+        "queue delay": f"{delay} µs",
+        **{name: parameters[name] for name in _STATED if name in parameters},
+    }

@@ -1,0 +1,326 @@
+"""Classify image files with a running server, or with a bundle in this process: labels with probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.images.labels import LabelSet, Prediction
+from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES, UnusableImage
+from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
+from gmmvit_deploy.runtimes.programs.retries import with_retries
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.bundle.artifacts import Bundle
+
+__all__ = [
+    "DEFAULT_RETRY_S",
+    "BundleClassifier",
+    "Classification",
+    "Classifier",
+    "Prediction",
+    "TritonClassifier",
+    "classify_files",
+]
+
+DEFAULT_RETRY_S = 30.0
+"""The time in seconds in which a request that an overloaded server refused may be repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """The result for a file: predictions in order of decreasing probability, or an error.
+
+    runner: name of the runner that computed the predictions.
+    features: the features (D,), if they were asked for.
+    error: the reason why the file has no answer; empty if there is an answer.
+    notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or were not requested.
+    """
+
+    path: Path
+    runner: str
+    predictions: tuple[Prediction, ...] = ()
+    error: str = ""
+    notice: str = ""
+    features: NDArray[Any] | None = field(default=None, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields except the features as JSON values."""
+        return {
+            "path": self.path,
+            "runner": self.runner,
+            "predictions": [prediction.to_json() for prediction in self.predictions],
+            "error": self.error,
+            "notice": self.notice,
+        }
+
+
+class Classifier:
+    """Computes logits of encoded images.  Abstract; used as a context manager.
+
+    runner: name of the runner that computes the logits.
+    notice: the reason why this project's CPU kernels, which are faster, are not used; empty if the kernels are used or
+    were not requested.
+    label_set: the labels, and how logits become labels.  max_batch: maximum number of images in a call of `logits`.
+    outputs: the outputs of the network.  source: the bundle, or the model on the server, for messages.
+    """
+
+    runner: str
+    notice: str = ""
+    label_set: LabelSet
+    max_batch: int
+    outputs: tuple[str, ...]
+    source: str
+
+    def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
+        """Compute the float32 logits (B, C) of B encoded images for C classes.
+
+        A network without logits gives its features (B, D).
+        Errors: RequestRejectedError or ImageError when any of the images cannot be decoded.
+        """
+        return self.answers(images, self.outputs[:1])[self.outputs[0]]
+
+    def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Compute the named outputs of B encoded images: name of the output → float32 (B, …).
+
+        Errors: as `logits`.
+        """
+        raise NotImplementedError
+
+    def require_outputs(self, *, logits: bool, features: bool) -> None:
+        """Check that the network has the outputs that are asked for.
+
+        Errors: InputError that names the source, its outputs, and the command that exports the other output.
+        """
+        for name, asked in (("logits", logits), ("features", features)):
+            if asked and name not in self.outputs:
+                raise InputError(
+                    f"{self.source}: expected a network with {name}, but its only output is {', '.join(self.outputs)}",
+                    hint="type gmmvit export CHECKPOINT -o BUNDLE --outputs both to export logits and features"
+                    + ("" if features else ", or add --features FILE.npz to write the features"),
+                )
+
+    def close(self) -> None:
+        """Release the classifier's resources."""
+
+    def __enter__(self) -> Classifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TritonClassifier(Classifier):
+    """Classifies with a Triton server.  The server's ensemble decodes the images and runs the network.
+
+    A request that an overloaded server refuses is repeated after random waits (`with_retries`).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = DEFAULT_MODEL,
+        access: Access = NO_ACCESS,
+        retry_s: float = DEFAULT_RETRY_S,
+    ) -> None:
+        """Connect to a server.
+
+        url: address of the server.  model: name of the ensemble.
+        access: the client's key and trusted certificates.
+        retry_s: the time in seconds in which a refused request may be repeated; 0 repeats no request.
+        Errors: ServerError when the server does not answer, or has no ensemble ``model`` that takes encoded images.
+        OverloadError when the server still refuses a request after ``retry_s``. KeyRefusedError and NotOfferedError.
+        """
+        self._model, self._retry_s = model, retry_s
+        self._connection = TritonConnection(url, access=access)
+        self.runner = f"triton-{self._connection.protocol}"
+        try:
+            served = with_retries(lambda: self._connection.model(model), deadline_s=retry_s)
+        except ServerError:
+            self._connection.close()
+            raise
+        if "IMAGE" not in served.inputs:
+            self._connection.close()
+            raise ServerError(
+                f"{model} at {url}: expected a model with encoded images as its input IMAGE, got the inputs "
+                f"{', '.join(served.inputs)}",
+                hint="type --served-name NAME with the name of the ensemble; "
+                "the command gmmvit repository prints the names of the models that it writes",
+            )
+        self.label_set, self.max_batch, self.outputs = served.label_set, served.max_batch, served.outputs
+        self.source = f"{model} at {url}"
+
+    def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        import numpy as np
+
+        encoded = np.array([[data] for data in images], dtype=np.object_)
+        answers = with_retries(
+            lambda: self._connection.infer_all(self._model, "IMAGE", encoded, outputs=outputs),
+            deadline_s=self._retry_s,
+        )
+        return dict(zip(outputs, answers, strict=True))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class BundleClassifier(Classifier):
+    """Classifies with a bundle in this process, through ONNX Runtime, without a server."""
+
+    def __init__(self, bundle: Bundle, *, cpu_kernels: bool = True) -> None:
+        """Open a bundle.
+
+        cpu_kernels: True to use this project's CPU kernels if the kernels are available.
+        Errors: InputError when the bundle has no mean and std.
+        """
+        if bundle.manifest.image.normalisation is None:
+            raise InputError(
+                f"{bundle.path}: the bundle has no mean and std, so images cannot be turned into inputs",
+                hint=STATE_PREPROCESSING,
+            )
+        self._bundle = bundle
+        self._image = bundle.manifest.image
+        if cpu_kernels:
+            self.notice = fused_graph(open_variant(bundle, "fp32").path)[1]
+        self._runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
+        self.runner = self._runner.name
+        self.label_set, self.max_batch = bundle.manifest.label_set, bundle.manifest.max_batch
+        self.outputs, self.source = bundle.manifest.output_names, str(bundle.path)
+
+    def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        import numpy as np
+
+        decoded = []
+        for position, data in enumerate(images):
+            try:
+                decoded.append(self._image.pixels_from_bytes(data))
+            except UnusableImage as exc:
+                raise ImageError(f"image {position}: {exc}") from exc
+        inputs = self._bundle.inputs_from_pixels(np.stack(decoded))
+        if tuple(outputs) == self.outputs[:1]:  # the runtime need not compute the other output
+            return {outputs[0]: self._runner.run(inputs)}
+        answers = self._runner.run_all(inputs)
+        return {name: rows for name, rows in answers.items() if name in outputs}
+
+
+def classify_files(
+    classifier: Classifier,
+    files: Sequence[Path],
+    *,
+    top: int = 5,
+    batch: int = 16,
+    concurrency: int = 4,
+    features: bool = False,
+    on_progress: OnProgress = ignore,
+) -> list[Classification]:
+    """Classify files in concurrent batches; the results have the order of ``files``.
+
+    top: number of predictions per file.  batch: maximum number of files in a batch.
+    concurrency: number of batches that run at once.
+    features: True to also return the features. For a network without logits, there are only features.
+    If a file cannot be read or decoded, the result of this file has an ``error``. The other files are classified.
+    A batch that is too large for the server is sent again image by image.
+    Errors: ServerError when the server fails or stops answering.
+    InputError when the network has no logits and ``features`` is False, or has no features and ``features`` is True.
+    """
+    classifier.require_outputs(logits=not features, features=features)
+    asked = classifier.outputs if features else ("logits",)
+    size = max(1, min(batch, classifier.max_batch))
+    batches = (files[start : start + size] for start in range(0, len(files), size))
+    answers: dict[Path, Classification] = {}
+    notice = classifier.notice
+    with ThreadPoolExecutor(max_workers=concurrency) as pool:
+        for done in _bounded(
+            pool, lambda group: _classify_batch(classifier, group, top, asked), batches, concurrency * 2
+        ):
+            answers |= {answer.path: replace(answer, notice=notice) for answer in done}
+            on_progress(Progress("classify", len(answers), len(files)))
+    return [answers[file] for file in files]
+
+
+def _bounded(
+    pool: ThreadPoolExecutor,
+    work: Callable[[Sequence[Path]], list[Classification]],
+    groups: Iterator[Sequence[Path]],
+    limit: int,
+) -> Iterator[list[Classification]]:
+    """Run ``work`` on each group, and yield each result as soon as the result is ready.
+
+    At most ``limit`` groups are submitted at a time, because a folder may have millions of files.
+    """
+    running: set[Future[list[Classification]]] = {pool.submit(work, group) for group in islice(groups, limit)}
+    try:
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(work, group) for group in islice(groups, len(done))}
+            for future in done:
+                yield future.result()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _classify_batch(
+    classifier: Classifier, files: Sequence[Path], top: int, asked: Sequence[str]
+) -> list[Classification]:
+    answers: dict[Path, Classification] = {}
+    images: dict[Path, bytes] = {}
+    for file in files:
+        try:
+            images[file] = _read(file)
+        except ImageError as exc:
+            answers[file] = Classification(path=file, runner=classifier.runner, error=str(exc))
+    if images:
+        answers |= _ask(classifier, images, top, asked)
+    return [answers[file] for file in files]
+
+
+def _read(file: Path) -> bytes:
+    try:
+        if file.stat().st_size > MAX_IMAGE_BYTES:
+            raise ImageError(f"expected at most {MAX_IMAGE_BYTES} bytes, the file has {file.stat().st_size} bytes")
+        data = file.read_bytes()
+    except OSError as exc:
+        raise ImageError(f"the file cannot be read: {exc.strerror or exc}") from exc
+    if not data:
+        raise ImageError("the file is empty")
+    return data
+
+
+def _ask(
+    classifier: Classifier, images: dict[Path, bytes], top: int, asked: Sequence[str]
+) -> dict[Path, Classification]:
+    try:
+        answers = classifier.answers(list(images.values()), asked)
+    except (RequestRejectedError, ImageError) as exc:
+        if len(images) == 1:
+            (file,) = images
+            error = str(exc).partition("image 0: ")[2] or str(exc)
+            return {file: Classification(path=file, runner=classifier.runner, error=error)}
+        # An image that cannot be decoded makes its whole batch fail. Retry with each image in a separate batch.
+        alone = [_ask(classifier, {file: data}, top, asked) for file, data in images.items()]
+        return {file: answer for answered in alone for file, answer in answered.items()}
+    logits, features = answers.get("logits"), answers.get("features")
+    return {
+        file: Classification(
+            path=file,
+            runner=classifier.runner,
+            predictions=() if logits is None else classifier.label_set.predictions(logits[row], top),
+            features=None if features is None else features[row],
+        )
+        for row, file in enumerate(images)
+    }

@@ -1,0 +1,210 @@
+"""Open a runner by its name on the command line.
+
+A runner is a runtime, engine or server that computes the logits. ``onnxruntime`` and ``openvino`` run a graph of the
+bundle unchanged, with the runtime's built-in operators. ``onnxruntime+kernels`` and ``openvino+kernels`` run the graph
+with this project's CPU kernels, ``onnxruntime-cuda`` and ``onnxruntime-tensorrt`` run it on a GPU. A precision may
+follow each of these six names after a colon, as in ``openvino+kernels:bf16``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import Variant, open_variant
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import Precision, precision_behind
+from gmmvit_deploy.runtimes.engines.card import open_engine
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
+from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
+from gmmvit_deploy.runtimes.programs.openvino import graph_precision, read_graph
+from gmmvit_deploy.runtimes.programs.server_url import protocol_of
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.runners.eager import CompiledRunner, EagerRunner
+from gmmvit_deploy.runtimes.runners.engine import EngineRunner
+from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.onnxruntime_gpu import cuda_runner, tensorrt_runner
+from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
+
+__all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners", "proof_programs"]
+
+_OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
+_OF_A_GPU = {"onnxruntime-cuda": cuda_runner, "onnxruntime-tensorrt": tensorrt_runner}
+_OF_GRAPHS = tuple(
+    name for name in RUNNERS if name in _OF_A_GPU or name.removesuffix(KERNELS_SUFFIX) in ("onnxruntime", "openvino")
+)
+_GOES_WITH = f"--precision, or a precision after the name, is only for {', '.join(_OF_GRAPHS)}"
+
+
+def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
+    """Return (names of the runners to check by default, a reason for each runner that is left out).
+
+    By default, ONNX Runtime is checked without this project's CPU kernels and, if available, with these kernels.
+    Errors: BundleError when the bundle has no graph in this precision.
+    """
+    fused, why = fused_graph(open_variant(bundle, precision, for_cpu=True).path)
+    if fused is not None:
+        return ["onnxruntime", "onnxruntime+kernels"], []
+    return ["onnxruntime"], [f"onnxruntime+kernels: {why}"]
+
+
+def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
+    """Return name of the CPU runner → function that opens the runner in the precision of ``variant``.
+
+    The functions raise RunnerUnavailableError for a runner that is not available in this precision.
+    variant: a graph and its precision; the graph's file may lie outside the bundle. For bf16, OpenVINO runs the
+    bundle's float32 graph.
+    """
+
+    def onnxruntime(*, kernels: bool) -> Runner:
+        return OnnxRuntimeRunner(bundle, variant=variant, kernels=kernels)
+
+    read = cache(read_graph)  # both runners of OpenVINO run the same graph
+
+    def openvino(*, kernels: bool) -> Runner:
+        precision = graph_precision(variant.precision)
+        graph = variant if precision == variant.precision else open_variant(bundle, precision)
+        return OpenVinoRunner(bundle, graph, precision=variant.precision, kernels=kernels, read=read)
+
+    runtimes = {OnnxRuntimeRunner.name: onnxruntime, OpenVinoRunner.name: openvino}
+    return {
+        f"{name}{suffix}": partial(open_program, kernels=bool(suffix))
+        for name, open_program in runtimes.items()
+        for suffix in ("", KERNELS_SUFFIX)
+    }
+
+
+def open_runner(
+    name: str,
+    bundle: Bundle,
+    *,
+    url: str | None = None,
+    model: str = DEFAULT_MODEL,
+    access: Access = NO_ACCESS,
+    engine: Path | None = None,
+    precision: Precision = "fp32",
+    takes_other_bundle: bool = False,
+    threads: int = 0,
+    chunk: int = 0,
+) -> Runner:
+    """Open a runner by its name on the command line.
+
+    url: address of a Triton server; the protocol must match the runner's name.  model: name of the server's ensemble.
+    access: the client's key and trusted certificates, for a server.
+    engine: folder of an engine, for the runners ``tensorrt`` and ``tensorrt-rtx``.
+    precision: precision of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
+    takes_other_bundle: as in `TritonRunner`.
+    threads: number of threads of ONNX Runtime or OpenVINO on a CPU; 0 uses a thread per core.
+    chunk: the largest number of images that a core computes at once there; 0 uses the default of the runtime.
+    Errors: InputError when the name is unknown, or when an option does not fit the runner.
+    RunnerUnavailableError when the name ends in ``+kernels`` and this project's CPU kernels are not available, or when
+    ONNX Runtime cannot run the graph on the GPU.
+    Every other error that the runner raises when it opens.
+    """
+    require_runner(name)
+    if name in DEFAULT_URLS:
+        address = url or DEFAULT_URLS[name]
+        protocol = name.removeprefix("triton-")
+        if protocol_of(address) != protocol:
+            raise InputError(f"runner {name}: expected a {protocol}:// address, or {protocol}s://, got {address}")
+        return TritonRunner(bundle, address, model=model, access=access, takes_other_bundle=takes_other_bundle)
+    if url is not None:
+        raise InputError(f"runner {name} runs in this process; --url is only for triton-grpc and triton-http")
+    if (engine is not None) != (name in FLAVORS):
+        raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no --engine'}")
+    if precision != "fp32" and name not in _OF_GRAPHS:
+        raise InputError(f"runner {name} has a fixed precision; {_GOES_WITH}")
+    if engine is not None:
+        opened = open_engine(engine)
+        if opened.card.flavor != name:
+            raise InputError(f"{engine}: expected an engine of {name}, got an engine of {opened.card.flavor}")
+        return EngineRunner(bundle, opened)
+    of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
+    if of_module is not None:
+        return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
+    if name in _OF_A_GPU:
+        return _OF_A_GPU[name](bundle, open_variant(bundle, precision))
+    kernels = name.endswith(KERNELS_SUFFIX)
+    if name.removesuffix(KERNELS_SUFFIX) == "openvino":
+        variant = open_variant(bundle, graph_precision(precision), for_cpu=True)
+        return OpenVinoRunner(bundle, variant, precision=precision, threads=threads, chunk=chunk, kernels=kernels)
+    variant = open_variant(bundle, precision, for_cpu=True)
+    return OnnxRuntimeRunner(bundle, variant=variant, threads=threads, chunk=chunk, kernels=kernels)
+
+
+@contextmanager
+def open_runners(
+    names: Sequence[str],
+    bundle: Bundle,
+    *,
+    urls: Sequence[str] = (),
+    model: str = DEFAULT_MODEL,
+    access: Access = NO_ACCESS,
+    engine: Path | None = None,
+    precision: Precision = "fp32",
+    takes_other_bundle: bool = False,
+) -> Iterator[list[Runner]]:
+    """Open several runners with the options that apply to each runner, and close all runners at the end.
+
+    names: names of runners; ONNX Runtime and OpenVINO may have a precision after a colon, as in ``openvino:bf16``.
+    urls: addresses of Triton servers, at most one address for each protocol.  access: as in `TritonRunner`.
+    precision: precision of ONNX Runtime and OpenVINO if the runner's name contains no precision.
+    takes_other_bundle: as in `TritonRunner`. With True, parity can report that the server serves another bundle,
+    instead of raising an error.
+    Errors: InputError when a runner is named twice, or when an option applies to no runner.
+    """
+    requested = [_with_precision(name, precision) for name in names]
+    bare = [name for name, _ in requested]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"runner {', '.join(repeated)} is named more than once")
+    if repeated := sorted({f"{name}:{own}" for name, own in requested if requested.count((name, own)) > 1}):
+        raise InputError(f"runner {', '.join(repeated)} is named more than once")
+    by_protocol = {protocol_of(url): url for url in urls}
+    if len(by_protocol) < len(urls):
+        raise InputError(f"--url is given {len(urls)} times; expected once for each protocol")
+    idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in bare]
+    if idle and not any(name in DEFAULT_URLS for name in bare):
+        raise InputError(
+            f"runner {', '.join(bare)} runs in this process; --url is only for triton-grpc and triton-http"
+        )
+    if idle:
+        raise InputError(
+            f"--url {idle[0]}: no runner uses the protocol of this address; the runners are {', '.join(bare)}"
+        )
+    if engine is not None and not set(bare) & set(FLAVORS):
+        raise InputError(f"runner {', '.join(bare)} takes no --engine; --engine is only for {' and '.join(FLAVORS)}")
+    if precision != "fp32" and not set(bare) & set(_OF_GRAPHS):
+        raise InputError(f"runner {', '.join(bare)} has a fixed precision; {_GOES_WITH}")
+    with ExitStack() as stack:
+        opened = []
+        for name, own in requested:
+            runner = open_runner(
+                name,
+                bundle,
+                url=by_protocol.get(name.removeprefix("triton-")) if name in DEFAULT_URLS else None,
+                model=model,
+                access=access,
+                engine=engine if name in FLAVORS else None,
+                precision=own,
+                takes_other_bundle=takes_other_bundle,
+            )
+            opened.append(stack.enter_context(runner))
+        yield opened
+
+
+def _with_precision(name: str, usual: Precision) -> tuple[str, Precision]:
+    """Split ``openvino:bf16`` into (openvino, bf16); a name without precision gets the precision ``usual``.
+
+    Errors: InputError when the runner takes no precision.
+    """
+    bare, own = precision_behind(name)
+    if own is not None and bare not in _OF_GRAPHS:
+        raise InputError(f"runner {name!r}: {bare} has a fixed precision; {_GOES_WITH}")
+    return bare, own or (usual if bare in _OF_GRAPHS else "fp32")

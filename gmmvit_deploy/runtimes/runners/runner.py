@@ -1,0 +1,231 @@
+"""The interface of every runner: compute the logits of a batch, and describe the program that computes the logits.
+
+A runner is a runtime, engine or server. Other modules use the following members, and never test a runner's class or
+name:
+
+    member         content                                               used by (module)
+    graph          the bundle's graph that the program was made from     parity.localize, parity.preprocessing
+    inspectable    the graph that runs, with readable inner tensors      parity.localize
+    server         the models of a server, and the connection to it      parity.served, bench.waterfall
+    provenance     hashes, versions and settings of the program          reports, run cards
+    callers        number of calls that run in parallel                  bench.measure
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.bundle.variants import Variant
+    from gmmvit_deploy.models.specs import OutputName
+    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+
+__all__ = ["Device", "InspectableGraph", "Inspection", "Runner", "Served"]
+
+Device = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InspectableGraph:
+    """A graph whose inner tensors can be read.
+
+    name: name of the graph in reports.  proto: the graph; the nodes are named after the model's modules.
+    values: a function of a batch of inputs and a list of names of tensors to read. It returns a mapping from the name
+    of a tensor to its array. The mapping always contains ``logits``; tensors that the runtime optimised away are
+    missing. If the list is empty, the original graph runs; otherwise the named tensors are added to its outputs.
+    """
+
+    name: str
+    proto: ModelProto
+    values: Callable[[NDArray[Any], Sequence[str]], Mapping[str, NDArray[Any]]]
+
+
+class Inspection(NamedTuple):
+    """The result of `Runner.inspectable`: the graph that the runner runs, or a graph to inspect in its place.
+
+    graph: the graph; None if the runner has no graph to inspect.
+    why_not: the reason why the graph that the runner runs cannot be inspected; empty if ``graph`` is that graph.
+    """
+
+    graph: InspectableGraph | None
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The models of a bundle on a server.
+
+    network: name of the model that the runner calls.  ensemble: name of the model that takes encoded images.
+    preprocess: name of the model that is the first step of the ensemble.
+    other_bundle: message about the mismatch if the server serves another bundle; otherwise empty.
+    output: the name of the bundle's first output.
+    """
+
+    connection: TritonConnection
+    network: str
+    ensemble: str
+    preprocess: str
+    other_bundle: str
+    output: OutputName = "logits"
+
+    def infer(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Return the first output, float32 (B, C), for encoded images, an array (B, 1) of bytes objects."""
+        return self.connection.infer(self.ensemble, "IMAGE", images, output=self.output)
+
+
+class Runner:
+    """Computes the logits of a batch: ``run(batch) -> logits``.  Abstract; used as a context manager.
+
+    A batch is an input of the bundle's graph: uint8 (B, height, width, channels) if the bundle's input is ``pixels``,
+    float32 (B, channels, height, width) if the input is ``tensor``. Logits are float32 (B, C). For a bundle without
+    logits, the features (B, D) take the place of the logits.
+
+    precision: precision of the computation; the tolerance of the logits depends on the precision.
+    device: device that computes the logits.
+    needs_own_thread: True if the runner must be called in a thread of its own, because it fails when native code, such
+    as LoadGen, calls it back.
+    callers: number of calls that the runner runs in parallel.
+    graph: the bundle's graph that the program was made from; None if there is no such graph or the graph is unknown.
+    server: the models on the runner's server; None for a runner in this process.
+    runtime: name of the runtime, for messages; empty if the runner's name is enough.
+    own_kernels: True if the graph that runs contains this project's CPU kernels.
+    """
+
+    name: str
+    precision: Precision = "fp32"
+    device: Device = "cpu"
+    needs_own_thread: bool = False
+    callers: int = 1
+    graph: Variant | None = None
+    server: Served | None = None
+    runtime: str = ""
+    own_kernels: bool = False
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.input_shape = bundle.input_shape
+        self.input_dtype = bundle.input_dtype
+        self.max_batch = bundle.manifest.max_batch
+        self.outputs = bundle.manifest.output_names
+
+    def run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        """Compute the float32 logits (B, C) of a batch.
+
+        Errors: InputError when the bundle does not allow the shape, type or size of the batch.
+        """
+        self._check(batch)
+        return self._run(batch)
+
+    def run_all(self, batch: NDArray[Any]) -> Mapping[OutputName, NDArray[Any]]:
+        """Compute all outputs of the bundle for a batch: name of the output → float32 (B, …).
+
+        Errors: as `run`.
+        """
+        self._check(batch)
+        if len(self.outputs) == 1:
+            return {self.outputs[0]: self._run(batch)}
+        return dict(zip(self.outputs, self._run_all(batch), strict=True))
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(minimum, maximum) batch size of each accepted range.  An engine has a range per optimisation profile."""
+        return ((1, self.max_batch),)
+
+    def takes(self, batch: int) -> bool:
+        """Return True if the runner accepts batches of this size."""
+        return any(least <= batch <= most for least, most in self.ranges)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Name → value of the settings that affect the runner's speed, such as the number of threads."""
+        return {}
+
+    @property
+    def label(self) -> str:
+        """Name and precision, such as ``openvino:bf16``; for float32, only the name."""
+        return self.name if self.precision == "fp32" else f"{self.name}:{self.precision}"
+
+    def provenance(self) -> dict[str, str]:
+        """Return name → value of the program's hashes, versions and settings, which identify the program."""
+        return {**self._program_provenance(), **self.settings}
+
+    def _program_provenance(self) -> dict[str, str]:
+        raise NotImplementedError
+
+    def inspectable(self) -> Inspection:
+        """Return the graph that the runner runs.
+
+        If this graph cannot be inspected, return another graph of the bundle, or None, with the reason.
+        """
+        return Inspection(None, f"{self.name} has no graph to inspect")
+
+    def rows(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Compute the logits of any number of inputs, in batches of ``max_batch``.
+
+        If the runner does not accept the size of the last batch, rows are repeated to fill the next larger size.
+        """
+        import numpy as np
+
+        return np.concatenate([self.run(fits)[:count] for fits, count in self._fitting(inputs)])
+
+    def rows_all(self, inputs: NDArray[Any]) -> dict[OutputName, NDArray[Any]]:
+        """Compute all outputs of any number of inputs: name of the output → (N, …).  Batches are those of `rows`."""
+        import numpy as np
+
+        parts = [(self.run_all(fits), count) for fits, count in self._fitting(inputs)]
+        return {name: np.concatenate([answers[name][:count] for answers, count in parts]) for name in self.outputs}
+
+    def _fitting(self, inputs: NDArray[Any]) -> Iterator[tuple[NDArray[Any], int]]:
+        """Yield (batch of an accepted size, number of rows that are inputs)."""
+        import numpy as np
+
+        size = self.max_batch
+        for start in range(0, len(inputs), size):
+            part = inputs[start : start + size]
+            fits = part if self.takes(len(part)) else np.resize(part, (self._next_size(len(part)), *part.shape[1:]))
+            yield fits, len(part)
+
+    def _next_size(self, batch: int) -> int:
+        return min(least for least, _ in self.ranges if least >= batch)
+
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        """Compute the outputs of a bundle with several outputs, in their order."""
+        raise InputError(
+            f"runner {self.name} computes only the {self.outputs[0]}, and the bundle also has {self.outputs[1]}",
+            hint="type --runner with another runner, or export with --outputs logits or --outputs features",
+        )
+
+    def close(self) -> None:
+        """Release the runner's resources."""
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, batch: NDArray[Any]) -> None:
+        if str(batch.dtype) != self.input_dtype or tuple(batch.shape[1:]) != self.input_shape:
+            raise InputError(
+                f"expected a batch of {self.input_dtype} (B, {', '.join(map(str, self.input_shape))}), "
+                f"got {batch.dtype} {tuple(batch.shape)}"
+            )
+        if not self.takes(batch.shape[0]):
+            raise InputError(
+                f"expected a batch of 1..{self.max_batch} images, got {batch.shape[0]}",
+                hint="split the batch, or export the checkpoint again with a larger --max-batch",
+            )

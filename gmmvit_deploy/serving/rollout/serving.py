@@ -1,0 +1,89 @@
+"""Run a service with a state folder until SIGINT or SIGTERM, as ``gmmvit serve --gateway --state DIR`` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from gmmvit_deploy.bundle.artifacts import open_bundle
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
+from gmmvit_deploy.serving.installs import find_server
+from gmmvit_deploy.serving.model_configs import CpuKernels
+from gmmvit_deploy.serving.rollout.service import Rollouts, first_bundle
+from gmmvit_deploy.serving.rollout.slots import Slots
+from gmmvit_deploy.serving.rollout.state import State
+from gmmvit_deploy.serving.server import ServerOptions
+from gmmvit_deploy.serving.service import start_gateway
+from gmmvit_deploy.serving.serving import repository_options
+from gmmvit_deploy.serving.signals import Signals
+
+__all__ = ["serve_with_state"]
+
+_POLL_S = 0.05
+
+
+def serve_with_state(
+    path: Path | None,
+    folder: Path,
+    options: ServerOptions,
+    settings: GatewaySettings,
+    *,
+    cpu_kernels: CpuKernels | None = None,
+    request_pixels: int | None = None,
+    tritonserver: Path | None = None,
+    on_ready: Callable[[Gateway, Slots], None] = lambda gateway, slots: None,
+    on_log_line: Callable[[str], None] | None = None,
+    on_gateway_line: Callable[[str], None] | None = None,
+    on_progress: OnProgress = ignore,
+) -> None:
+    """Serve the bundle that was promoted last in a state folder, and carry out the orders of ``gmmvit rollout``.
+
+    path: the first bundle; None for a folder in which a bundle was promoted.  folder: the state folder.
+    options, settings, cpu_kernels, request_pixels, tritonserver: as for `serving.serve_path`.
+    on_ready: called when the service is ready.
+    Errors: those of `serving.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
+    """
+    install = find_server(tritonserver)
+    note = on_gateway_line or (lambda line: None)
+    given = None if path is None else open_bundle(path)
+    with ExitStack() as opened:
+        state = opened.enter_context(State(folder).locked())
+        bundle = first_bundle(state, given)
+        gateway = Gateway(
+            settings,
+            http_port=options.http_port,
+            grpc_port=options.grpc_port,
+            metrics_port=options.metrics_port,
+            on_log_line=on_gateway_line,
+        )
+        opened.callback(gateway.stop)
+        behind = behind_gateway(options, gateway.admin_secret)
+        written = repository_options(install, cpu_kernels, request_pixels)
+        slots = Slots(gateway, install, behind, written, on_log_line=on_log_line)
+        opened.callback(slots.stop)  # after front and gateway, so that requests in progress reach the server
+
+        def kill_now() -> None:
+            gateway.kill_now()
+            slots.kill_now()
+
+        signals = opened.enter_context(Signals(on_second=kill_now))
+        on_progress(Progress("start the server and load the models"))
+        slots.start_first(bundle, cancelled=signals.any_seen)
+        if signals.any_seen():
+            return
+        on_progress(Progress("start the gateway"))
+        rollouts = Rollouts(slots, state, on_log_line=note)
+        sources = {"server": slots.metrics_text, "rollouts": rollouts.metrics_text}
+        keeper = start_gateway(gateway, slots.server, opened, note=note, sources=sources, rollouts=True)
+        opened.enter_context(rollouts)
+        on_ready(gateway, slots)
+        while not signals.any_seen():
+            slots.step(signals.any_seen)
+            gateway.step()
+            if keeper is not None:
+                keeper.step()
+            time.sleep(_POLL_S)

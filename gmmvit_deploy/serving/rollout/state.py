@@ -1,0 +1,177 @@
+"""The state folder of a service: which bundle it serves, also after a restart.
+
+DIR/lock            locked by the running service; a second service on the same folder is refused
+DIR/promoted.json   the hash of the bundle that was promoted last, and of the bundle before
+DIR/bundles/HASH    the bundles themselves, copied, so that a bundle may be moved or deleted after its rollout
+DIR/control         the socket on which the running service takes orders (`rollout.control`)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
+from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.files.writing import new_file, new_folder
+
+__all__ = ["Promoted", "State", "socket_address"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promoted:
+    """Content of ``promoted.json``.
+
+    bundle: SHA-256 of the bundle that the service serves.  before: that of the bundle before; empty for the first.
+    """
+
+    bundle: str
+    before: str = ""
+
+
+class State:
+    """The state folder of a service."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def socket_path(self) -> Path:
+        return self.folder / "control"
+
+    @property
+    def record_path(self) -> Path:
+        return self.folder / "promoted.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[State]:
+        """Hold the lock of the folder.
+
+        Errors:
+            InputError: the folder cannot be created or written, or holds other files than those of a service.
+            ServerError: another service holds the lock.
+        """
+        try:
+            self._require_own()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("a", encoding="utf-8")
+        except OSError as exc:
+            raise InputError(
+                f"{self.folder}: expected a folder that this user can write, got: {exc.strerror}",
+                hint="type --state with another folder",
+            ) from exc
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ServerError(
+                    f"{self.folder}: a service with this state folder is already running",
+                    hint=f"type gmmvit rollout BUNDLE --to {self.folder} to serve another bundle, or stop the running "
+                    "service",
+                ) from None
+            yield self
+
+    def _require_own(self) -> None:
+        """Refuse a folder with files that no service wrote.  Errors: InputError; OSError for an unreadable folder."""
+        if foreign := self.foreign_content():
+            raise InputError(
+                f"{self.folder}: expected an empty or new folder, or the state folder of a service, got {foreign}",
+                hint="type --state with a folder that does not exist yet; the service creates the folder",
+            )
+
+    def foreign_content(self) -> str:
+        """Return what the folder is if it has files that no service wrote, such as ``a bundle``; else an empty text.
+
+        Errors: OSError for an unreadable folder.
+        """
+        if self.folder.is_file():
+            return "a file"
+        present = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
+        foreign = sorted(name for name in present - {"lock", "control", "bundles"} if not name.startswith("."))
+        if self.record_path.name in present or not foreign:
+            return ""
+        return "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
+
+    def promoted(self) -> Promoted | None:
+        """Read which bundle was promoted last; None if the folder is new.
+
+        Errors: InputError when ``promoted.json`` has another form.
+        """
+        path = self.record_path
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            promoted = Promoted(**data)
+            if not all(isinstance(value, str) for value in asdict(promoted).values()):
+                raise TypeError("a hash is not text")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as exc:
+            raise InputError(
+                f"{path}: expected the record of the promoted bundle, "
+                + (f"got {exc.strerror}" if isinstance(exc, OSError) else "got other content"),
+                hint=f"delete {path}, then type gmmvit serve BUNDLE --gateway --keys FILE --state {self.folder} with "
+                "the bundle to serve",
+            ) from exc
+        return promoted
+
+    def promote(self, bundle: Bundle) -> None:
+        """Record that the service serves ``bundle`` from now on, and delete bundles that are not needed any more.
+
+        Errors: OutputError when the record cannot be written; the record before then stays.
+        """
+        last = self.promoted()
+        before = "" if last is None else last.before if last.bundle == bundle.sha256 else last.bundle
+        with new_file(self.record_path, force=True) as file:
+            file.write(json.dumps(asdict(Promoted(bundle=bundle.sha256, before=before))).encode())
+        self._delete_bundles_except({bundle.sha256, before})
+
+    def copy_of(self, bundle: Bundle) -> Bundle:
+        """Copy a bundle into the folder, unless a copy is there, and open the copy.
+
+        Errors: OutputError when the copy cannot be written, BundleError when the copy is damaged.
+        """
+        path = self.path_of(bundle.sha256)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with new_folder(path) as folder:
+                for file in sorted(bundle.path.iterdir()):
+                    if file.is_file():
+                        shutil.copyfile(file, folder / file.name)
+        return open_bundle(path)
+
+    def path_of(self, sha256: str) -> Path:
+        return self.folder / "bundles" / sha256
+
+    def promoted_bundle(self) -> Bundle | None:
+        """Open the bundle that was promoted last; None if the folder is new.
+
+        Errors: InputError for a damaged record, BundleError for a damaged bundle.
+        """
+        promoted = self.promoted()
+        return None if promoted is None else open_bundle(self.path_of(promoted.bundle))
+
+    def _delete_bundles_except(self, kept: set[str]) -> None:
+        folder = self.folder / "bundles"
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name not in kept and not path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def socket_address(path: Path) -> str:
+    """Return an address for a Unix socket at ``path``, which the kernel limits to 107 bytes.
+
+    Errors: InputError when the path is longer.
+    """
+    address = os.path.abspath(path)
+    if len(os.fsencode(address)) > 107:
+        raise InputError(
+            f"{path}: expected a state folder with a path of at most 99 bytes, because its socket's path has a limit",
+            hint="type --state with a shorter path",
+        )
+    return address

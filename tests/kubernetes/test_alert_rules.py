@@ -1,0 +1,79 @@
+"""The PrometheusRule, checked by promtool: the alerts of the package, and the metric of the autoscaler."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.kubernetes.objects import QUEUE_METRIC
+from gmmvit_deploy.kubernetes.yaml_text import parsed_yaml, yaml_text
+from gmmvit_deploy.serving.gateway.files import ALERTS
+from tests.kubernetes.made import objects_in, write
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        shutil.which("promtool") is None, reason="no promtool; on Debian, type apt-get install prometheus"
+    ),
+]
+_POD = 'job="gmmvit",instance="a:8002",namespace="n",pod="p"'
+_UP = {f"up{{{_POD}}}": "1x20"}
+
+
+def groups(bundle: Bundle, folder: Path) -> list[dict[str, Any]]:
+    written = write(bundle, folder / "out")
+    return next(item for item in objects_in(written.apply) if item["kind"] == "PrometheusRule")["spec"]["groups"]
+
+
+def test_the_rules_are_those_of_the_package_and_valid(bundle: Bundle, tmp_path: Path) -> None:
+    rules = groups(bundle, tmp_path)
+    assert rules[:-1] == parsed_yaml(ALERTS.read_text())["groups"]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml_text({"groups": rules}))
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        (_UP, 0.0),  # a pod without requests
+        (  # 60 ms in the gateway, 40 ms in Triton
+            {
+                **_UP,
+                f'haproxy_backend_queue_time_average_seconds{{{_POD},proxy="triton_http"}}': "0.06x20",
+                f'haproxy_backend_http_requests_total{{{_POD},proxy="triton_http"}}': "0+600x20",
+                f'nv_inference_queue_duration_us{{{_POD},model="gmmvit_network"}}': "0+24000000x20",
+                f'nv_inference_request_success{{{_POD},model="gmmvit_network"}}': "0+600x20",
+            },
+            0.1,
+        ),
+        (  # the mean of requests long ago
+            {
+                **_UP,
+                f'haproxy_backend_queue_time_average_seconds{{{_POD},proxy="triton_http"}}': "0.06x20",
+                f'haproxy_backend_http_requests_total{{{_POD},proxy="triton_http"}}': "600x20",
+            },
+            0.0,
+        ),
+    ],
+    ids=["idle", "busy", "long ago"],
+)
+def test_the_metric_of_the_autoscaler(bundle: Bundle, tmp_path: Path, series: dict[str, str], expected: float) -> None:
+    (tmp_path / "rules.yml").write_text(yaml_text({"groups": groups(bundle, tmp_path)[-1:]}))
+    samples = [{"labels": f'{QUEUE_METRIC}{{namespace="n", pod="p"}}', "value": expected}]
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": QUEUE_METRIC, "eval_time": "15m", "exp_samples": samples}],
+    }
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [case]}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

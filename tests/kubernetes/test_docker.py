@@ -1,0 +1,118 @@
+"""Dockerfiles: hadolint has no complaint, and exactly the listed packages serve a packed repository.
+
+No image is built here, because that needs a registry. The environment of the slim image is made from links to the files
+of the listed packages: any other package, such as torch, cannot be imported there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.kubernetes.dockerfiles import docker_files, image_packages
+from gmmvit_deploy.serving.repository import Repository
+from tests.haproxy import needs_haproxy
+from tests.kubernetes.environments import linked_environment
+from tests.kubernetes.made import write
+
+pytestmark = pytest.mark.process
+ABSENT = ("torch", "onnx", "onnxscript", "openvino", "safetensors", "yaml", "timm")
+COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "zig", "ld", "as")
+KEY = "key-of-the-slim-image-0123456789"
+MOST_MIB = 400
+
+
+@pytest.mark.parametrize("kind", ["cpu", "tensorrt"])
+def test_hadolint_has_no_complaint(bundle: Bundle, tmp_path: Path, kind: str) -> None:
+    file = write(bundle, tmp_path / "out").path / "docker" / kind / "Dockerfile"
+    program = Path(sys.executable).with_name("hadolint")
+
+    def complaints() -> str:
+        done = subprocess.run([program, "--no-color", file], capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    assert complaints() == ""
+    file.write_text(file.read_text().replace("USER 1000:1000\n", "USER root\n"))
+    assert "DL3002" in complaints()  # the last user is root
+
+
+def test_the_slim_image_states_its_size() -> None:
+    packages = image_packages("onnxruntime")
+    mib = sum(package.size for package in packages) / 2**20
+    assert 200 < mib < MOST_MIB
+    assert f"{len(packages)} Python packages have {mib:.0f} MiB" in docker_files("onnxruntime")["docker/cpu/Dockerfile"]
+    assert not {package.name for package in packages} & {*ABSENT, "nvidia-cublas"}
+    assert {"openvino"} <= {package.name for package in image_packages("openvino")}
+
+
+def path_of_the_image(python: Path, programs: Path) -> str:
+    """Return a PATH with the environment, haproxy, and the shell of the base by which Triton starts its workers."""
+    programs.mkdir()
+    for name in ("bash", "haproxy"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    return f"{python}:{programs}"
+
+
+def mapped_below(pid: int) -> str:
+    """Return the files that a process and all that it started have mapped."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return Path(f"/proc/{pid}/maps").read_text() + "".join(mapped_below(int(child)) for child in children)
+
+
+@needs_haproxy
+@pytest.mark.server
+def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
+    python = linked_environment(tmp_path / "venv", [package.name for package in image_packages("onnxruntime")])
+    path = path_of_the_image(python.parent, tmp_path / "programs")
+    assert not [name for name in COMPILERS if shutil.which(name, path=path)]
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CXX")}
+    environment = {**clean, "PATH": path, "HOME": str(tmp_path)}  # HOME: no library of an earlier compilation
+    assert repository.cpu_kernels.used, repository.cpu_kernels.why_not
+    script = "import importlib.util as u, sys; print([name for name in sys.argv[1:] if u.find_spec(name)])"
+    absent = subprocess.run(
+        [python, "-c", script, *ABSENT], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    assert absent.stdout.strip() == "[]"
+    models = tmp_path / "models"
+    shutil.copytree(repository.path, models)
+    (tmp_path / "keys.txt").write_text(f"test {KEY}\n")
+    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+    command = [python, "-m", "gmmvit_cli.main", "serve", models, "--json", "--gateway", "--keys", "keys.txt", *ports]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    )
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("}"):
+                break
+        assert lines, process.communicate()[1]
+        url = json.loads("".join(lines))["http"]
+        image = bundle.golden_set().images[0]
+        request = urllib.request.Request(  # noqa: S310 - the address that the server printed
+            f"{url}/classify", data=bytes(image), headers={"Authorization": f"Bearer {KEY}"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            assert answer.headers["x-gmmvit-bundle"] == bundle.sha256
+            assert json.loads(answer.read())["bundle"] == bundle.sha256
+        probe = [python, "-m", "gmmvit_deploy.serving.pod_probe", "infer", "--port", url.rpartition(":")[2]]
+        (tmp_path / "probe.key").write_text(KEY)
+        done = subprocess.run(
+            [*probe, "--key-file", "probe.key", "--bundle", bundle.sha256, "--timeout", "10"],
+            capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        assert "onnxruntime_kernels.so" in mapped_below(process.pid)
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors

@@ -1,0 +1,310 @@
+"""Every command of the pod, as it stands in the manifest, against a real `gmmvit serve --gateway`.
+
+Healthy, starting, with a dead worker, overloaded, with another bundle, without its key, and while it drains.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.kubernetes.pod import KEYS
+from gmmvit_deploy.kubernetes.timing import EXIT_S, GRACE_S, PRE_STOP_S
+from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
+from gmmvit_deploy.serving.gateway.haproxy import _END_S
+from gmmvit_deploy.serving.gateway.service import _STOP_S
+from gmmvit_deploy.serving.processes import workers_of
+from gmmvit_deploy.serving.repository import Repository
+from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
+from tests.certificates import self_signed
+from tests.haproxy import needs_haproxy
+from tests.kubernetes.made import objects_in, write
+from tests.serving.commands import Serve
+from tests.serving.gateways import request as request_of
+from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
+from tests.waiting import best_of, wait_until
+
+pytestmark = [needs_haproxy, pytest.mark.server, pytest.mark.process]
+KEY = "key-of-the-kubelet-0123456789"
+
+
+class Pod:
+    """``gmmvit serve`` with the arguments of the manifest, on free ports; and the commands of the kubelet."""
+
+    def __init__(self, container: dict[str, Any], models: Path, folder: Path, *more: str) -> None:
+        """more: further arguments of the server."""
+        keys, certificate = folder / "keys", self_signed(folder)
+        keys.mkdir()
+        (keys / "keys.txt").write_text(f"kubelet {KEY}\n")
+        (keys / "keys.txt").chmod(0o600)
+        (keys / "probe.key").write_text(f"{KEY}\n")
+        self.container = container
+        self.keys = keys
+        tls = {"/etc/gmmvit/tls/tls.crt": certificate.certificate, "/etc/gmmvit/tls/tls.key": certificate.private_key}
+        places = {KEYS: str(keys), **{name: str(file) for name, file in tls.items()}}
+        words = [*container["args"][2:]]
+        words[words.index("--listen") + 1] = "127.0.0.1"
+        self.serve = Serve(models, *(self._replaced(word, places) for word in words), *more)
+        self.places = places
+        self.port = 0
+
+    def _replaced(self, word: str, places: dict[str, str]) -> str:
+        for old, new in places.items():
+            word = word.replace(old, new)
+        return word
+
+    def ready(self) -> dict[str, Any]:
+        where = self.serve.ready()
+        self.port = int(where["http"].rpartition(":")[2])
+        return where
+
+    def run(self, name: str, *more: str) -> tuple[int, str]:
+        """Run the command of a probe as the kubelet does, but without its timeout."""
+        probe = self.container[name]
+        command = [self._replaced(word, self.places) for word in probe["exec"]["command"]]
+        assert command[0] == "python"
+        done = subprocess.run(
+            [sys.executable, *command[1:], "--port", str(self.port), *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def container(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    written = write(bundle, tmp_path_factory.mktemp("manifests") / "out")
+    deployment = next(item for item in objects_in(written.apply) if item["kind"] == "Deployment")
+    return deployment["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.fixture
+def pod(container: dict[str, Any], repository: Repository, tmp_path: Path) -> Iterator[Pod]:
+    started = Pod(container, repository.path, tmp_path)
+    yield started
+    if started.serve.process.poll() is None:
+        started.serve.process.kill()
+    started.serve.process.communicate()
+
+
+@pytest.mark.rest
+def test_healthy_wrong_bundle_no_key_dead_worker_and_draining(pod: Pod) -> None:
+    """One server in all of these states in turn: a start takes seconds."""
+    pod.port = 1  # nothing listens there yet, as in a pod whose container has just started
+    assert pod.run("startupProbe")[0] == 1
+    where = pod.ready()
+    assert pod.run("startupProbe") == (0, "ready")
+    for name in ("readinessProbe", "livenessProbe"):
+        status, text = pod.run(name)
+        assert (status, text.partition(" after ")[0]) == (0, "gmmvit answered"), text
+    status, text = pod.run("readinessProbe", "--bundle", "0" * 64)
+    assert (status, "expected the bundle 0000000000000000" in text) == (1, True)
+    (pod.keys / "wrong.key").write_text("a-key-that-nobody-has-0123456789\n")
+    status, text = pod.run("readinessProbe", "--key-file", str(pod.keys / "wrong.key"))
+    assert (status, "Authorization: Bearer KEY" in text) == (1, True), text
+    assert KEY not in text
+    _dead_worker(pod, where)
+    _draining(pod)
+
+
+def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
+    (server,) = [int(line) for line in subprocess.run(
+        ["pgrep", "-P", str(pod.serve.process.pid), "tritonserver"], capture_output=True, text=True, check=True
+    ).stdout.split()]  # fmt: skip
+    (worker,) = [worker for worker in workers_of(server) if worker.model == "gmmvit_network"]
+    os.kill(
+        pod.serve.process.pid, signal.SIGSTOP
+    )  # a supervisor that does nothing, or the server would be back at once
+    try:
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until(lambda: pod.run("readinessProbe")[0] == 1, "a readiness probe that fails")
+        status, text = pod.run("livenessProbe")
+        assert (status, "gmmvit" in text) == (1, True), text
+    finally:
+        os.kill(pod.serve.process.pid, signal.SIGCONT)
+    wait_until(lambda: pod.run("readinessProbe")[0] == 0, "a restart of the server by the supervisor")
+
+
+def _draining(pod: Pod) -> float:
+    """End the pod as Kubernetes does, and return the seconds that it takes."""
+    command = pod.container["lifecycle"]["preStop"]["exec"]["command"]
+    started = time.monotonic()
+    hook = subprocess.Popen(command)
+    while hook.poll() is None:
+        assert pod.run("readinessProbe")[0] == 0  # the pod still answers while load balancers learn of its end
+    slept = time.monotonic() - started
+    assert hook.returncode == 0
+    assert slept >= PRE_STOP_S
+    pod.serve.process.terminate()
+    wait_until(lambda: pod.run("readinessProbe")[0] == 1, "a readiness probe that fails")
+    status, _ = pod.serve.end(timeout_s=2 * GRACE_S)
+    assert status == 0
+    return time.monotonic() - started
+
+
+@pytest.mark.alone
+def test_a_pod_ends_in_time(container: dict[str, Any], repository: Repository, tmp_path: Path) -> None:
+    """Before the end of its grace period, which is longer."""
+
+    def measured_s() -> float:
+        pod = Pod(container, repository.path, Path(tempfile.mkdtemp(dir=tmp_path)))
+        pod.ready()
+        return _draining(pod)
+
+    assert best_of(3, measured_s, enough=PRE_STOP_S + EXIT_S) < PRE_STOP_S + EXIT_S
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["startupProbe", "readinessProbe", "livenessProbe"])
+def test_a_probe_takes_less_than_its_timeout(name: str, pod: Pod) -> None:
+    pod.ready()
+
+    def measured_s() -> float:
+        began = time.monotonic()
+        assert pod.run(name)[0] == 0
+        return time.monotonic() - began
+
+    limit_s = pod.container[name]["timeoutSeconds"]
+    assert best_of(3, measured_s, enough=limit_s) < limit_s
+
+
+class Clients:
+    """Clients with TLS and a key, which repeat a request of the stand-in, and what they got: (time, status)."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.outcomes: list[tuple[float, int]] = []
+        self.done = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def ask(self, connection: http.client.HTTPSConnection) -> None:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(1.0), headers)
+        answer = connection.getresponse()
+        answer.read()
+        self.outcomes.append((time.monotonic(), answer.status))
+
+    def repeat(self, times: int) -> None:
+        context = ssl._create_unverified_context()  # noqa: S323 - this machine, with a certificate of this test
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
+        for _ in range(times):
+            if self.done.is_set():
+                break
+            self.ask(connection)
+        connection.close()
+
+    def start(self, number: int, *, times: int) -> None:
+        for _ in range(number):
+            self.threads.append(threading.Thread(target=self.repeat, args=(times,)))
+            self.threads[-1].start()
+
+    def end(self) -> None:
+        self.done.set()
+        for thread in self.threads:
+            thread.join(timeout=30)
+
+
+@pytest.fixture
+def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pod]:
+    """A pod whose network takes ``request.param`` seconds for two requests, and as a pair, also for its start."""
+    delay_s, start_s = request.param if isinstance(request.param, tuple) else (request.param, 0)
+    models = write_stand_in(tmp_path / "models", delay_s=delay_s)
+    program = models / MODEL / "1" / "model.py"
+    program.write_text(f"import time\n\ntime.sleep({start_s})\n{program.read_text()}")
+    started = Pod(container, models, tmp_path, "--allow-json", "10000")
+    yield started
+    if started.serve.process.poll() is None:
+        started.serve.process.kill()
+    started.serve.process.communicate()
+
+
+OF_THE_STAND_IN = ("--model", MODEL, "--bundle", "")
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("slow_pod", [0.02], indirect=True)
+def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> None:
+    slow_pod.ready()
+    assert slow_pod.run("livenessProbe", *OF_THE_STAND_IN)[0] == 0
+    clients = Clients(slow_pod.port)
+    clients.start(60, times=100_000)
+    try:
+        wait_until(lambda: {status for _, status in clients.outcomes} >= {200, 503}, "answers and refusals")
+        began = time.monotonic()
+        answers = [
+            slow_pod.run(name, *OF_THE_STAND_IN) for name in ("livenessProbe", "readinessProbe") for _ in range(5)
+        ]
+        during = Counter(status for when, status in clients.outcomes if when > began)
+    finally:
+        clients.end()
+    assert set(during) == {200, 503}
+    assert {status for status, _ in answers} == {0}, answers
+    assert any("overloaded, and the gateway's own inference is answered" in text for _, text in answers), answers
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("slow_pod", [0.0], indirect=True)
+def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> None:
+    metrics = slow_pod.ready()["metrics"]
+    ca = Path(slow_pod.places["/etc/gmmvit/tls/tls.crt"])
+    clients = Clients(slow_pod.port)
+
+    def taken() -> bool:
+        text = request_of(metrics, "/metrics/gateway", key=KEY, ca=ca).body.decode()
+        return 'haproxy_backend_current_sessions{proxy="triton_http"} 6\n' in text
+
+    with answers_held(slow_pod.serve.path):
+        clients.start(6, times=1)  # three batches
+        wait_until(taken, "six requests in the pod")
+        slow_pod.serve.process.terminate()
+        wait_until(lambda: slow_pod.run("readinessProbe", *OF_THE_STAND_IN)[0] == 1, "a readiness probe that fails")
+        status, text = slow_pod.run("readinessProbe", *OF_THE_STAND_IN)
+        assert (status, "no Triton server answers" in text or "refused" in text) == (1, True), text
+        assert clients.outcomes == []
+    clients.end()
+    assert [status for _, status in clients.outcomes] == [200] * 6
+    assert slow_pod.serve.end(timeout_s=EXIT_S)[0] == 0
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("slow_pod", [(0.0, 8)], indirect=True)
+def test_a_server_that_starts_is_not_ready(slow_pod: Pod) -> None:
+    """The gateway's ports are open from the start, and nobody answers there before the models are loaded."""
+    port = wait_until(lambda: _first_port(slow_pod.serve.process.pid), "a port of the gateway")
+    slow_pod.port = port
+    status, text = slow_pod.run("startupProbe")
+    assert (status, "starts, or hangs" in text) == (1, True), text
+    assert slow_pod.ready()["http"].endswith(f":{port}")
+    assert slow_pod.run("startupProbe") == (0, "ready")
+
+
+def _first_port(pid: int) -> int:
+    """Return the port on which a process listened first, or 0.  `gmmvit serve` opens the port for HTTP first."""
+    sockets = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(str(entry.readlink()))
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    listening = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+    return int(min(listening, key=lambda row: int(row[9]))[1].partition(":")[2], 16) if listening else 0
+
+
+def test_the_end_of_the_server_takes_what_the_timing_states() -> None:
+    gateway_s = _STOP_S + 3 * _END_S
+    assert gateway_s + _EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S <= EXIT_S

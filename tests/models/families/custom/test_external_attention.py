@@ -1,0 +1,212 @@
+"""The documented class with single-head external attention: BatchNorm, both normalisations, every precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import onnx_file, open_variant
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.own_class import permit_class_of
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
+from tests.cli.terminal import gmmvit_here, without_progress
+from tests.models.families.custom.own_files import documented_code, forget_files, save_weights
+
+pytestmark = pytest.mark.export
+
+
+def hints(source: Path) -> LoadHints:
+    return LoadHints(model=f"{source}:Classifier", image_size=16, channels=3)
+
+
+OTHERS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
+NORMALISING = ("Softmax", "ReduceSum", "Div")
+
+
+@dataclass(frozen=True)
+class External:
+    """A bundle of the class in every precision, the file of the class, and the trained network."""
+
+    bundle: Bundle
+    source: Path
+    network: Any
+
+    @property
+    def model(self) -> str:
+        return f"{self.source}:Classifier"
+
+
+def trained(source: Path, path: Path) -> nn.Module:
+    """Save weights as after training on a GPU: statistics other than 0 and 1, and two memories that differ."""
+    network: Any = save_weights(source, path, cls="Classifier")
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+                module.weight.uniform_(0.5, 2)
+                module.bias.normal_()
+        network.attention.linear_1.weight = nn.Parameter(torch.randn(network.attention.linear_1.weight.shape))
+    torch.save({"model": network.state_dict()}, path)
+    return network
+
+
+@pytest.fixture(scope="module")
+def external(tmp_path_factory: pytest.TempPathFactory) -> External:
+    folder = tmp_path_factory.mktemp("external")
+    (folder / "external.py").write_text(documented_code(), encoding="utf-8")
+    network = trained(folder / "external.py", folder / "external.pth")
+    images = np.random.default_rng(0).standard_normal((16, 3, 16, 16), dtype=np.float32)
+    np.save(folder / "images.npy", images)
+    with pytest.MonkeyPatch.context() as patch:
+        forget_files(patch)
+        bundle = bundle_from_checkpoint(
+            folder / "external.pth",
+            folder / "bundle",
+            ExportOptions(input_kind="tensor", max_batch=4),
+            hints=hints(folder / "external.py"),
+        )
+        for precision in OTHERS:
+            data = open_images(bundle, str(folder / "images.npy"), limit=16) if precision in QUANTIZED else None
+            variant_from_bundle(bundle, precision, calibration=data)
+    return External(bundle, folder / "external.py", network)
+
+
+def graph_in(external: External, precision: Precision) -> onnx.ModelProto:
+    return onnx.load(external.bundle.path / onnx_file(precision))
+
+
+def weights_before_division(network: Any, images: torch.Tensor) -> torch.Tensor:
+    """Return the weights (B, slots, positions) after the softmax over the positions."""
+    with torch.inference_mode():
+        scores = network.attention.linear_0(network.attention.conv1(network.stem(images)).flatten(2))
+        return scores.softmax(-1)
+
+
+@pytest.mark.rest
+def test_batch_norm_is_folded_and_every_operator_has_a_role(external: External) -> None:
+    graph = graph_in(external, "fp32").graph
+    assert "BatchNormalization" not in {node.op_type for node in graph.node}
+    roles = {node.name: declared_role(node) for node in graph.node}
+    assert set(roles.values()) <= {*POLICY, "shape"} - {"unknown"}
+    inside = [
+        (node.op_type, roles[node.name])
+        for node in graph.node
+        if node.name.startswith("network.attention/") and roles[node.name] != "shape"
+    ]
+    assert inside == [
+        ("Softmax", "softmax"),
+        ("ReduceSum", "norm"),
+        ("Add", "norm"),
+        ("Div", "norm"),
+        ("Add", "residual"),
+        ("Relu", "activation"),
+    ]
+
+
+@pytest.mark.rest
+def test_both_memories_have_the_values_of_the_file(external: External) -> None:
+    """The constructor makes the second memory a view of the first; the file holds two that differ."""
+    images = torch.randn(4, 3, 16, 16)
+    model = load_checkpoint(external.source.with_name("external.pth"), hints(external.source)).model
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), external.network(images))
+    stored = external.bundle.golden_set()
+    with torch.inference_mode():
+        expected = external.network(torch.from_numpy(stored.tensors)).numpy()
+    np.testing.assert_allclose(stored.logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", OTHERS)
+def test_both_normalisations_compute_in_float32(precision: Precision, external: External) -> None:
+    proto = graph_in(external, precision)
+    values = {value.name: value for value in onnx.shape_inference.infer_shapes(proto).graph.value_info}
+    computed = [node for node in proto.graph.node if node.op_type in NORMALISING]
+    assert sorted(node.op_type for node in computed) == sorted(NORMALISING)
+    for node in computed:
+        assert values[node.output[0]].type.tensor_type.elem_type == onnx.TensorProto.FLOAT, node.name
+    epsilons = [
+        numpy_helper.to_array(constant).item()
+        for constant in proto.graph.initializer
+        if list(constant.dims) == [1] and constant.data_type == onnx.TensorProto.FLOAT
+    ]
+    assert epsilons == [pytest.approx(1e-9, rel=1e-6)]
+
+
+@pytest.mark.parametrize("precision", OTHERS)
+def test_every_precision_is_proven(precision: Precision, external: External) -> None:
+    record = open_variant(external.bundle, precision).record
+    assert record is not None
+    assert 0 < record.golden["largest_rel"] < 0.2
+    assert (record.calibration is not None) == (precision in QUANTIZED)
+    records = [record, record.cpu] if precision == "int8" else [record]
+    for each in records:
+        assert each is not None
+        assert each.programs
+        for name, program in each.programs.items():
+            assert "skipped" in program or program["largest_abs"] <= program["limit"], name
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_positions_whose_weights_all_underflow(precision: Precision, external: External) -> None:
+    """Without the 1e-9 these positions would be 0/0.  In int8 and fp8, saturation keeps the scores small."""
+    images = 1000 * torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    sums = weights_before_division(external.network, images).sum(1)
+    assert (sums == 0).any()
+    logits = emulated_logits(graph_in(external, precision), images.numpy(), name=precision)
+    assert np.isfinite(logits).all()
+    if precision != "fp32":
+        return
+    with torch.inference_mode():
+        expected = external.network(images).numpy()
+    near = {"rtol": 0, "atol": 1e-4 * np.abs(expected).max()}
+    np.testing.assert_allclose(logits, expected, **near)
+    for runner in (
+        OnnxRuntimeRunner(external.bundle),
+        OpenVinoRunner(external.bundle, open_variant(external.bundle, "fp32")),
+    ):
+        with runner:
+            np.testing.assert_allclose(runner.run(images.numpy()), expected, **near, err_msg=runner.name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_parity_with_and_without_the_class(precision: Precision, external: External) -> None:
+    bundle = external.bundle
+    with OnnxRuntimeRunner(bundle, variant=open_variant(bundle, precision, for_cpu=True)) as runner:
+        without = check_parity(bundle, [runner])
+        assert without.verdict == "passed", without.failures()
+        calibration = without.runners[0].check("calibration").summary
+        assert ("only if --model names the file" in calibration) == (precision in QUANTIZED)
+        permit_class_of(bundle.manifest.spec, external.model, what="bundle")
+        report = check_parity(bundle, [runner])
+        assert report.verdict == "passed", report.failures()
+
+
+def test_convert_needs_the_class(external: External) -> None:
+    path = external.bundle.path
+    before = (path / "model.fp16.onnx").read_bytes()
+    answer = gmmvit_here("convert", path, "--precision", "fp16", "--force")
+    assert answer.status == 1
+    assert "hint: add --model external.py:Classifier" in without_progress(answer.err)
+    answer = gmmvit_here("convert", path, "--precision", "fp16", "--force", "--model", external.model)
+    assert answer.status == 0, answer
+    assert (path / "model.fp16.onnx").read_bytes() == before

@@ -1,0 +1,503 @@
+"""Models of a user's own class: what may run, what is refused, and what works without the class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from gmmvit_deploy.bench.outputs import Expected, stored_inputs
+from gmmvit_deploy.bundle.artifacts import open_bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.own_class import permit_class_of
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.errors import CheckpointError, ExportError, InputError, SpecError
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.graphs.roles import attentions_of, roles_of
+from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
+from gmmvit_deploy.models.families.custom.model import classes_of
+from gmmvit_deploy.models.families.custom.running import network_of_class
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runtimes.runners.eager import EagerRunner
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.cli.terminal import Answer, gmmvit_here, without_progress
+from tests.conftest import FREE_PORTS
+from tests.models.families.custom.conftest import OwnBundle
+from tests.models.families.custom.own_files import ARGUMENTS, IMAGE, own_file, save_weights, with_code
+
+pytestmark = pytest.mark.export
+SPEC = CustomSpec(
+    image_size=16, channels=3, classes=5, mask=MaskSpec(), code_file="a.py", code_sha256="0" * 64, class_name="Net"
+)
+
+
+def refused(answer: Answer, *message: str) -> str:
+    """Check that a command failed with two lines that contain these texts, and return the lines."""
+    assert answer.status == 1, answer
+    lines = [line for line in without_progress(answer.err).splitlines() if line != "a line on stdout"]
+    assert [line.partition(":")[0] for line in lines] == ["Error", "hint"], answer.err
+    for part in message:
+        assert part in lines[0], answer.err
+    return "\n".join(lines)
+
+
+# ---- with the class --------------------------------------------------------------------------------------------------
+
+
+def test_the_bundle_describes_the_class(own_bundle: OwnBundle) -> None:
+    spec = own_bundle.bundle.manifest.spec
+    assert isinstance(spec, CustomSpec)
+    assert (spec.code_file, spec.class_name, spec.model_args) == ("mine.py", "Net", ARGUMENTS)
+    assert (spec.image_size, spec.channels, spec.classes) == (16, 3, 5)
+    assert family_of(spec) is CUSTOM
+    assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+    assert not any(file.suffix == ".py" for file in own_bundle.bundle.path.iterdir())
+
+
+def test_the_graph_gives_the_logits_of_the_class(own_bundle: OwnBundle) -> None:
+    bundle = own_bundle.bundle
+    stored = bundle.golden_set()
+    with torch.inference_mode():
+        logits = own_bundle.network(torch.from_numpy(stored.tensors)).numpy()
+    np.testing.assert_allclose(stored.logits, logits, rtol=0, atol=1e-6)
+    with OnnxRuntimeRunner(bundle) as runner:
+        for size in (1, 2, 3, 9):
+            rows = np.resize(np.arange(len(logits)), size)
+            np.testing.assert_allclose(runner.run(stored.inputs[rows]), logits[rows], rtol=0, atol=1e-5)
+
+
+def test_eager_runs_the_class_once_the_user_names_it(own_bundle: OwnBundle) -> None:
+    bundle = own_bundle.bundle
+    with pytest.raises(
+        InputError, match=r"the class Net of the file mine\.py, and gmmvit runs a file only if"
+    ) as caught:
+        EagerRunner(bundle)
+    assert "add --model mine.py:Net" in caught.value.hint
+    permit_class_of(bundle.manifest.spec, own_bundle.model, what="bundle")
+    inputs, logits = bundle.golden()
+    with EagerRunner(bundle) as runner:
+        np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-6)
+
+
+def test_parity_with_the_class_compares_with_eager_pytorch(own_bundle: OwnBundle) -> None:
+    answer = gmmvit_here("parity", own_bundle.bundle.path, "--model", own_bundle.model, "--localize", "--json")
+    assert answer.status == 0, answer
+    report = json.loads(answer.out)  # what the file prints is not on stdout
+    assert "a line on stdout" in answer.err
+    assert report["verdict"] == "passed"
+    assert {check["name"]: check["verdict"] for check in report["checks"]} == {
+        "constants": "passed",
+        "reference": "passed",
+    }
+    checks = {check["name"]: check for check in report["runners"][0]["checks"]}
+    assert [numbers["inputs"] for numbers in checks["numeric"]["details"]["sets"]] == ["golden", "random"]
+    assert checks["localize"]["verdict"] == "skipped"
+
+
+def test_inspect_counts_parameters_and_macs(own_bundle: OwnBundle) -> None:
+    weights = own_bundle.bundle.weights_path
+    answer = gmmvit_here("inspect", weights, "--model", own_bundle.model, "--json")
+    assert answer.status == 0, answer
+    described = json.loads(answer.out)
+    assert described["trainable_parameters"] == sum(p.numel() for p in own_bundle.network.parameters())
+    assert described["macs"] > 16 * 3 * 16 * 16
+
+
+def test_inspect_draws_the_attention_of_the_class(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    image = tmp_path / "image.png"
+    image.write_bytes(own_bundle.bundle.golden_set().images[0])
+    answer = gmmvit_here("inspect", own_bundle.bundle.path, "--image", image, "--model", own_bundle.model, "--json")
+    assert answer.status == 0, answer
+    described = json.loads(answer.out)
+    assert described["rollout"]["reads"] == "the mean of the 16 patches"
+    assert [layer["grid"] for layer in described["distances"]] == [[4, 4], [4, 4]]
+
+
+# ---- without the class -----------------------------------------------------------------------------------------------
+
+
+def test_no_command_without_the_option_runs_the_file(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    path, before = own_bundle.bundle.path, own_bundle.runs()
+    image = tmp_path / "image.png"
+    image.write_bytes(own_bundle.bundle.golden_set().images[0])
+    open_bundle(path)
+    assert gmmvit_here("parity", path).status == 0
+    assert gmmvit_here("classify", image, "--bundle", path).status == 0
+    assert gmmvit_here("repository", path, "-o", tmp_path / "models").status == 0
+    refused(gmmvit_here("parity", path, "--runner", "eager"), "runs a file only if --model names the file")
+    refused(gmmvit_here("inspect", path / "weights.safetensors"), "runs a file only if --model names the file")
+    refused(gmmvit_here("inspect", path, "--image", image), "runs a file only if --model names the file")
+    refused(gmmvit_here("export", path / "weights.safetensors", "-o", tmp_path / "b", "--input", "tensor"), "runs a")
+    refused(gmmvit_here("convert", path, "--precision", "fp16"), "runs a file only if --model names the file")
+    refused(gmmvit_here("page", path, "--port", "0"), "runs a file only if --model names the file")
+    refused(gmmvit_here("bench", path, "--synthetic"), "runs a file only if --model names the file")
+    assert own_bundle.runs() == before
+
+
+def test_parity_without_the_class_compares_with_the_stored_logits(own_bundle: OwnBundle) -> None:
+    answer = gmmvit_here("parity", own_bundle.bundle.path, "--json")
+    assert answer.status == 0, answer
+    report = json.loads(answer.out)
+    assert report["verdict"] == "passed"
+    checks = {check["name"]: check for check in [*report["checks"], *report["runners"][0]["checks"]]}
+    skipped = {name for name, check in checks.items() if check["verdict"] == "skipped"}
+    assert skipped == {"constants", "reference", "accuracy", "calibration", "served", "localize"}
+    for name in ("constants", "reference", "accuracy", "localize"):
+        assert "only if --model names the file" in checks[name]["summary"]
+    (numbers,) = checks["numeric"]["details"]["sets"]
+    assert (numbers["inputs"], numbers["stored"]) == ("golden", True)
+    assert "from the logits that PyTorch computed at export" in checks["numeric"]["summary"]
+
+
+@pytest.mark.parametrize("times", [3.0, float("nan")])
+def test_stored_logits_find_a_wrong_runner(
+    own_bundle: OwnBundle, times: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = OnnxRuntimeRunner._run
+    monkeypatch.setattr(OnnxRuntimeRunner, "_run", lambda self, batch: run(self, batch) * times)
+    answer = gmmvit_here("parity", own_bundle.bundle.path, "--runner", "onnxruntime", "--report", tmp_path / "a.html")
+    assert answer.status == 1
+    assert "FAILED: " in answer.out.splitlines()[-1]
+    assert "numeric" in answer.out.splitlines()[-1]
+    assert "stored at export" in (tmp_path / "a.html").read_text()
+
+
+def test_bench_without_the_class_expects_the_stored_logits(own_bundle: OwnBundle) -> None:
+    bundle = own_bundle.bundle
+    inputs, stored = stored_inputs(bundle, 20)
+    expected = Expected(bundle, inputs)
+    indices = np.array([0, 15, 19])
+    assert expected.largest(indices, stored[indices]) == 0
+    assert (
+        expected.judged("fp32", for_cpu=True, answers=3, largest=0.0, sha256="").limit > bundle.manifest.float32_noise
+    )
+    assert not expected.judged("fp32", for_cpu=True, answers=3, largest=1e-3, sha256="").right
+    refused(
+        gmmvit_here("bench", bundle.path, "--runner", "onnxruntime", "--data", "digits"),
+        "PyTorch's logits of these images are not known",
+    )
+
+
+@pytest.mark.rest
+def test_bench_measures_without_the_class(own_bundle: OwnBundle) -> None:
+    pytest.importorskip("mlperf_loadgen")
+    options = ("--synthetic", "--batch", "1", "--rounds", "3", "--seconds", "0.1", "--no-roofline", "--samples", "16")
+    answer = gmmvit_here("bench", own_bundle.bundle.path, "--runner", "onnxruntime", *options, "--json")
+    assert answer.status == 0, answer
+    assert json.loads(answer.out)["data"]["name"].startswith("golden inputs of the bundle, repeated: the model is")
+
+
+@pytest.mark.rest
+@pytest.mark.server
+def test_served_logits_are_those_stored_at_export(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    repository = repository_from_bundle(own_bundle.bundle, tmp_path / "models")
+    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
+        for url in (running.grpc_url, running.http_url):
+            with TritonRunner(own_bundle.bundle, url) as runner:
+                report = check_parity(own_bundle.bundle, [runner])
+            assert not report.failed, report.failures()
+            assert report.runners[0].check("served").details["largest"] < 1e-5
+
+
+# ---- the option ------------------------------------------------------------------------------------------------------
+
+
+def test_another_file_is_refused_and_does_not_run(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    other, before = own_file(tmp_path, "# another line"), own_bundle.runs()
+    answer = refused(gmmvit_here("parity", own_bundle.bundle.path, "--model", f"{other}:Net"), "differs from the file")
+    spec = own_bundle.bundle.manifest.spec
+    assert isinstance(spec, CustomSpec)
+    assert spec.code_sha256 in answer
+    assert with_code(tmp_path, "# another line").sha256 in answer
+    assert not (tmp_path / "runs").exists()
+    assert own_bundle.runs() == before
+
+
+def test_the_file_may_have_moved(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    moved = tmp_path / "other_name.py"
+    moved.write_bytes(own_bundle.source.read_bytes())
+    permit_class_of(own_bundle.bundle.manifest.spec, f"{moved}:Net", what="bundle")
+    model_from_bundle(own_bundle.bundle.manifest, own_bundle.bundle.weights_path)
+
+
+def test_an_option_that_does_not_fit_the_bundle(own_bundle: OwnBundle, tensor_bundles: dict, tmp_path: Path) -> None:
+    path, source = own_bundle.bundle.path, own_bundle.source
+    answer = refused(gmmvit_here("parity", path, "--model", f"{source}:Block"), "was exported with the class Net")
+    assert f"type --model {source}:Net" in answer
+    refused(gmmvit_here("parity", path, "--model", "nowhere.py:Net"), "nowhere.py: cannot be read")
+    plain = tensor_bundles["vit_gmm"].path
+    refused(gmmvit_here("parity", plain, "--model", own_bundle.model), "has the family vit")
+    weights = path / "weights.safetensors"
+    refused(
+        gmmvit_here("inspect", weights, "--model", own_bundle.model, "--model-args", '{"depth": 3}'), "--model-args"
+    )
+
+
+@pytest.mark.parametrize("model", ["mine.py", "mine.py:", "mine.py:1Net", ":mine.py"])
+def test_a_file_without_a_class(model: str, own_bundle: OwnBundle, tmp_path: Path) -> None:
+    checkpoint = own_bundle.source.with_name("net.pth")
+    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", "--model", model, *IMAGE, "--input", "tensor")
+    assert "type --model mine.py:CLASS" in refused(answer, "expected FILE.py:CLASS")
+
+
+@pytest.mark.rest
+def test_an_operator_without_a_known_role_keeps_the_class_in_float32(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    checkpoint = own_bundle.source.with_name("net.pth")
+    options = ("--model", own_bundle.model, "--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
+    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", *options, "--precision", "fp16")
+    words = refused(answer, "fp16 needs a known role for each operator; node network.blocks.0.norm/", "runs in fp32")
+    assert "operators of this model without a known role: " in words
+    assert list(tmp_path.iterdir()) == []
+    answer = gmmvit_here("convert", own_bundle.bundle.path, "--precision", "fp16", "--model", own_bundle.model)
+    refused(answer, "fp16 needs a known role for each operator")
+    assert not (own_bundle.bundle.path / "model.fp16.onnx").exists()
+
+
+def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBundle, tmp_path: Path) -> None:
+    before = own_bundle.runs()
+    checkpoint = own_bundle.source.with_name("net.pth")
+    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", "--model", own_bundle.model, "--input", "tensor")
+    assert "type --image-size N and --set channels=N" in refused(answer, "the size and the channels of the images")
+    answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--set", "heads=2")
+    refused(answer, "--set heads does not apply to the class Net")
+    answer = gmmvit_here("inspect", checkpoint, "--model", own_bundle.model, *IMAGE, "--set", "pool=cls")
+    assert "leave --set pool out" in refused(answer, "--set pool=cls does not apply to the class Net")
+    assert own_bundle.runs() == before
+
+
+# ---- files that cannot be used ---------------------------------------------------------------------------------------
+
+BAD_FILES = {
+    "syntax": ("def f(:", "Net", ": the file cannot be run: SyntaxError", ", line "),
+    "raises": (
+        "raise RuntimeError('no luck')",
+        "Net",
+        "cannot be run: RuntimeError: no luck",
+        ", line {first}",
+    ),
+    "exits": ("raise SystemExit(3)", "Net", "the file cannot be run: SystemExit: 3", ", line {first}"),
+    "import": (
+        "import not_here_at_all",
+        "Net",
+        "No module named 'not_here_at_all'",
+        ", line {first}",
+    ),
+    "no class": ("", "Vit", "expected a class Vit that is derived from torch.nn.Module, but the file has no Vit", ""),
+    "function": ("def make(): return Net()", "make", "but make is a function", ""),
+    "no module": ("class Plain: pass", "Plain", "Plain is a class that is not derived from torch.nn.Module", ""),
+    "constructor": (
+        "class Bad(Net):\n    def __init__(self, depth=1, heads=1):\n        raise ValueError('no luck')",
+        "Bad",
+        "the class Bad cannot be built: ValueError: no luck",
+        ", line {third}",
+    ),
+    "argument": ("class Bad(Net):\n    def __init__(self, deep=1): ...", "Bad", "got an unexpected keyword", "depth"),
+    "forward": (
+        "class Bad(Net):\n    def forward(self, x):\n        return self.nothing(x)",
+        "Bad",
+        "cannot compute the logits of images of 3 × 16 × 16: AttributeError",
+        ", line {third}",
+    ),
+    "float64": (
+        "class Bad(Net):\n    def forward(self, x):\n        return super().forward(x.float())",
+        "Bad",
+        "cannot compute float64 logits",
+        ", line ",
+    ),
+    "tuple": ("class Bad(Net):\n    def forward(self, x): return super().forward(x), 1", "Bad", "a tuple of 2", ""),
+    "dict": ("class Bad(Net):\n    def forward(self, x): return {'logits': x}", "Bad", "a dict of 1 values", ""),
+    "rank": (
+        "class Bad(Net):\n    def forward(self, x): return super().forward(x)[None]",
+        "Bad",
+        "shape (1, 2, 5)",
+        "",
+    ),
+    "batch": ("class Bad(Net):\n    def forward(self, x): return super().forward(x)[:1]", "Bad", "shape (1, 5)", ""),
+    "classes": ("class Bad(Net):\n    def forward(self, x): return super().forward(x).argmax(1)", "Bad", "(2,)", ""),
+    "type": ("class Bad(Net):\n    def forward(self, x): return super().forward(x).int()", "Bad", "torch.int32", ""),
+    "rows": (
+        "class Bad(Net):\n    def forward(self, x): return super().forward(x - x.mean(0))",
+        "Bad",
+        "in the class Bad, the logits of an image depend on the other images of the batch",
+        "",
+    ),
+    "random": (
+        "class Bad(Net):\n    def __init__(self, **args):\n        super().__init__(**args)\n"
+        "        self.noise = torch.randn(5)\n    def forward(self, x): return super().forward(x) + self.noise.to(x)",
+        "Bad",
+        "the class holds random values that the checkpoint does not hold",
+        "",
+    ),
+    "softmax": (
+        "class Bad(Net):\n    def forward(self, x): return super().forward(x).softmax(1)",
+        "Bad",
+        "got probabilities, because the class ends in a softmax",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_FILES)
+def test_a_file_that_cannot_be_used(fault: str, own_bundle: OwnBundle, tmp_path: Path) -> None:
+    code, name, message, where = BAD_FILES[fault]
+    source = own_file(tmp_path, code)
+    options = ("--model", f"{source}:{name}", "--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
+    answer = gmmvit_here("export", own_bundle.source.with_name("net.pth"), "-o", tmp_path / "b", *options)
+    lines = source.read_text(encoding="utf-8").splitlines()
+    first = len(lines) - len(code.splitlines()) + 1  # the first line of the code
+    refused(answer, message, where.format(first=first, third=first + 2), "mine.py")
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_error_line_is_that_of_the_file(tmp_path: Path) -> None:
+    file = with_code(tmp_path, "class Bad(Net):\n    def __init__(self):\n        self.x = 1 / 0")
+    lines = file.source.decode().splitlines()
+    with pytest.raises(InputError, match=rf"mine\.py, line {len(lines)}: .*ZeroDivisionError: division by zero"):
+        network_of_class(file, "Bad", {})
+
+
+def test_a_dry_run_reads_the_number_of_classes(tmp_path: Path) -> None:
+    file = with_code(tmp_path, "")
+    assert classes_of(file, "Net", network_of_class(file, "Net", {"classes": 7}), (3, 8, 8)) == 7
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def hints(source: Path, name: str = "Net") -> LoadHints:
+    return LoadHints(model=f"{source}:{name}", model_args=ARGUMENTS, image_size=16, channels=3)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module."])
+def test_a_class_whose_tensors_all_begin_with_model(prefix: str, tmp_path: Path) -> None:
+    wrapper = "class Outer(nn.Module):\n    def __init__(self, **args):\n        super().__init__()\n"
+    wrapper += "        self.model = Net(**args)\n    def forward(self, x):\n        return self.model(x)\n"
+    source = own_file(tmp_path, wrapper)
+    network = save_weights(source, tmp_path / "net.pth", prefix=prefix, cls="Outer", **ARGUMENTS)
+    loaded = load_checkpoint(tmp_path / "net.pth", hints(source, "Outer"))
+    images = torch.randn(2, 3, 16, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model(images), network(images))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("head.bias"), "the file has no tensor head.bias"),
+        (lambda state: state.update(extra=torch.ones(3)), "unknown key extra"),
+        (lambda state: state.update({"head.bias": torch.ones(3)}), "head.bias has shape (3,), expected (5,)"),
+        (lambda state: state.update({"head.bias": torch.ones(5).half()}), "head.bias is torch.float16"),
+        (lambda state: state.update({"head.bias": torch.full((5,), torch.nan)}), "head.bias"),
+    ],
+    ids=["missing", "unknown", "shape", "type", "nan"],
+)
+def test_tensors_that_do_not_fit(change: object, message: str, own_bundle: OwnBundle, tmp_path: Path) -> None:
+    state = dict(own_bundle.network.state_dict())
+    change(state)  # type: ignore[operator]
+    torch.save(state, tmp_path / "net.pth")
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path / "net.pth", hints(own_bundle.source))
+    assert message in str(caught.value)
+
+
+@pytest.mark.rest
+def test_a_loop_over_the_batch_is_refused(tmp_path: Path) -> None:
+    code = "class Loop(Net):\n    def forward(self, x):\n"
+    code += "        return torch.stack([Net.forward(self, row[None])[0] for row in x])\n"
+    source = own_file(tmp_path, code)
+    save_weights(source, tmp_path / "net.pth", **ARGUMENTS)
+    loaded = load_checkpoint(tmp_path / "net.pth", hints(source, "Loop"))
+    with pytest.raises(ExportError, match=r"fixed batch: expected a dynamic first dimension of tensor, got \(2, 3"):
+        onnx_from_model(loaded.model, preprocessing=None, max_batch=8)
+
+
+def test_a_branch_on_the_images_is_refused_in_two_lines(tmp_path: Path) -> None:
+    code = "class Branch(Net):\n    def forward(self, x):\n        if x.sum() > 0:\n            x = 2 * x\n"
+    source = own_file(tmp_path, code + "        return super().forward(x)\n")
+    save_weights(source, tmp_path / "net.pth", **ARGUMENTS)
+    options = ("--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
+    answer = gmmvit_here("export", tmp_path / "net.pth", "-o", tmp_path / "b", "--model", f"{source}:Branch", *options)
+    refused(answer, "the ONNX exporter of torch", "mine.py, line ", ": if x.sum() > 0:")
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+CALLS = {
+    "own scale": ("qkv[0], qkv[1], qkv[2], scale=0.3", 2),
+    "no weights dropped": ("qkv[0], qkv[1], qkv[2], dropout_p=0.5 if self.training else 0.0", 2),
+    "a mask": ("qkv[0], qkv[1], qkv[2], attn_mask=torch.ones(N, N, dtype=torch.bool).tril()", 0),
+    "the future masked": ("qkv[0], qkv[1], qkv[2], is_causal=True", 0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_attention_that_calls_the_fused_function(call: str, tmp_path: Path) -> None:
+    arguments, answered = CALLS[call]
+    source = own_file(tmp_path)
+    code = source.read_text(encoding="utf-8")
+    source.write_text(code.replace("attention(qkv[0], qkv[1], qkv[2])", f"attention({arguments})"), encoding="utf-8")
+    assert arguments in source.read_text(encoding="utf-8")
+    network = save_weights(source, tmp_path / "net.pth", **ARGUMENTS)
+    model = load_checkpoint(tmp_path / "net.pth", hints(source)).model
+    assert len(list(attention_scores(model))) == answered
+    assert model.state_dict().keys() == {f"network.{name}" for name in network.state_dict()}
+    images = torch.randn(3, 3, 16, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), network(images), rtol=0, atol=1e-5)
+
+
+def test_a_module_that_calls_the_fused_function_twice_is_left_alone(tmp_path: Path) -> None:
+    twice = "class Twice(Net):\n    def forward(self, x):\n        x = self.embed(x).flatten(2).transpose(1, 2)\n"
+    twice += "        return self.head(self.blocks[0](self.blocks[0](x)).mean(1))\n"
+    source = own_file(tmp_path, twice)
+    network = save_weights(source, tmp_path / "net.pth", cls="Twice", **ARGUMENTS)
+    model = load_checkpoint(tmp_path / "net.pth", hints(source, "Twice")).model
+    assert not list(attention_scores(model))
+    images = torch.randn(3, 3, 16, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(images), network(images), rtol=0, atol=0)
+
+
+def test_the_graph_declares_its_attentions(own_bundle: OwnBundle) -> None:
+    graph = onnx.load(own_bundle.bundle.onnx_path).graph
+    assert set(roles_of(graph)) == {node.name for node in graph.node}
+    attentions = attentions_of(graph)
+    assert [attention.name for attention in attentions] == [
+        f"network.blocks.{block}.attn.answered_attention" for block in range(ARGUMENTS["depth"])
+    ]
+    assert all(attention.known for attention in attentions)
+
+
+# ---- the spec --------------------------------------------------------------------------------------------------------
+
+
+def test_a_spec_alone_runs_nothing() -> None:
+    with pytest.raises(InputError, match="runs a file only if --model names the file; expected a file with the SHA"):
+        model_from_spec(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("code_sha256", "00"),
+        ("code_sha256", None),
+        ("code_file", ""),
+        ("class_name", 3),
+        ("model_args", [1]),
+        ("mask", {"kind": "elm", "kernels": 0, "shared": False, "closed_form": False}),
+    ],
+)
+def test_a_spec_that_contradicts_itself(field: str, value: object) -> None:
+    with pytest.raises(SpecError):
+        spec_from_json({**spec_to_json(SPEC), field: value})

@@ -1,0 +1,266 @@
+"""The contract of every family, tested on its small models and on its golden checkpoints.
+
+``pytest tests/models/families -k NAME`` runs the tests of a family. A new family is tested once it is in `FAMILIES` and
+has a folder of golden files (`tests.conftest.MANIFEST`); nothing here names a family.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, get_args
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.export import variants
+from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.graphs.roles import role_disagreements
+from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
+from gmmvit_deploy.models.families.family import Family, small_mask
+from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
+from gmmvit_deploy.models.layers.attention import attention_names
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
+from gmmvit_deploy.parity.localize import blocks_of, last_tensors
+from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.suspects import explain, suspects
+from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
+from gmmvit_deploy.reports.pictures.mask_images import sheet
+from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
+from gmmvit_deploy.runtimes.kernels.matcher import Refusal
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from tests.conftest import MANIFEST, NAMES, Golden, golden
+from tests.exact import assert_same_logits, exact_logits
+from tests.models.families.small_models import (
+    FAMILY_EXAMPLES,
+    MAX_BATCH,
+    SMALL,
+    Small,
+    SmallExports,
+    failing_rules,
+    require_logits_of_precision,
+)
+
+OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
+each_small = pytest.mark.parametrize("small", SMALL, ids=str)
+each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+def _id(name: str) -> str:
+    family = str(MANIFEST[name]["family"])
+    return name if name.startswith(family) else f"{family}-{name}"  # so that -k FAMILY selects it
+
+
+@cache
+def loaded_checkpoint(name: str) -> LoadedCheckpoint:
+    return load_checkpoint(golden(name).path, golden(name).hints)
+
+
+@pytest.fixture(params=NAMES, ids=_id)
+def case(request: pytest.FixtureRequest) -> Golden:
+    return golden(request.param)
+
+
+# ---- golden checkpoints --------------------------------------------------------------------------------------------
+
+
+def test_golden_logits(case: Golden) -> None:
+    loaded = loaded_checkpoint(case.name)
+    with torch.inference_mode():
+        logits = loaded.model(torch.from_numpy(case.inputs)).numpy()
+    np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
+
+
+def test_golden_checkpoint_is_what_its_manifest_states(case: Golden) -> None:
+    loaded, entry = loaded_checkpoint(case.name), MANIFEST[case.name]
+    assert loaded.spec.family == entry["family"]
+    assert input_shape(loaded.spec) == case.inputs.shape[1:]
+    assert loaded.spec.classes == case.logits.shape[1]
+    assert loaded.spec.mask.kind == entry["mask"]
+    assert loaded.trainable_parameters == entry["trainable_parameters"]
+
+
+def test_folding_keeps_golden_logits(case: Golden) -> None:
+    folded = fold(loaded_checkpoint(case.name).model)
+    with torch.inference_mode():
+        logits = folded.model(torch.from_numpy(case.inputs)).numpy()
+    np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
+
+
+@each_family
+def test_has_golden_files(family: Family) -> None:
+    if family.name == "hugging_face":
+        pytest.skip("transformers writes the folders of tests/hugging_face, and computes the expected logits there")
+    assert any(MANIFEST[name]["family"] == family.name for name in NAMES)
+
+
+# ---- the record ----------------------------------------------------------------------------------------------------
+
+
+@each_family
+def test_record_agrees_with_its_spec(family: Family) -> None:
+    assert family.mask_kinds
+    assert family.sources
+    for kind, spec in family.small_specs().items():
+        assert (spec.family, spec.mask.kind) == (family.name, kind)
+        assert family_of(spec) is family
+        assert spec_from_json(spec_to_json(spec)) == spec
+    for spec in family.variants().values():
+        assert family_of(spec) is family
+        assert spec_from_json(spec_to_json(spec)) == spec
+    for kind in set(get_args(MaskKind)) - set(family.mask_kinds):
+        with pytest.raises(SpecError):
+            family.small(small_mask(kind))
+
+
+def test_names_of_families_and_presets_are_unique() -> None:
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    assert len(PRESETS) == sum(len(family.presets) for family in FAMILIES)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_builds(name: str) -> None:
+    with torch.device("meta"):
+        model = model_from_spec(preset_spec(name, classes=10, image_size=32, mask=MaskSpec()))
+    assert model.spec.classes == 10
+
+
+@pytest.mark.cases
+@each_small
+def test_each_source_names_every_tensor_once(small: Small) -> None:
+    state = small.model().state_dict()
+    for source in small.family.sources:
+        assert source.tensors(small.spec).keys() == state.keys(), source.name
+
+
+# ---- folding -------------------------------------------------------------------------------------------------------
+
+
+@each_small
+def test_folding_keeps_logits(small: Small) -> None:
+    model, images = small.model(), small.images()
+    folded = fold(model)
+    assert all(step.is_constant for _, scores in attention_scores(folded.model) for _, step in scores.steps())
+    with torch.inference_mode():
+        trained = model(torch.from_numpy(images)).numpy()
+        logits = folded.model(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(logits, trained, rtol=0, atol=2e-5 * max(1.0, float(np.abs(trained).max())))
+    assert (small.family.last_block(small.spec) is not None) == bool(folded.passes["narrow_last_block"])
+    for quantized in (False, True):
+        engine = fold_for_engines(folded, engine_passes(small.spec, quantized=quantized))
+        assert_same_logits(exact_logits(engine.model, images), exact_logits(folded.model, images))
+
+
+# ---- export --------------------------------------------------------------------------------------------------------
+
+
+@each_small
+def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
+    bundle, images = small_exports.bundle(small), small.images()
+    assert bundle.manifest.spec == small.spec
+    with torch.inference_mode():
+        trained = small.model()(torch.from_numpy(images)).numpy()
+        again = model_from_bundle(bundle.manifest, bundle.weights_path)(torch.from_numpy(images)).numpy()
+    np.testing.assert_array_equal(again, trained)
+    with OnnxRuntimeRunner(bundle) as runner:
+        noise = Noise(largest=bundle.manifest.float32_noise, rms=0.0, scale=float(np.abs(trained).max()))
+        allowed = limit_from_noise(noise).largest + bundle.manifest.float32_noise
+        np.testing.assert_allclose(runner.run(images), trained, rtol=0, atol=allowed)
+
+
+@each_small
+def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
+    bundle = small_exports.bundle(small)  # exported with rules that raise
+    assert "the cross-check of the declared roles failed" in " ".join(bundle.manifest.role_disagreements)
+    graph = onnx.load(bundle.onnx_path).graph
+    assert [node.name for node in graph.node if declared_role(node) is None] == []
+    assert role_disagreements(graph) == ()
+
+
+@each_small
+def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_exports: SmallExports) -> None:
+    matches = attentions_of_kernel(onnx.load(small_exports.bundle(small).onnx_path))
+    attentions = list(attention_names(small.model()))
+    assert [match.name for match in matches] == attentions
+    assert all(match.reason for match in matches if isinstance(match, Refusal))
+
+
+@pytest.mark.parametrize("precision", OTHER_PRECISIONS)
+@pytest.mark.parametrize(
+    "small",
+    [
+        pytest.param(small, id=str(small), marks=[pytest.mark.rest] if small.variant else [])
+        for small in FAMILY_EXAMPLES
+    ],
+)
+def test_each_precision_exports(
+    small: Small, precision: Precision, small_exports: SmallExports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = small.model(), small.images()
+
+    def exported_once(folded: Any, **options: Any) -> onnx.ModelProto:
+        return small_exports.graph(small, precision, folded)
+
+    monkeypatch.setattr(variants, "onnx_from_model", exported_once)
+    calibration = [images, small.images(2)] if precision in QUANTIZED else None
+    with failing_rules():
+        prepared = variants.graph_from_model(
+            model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
+        )
+    roles = {declared_role(node) for node in prepared.proto.graph.node}
+    assert roles <= {*POLICY, "shape"}
+    require_logits_of_precision(prepared.proto, precision, model, images)
+
+
+# ---- parity and pictures -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.first(6)
+@each_small
+def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExports) -> None:
+    bundle, images = small_exports.bundle(small), small.images()
+    reference = Reference(bundle)
+    trained, _ = reference.logits(images)
+    limit = 1e-6 * float(np.abs(trained).max())
+    given = dict(suspects(bundle, reference, images))
+    own = {name for name, change in small.family.mistakes if change(small.model())}
+    assert own <= set(given)
+    for name, logits in given.items():
+        if float(np.abs(logits - trained).max()) < 100 * limit:
+            assert name not in own, f"{name}: the mistake changes nothing in the small model"
+            continue
+        named = explain(bundle, reference, images, logits, limit, mistakes=given.items())
+        # For two mistakes with the same logits the first is reported.
+        assert named, name
+        np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")
+
+
+@pytest.mark.first(2)
+@each_small
+def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Small, small_exports: SmallExports) -> None:
+    model = small.model()
+    blocks = blocks_of(model)
+    ran: list[str] = []
+    for name in blocks:
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
+    model(torch.from_numpy(small.images()))
+    assert ran == list(blocks)
+    inside = [name for name in attention_names(model) if any(f"{name}.".startswith(f"{block}.") for block in blocks)]
+    assert inside == list(attention_names(model))
+    assert list(last_tensors(onnx.load(small_exports.bundle(small).onnx_path), blocks)) == list(blocks)
+
+
+@each_small
+def test_masks_are_drawn(small: Small) -> None:
+    layers = masks_of(small.model())
+    assert bool(layers) == (small.kind not in ("plain", "decay"))  # decay is a bias on the scores, not a mask
+    if layers:
+        assert sheet(layers, title=str(small)).width > 0

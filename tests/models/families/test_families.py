@@ -1,0 +1,159 @@
+"""Shapes that no golden file has, for the four families beside ViT: trained and folded against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
+from tests.exact import exact_logits
+from tests.models.families.oracle import logits_of
+from tests.models.families.test_vit import MASKS
+
+
+@st.composite
+def swin_specs(draw: st.DrawFn) -> SwinSpec:
+    window, stages = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    patch = draw(st.integers(1, 2))
+    windows = draw(st.integers(1, 2))
+    heads = draw(st.integers(1, 2))
+    return SwinSpec(
+        image_size=patch * window * windows * 2 ** (stages - 1),
+        patch_size=patch,
+        classes=draw(st.integers(1, 4)),
+        dim=heads * draw(st.integers(1, 3)),
+        depths=tuple(draw(st.integers(1, 2)) for _ in range(stages)),
+        heads=tuple(heads for _ in range(stages)),
+        window=window,
+        mlp_dims=tuple(draw(st.integers(1, 5)) for _ in range(stages)),
+        mask=draw(st.sampled_from([mask for mask in MASKS if mask.kind != "elm"])),
+    )
+
+
+@st.composite
+def cait_specs(draw: st.DrawFn) -> CaiTSpec:
+    patch = draw(st.integers(1, 2))
+    return CaiTSpec(
+        image_size=patch * draw(st.integers(1, 3)),
+        patch_size=patch,
+        classes=draw(st.integers(1, 4)),
+        dim=draw(st.integers(2, 6)),
+        depth=draw(st.integers(1, 2)),
+        class_depth=draw(st.integers(1, 2)),
+        heads=draw(st.integers(1, 3)),
+        head_dim=draw(st.integers(1, 4)),
+        mlp_dim=draw(st.integers(1, 5)),
+        mask=draw(st.sampled_from(MASKS)),
+    )
+
+
+@st.composite
+def pit_specs(draw: st.DrawFn) -> PiTSpec:
+    patch, stages = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    return PiTSpec(
+        image_size=patch * draw(st.integers(1, 5)),
+        patch_size=patch,
+        classes=draw(st.integers(1, 4)),
+        dim=draw(st.integers(2, 4)),
+        depths=tuple(draw(st.integers(1, 2)) for _ in range(stages)),
+        heads=tuple(draw(st.integers(1, 2)) for _ in range(stages)),
+        head_dim=draw(st.integers(1, 4)),
+        mlp_dims=tuple(draw(st.integers(1, 5)) for _ in range(stages)),
+        mask=draw(st.sampled_from(MASKS)),
+    )
+
+
+@st.composite
+def t2t_specs(draw: st.DrawFn) -> T2TSpec:
+    token_layers = draw(st.integers(1, 2))
+    return T2TSpec(
+        image_size=2 ** (token_layers + 1) * draw(st.integers(1, 2)),
+        classes=draw(st.integers(1, 4)),
+        dim=draw(st.integers(2, 6)),
+        depth=draw(st.integers(1, 2)),
+        heads=draw(st.integers(1, 2)),
+        head_dim=draw(st.integers(1, 3)),
+        mlp_dim=draw(st.integers(1, 5)),
+        token_layers=token_layers,
+        token_dim=draw(st.integers(1, 4)),
+        token_mlp_dim=draw(st.integers(1, 4)),
+        mask=draw(st.sampled_from(MASKS)),
+    )
+
+
+def check(spec: ModelSpec, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = model_from_spec(spec).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))  # so that no bias is 0 and no norm weight is 1
+        for name, buffer in model.named_buffers():
+            if name == "position_embedding":
+                buffer.normal_()
+    image = torch.randn(1, 3, spec.image_size, spec.image_size)
+    state = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    expected = logits_of(spec, state, image[0].numpy())
+    trained, folded = exact_logits(model, image), exact_logits(fold(model.double()).model, image)
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(trained[0], expected, rtol=0, atol=1e-11 * scale)
+    np.testing.assert_allclose(folded[0], expected, rtol=0, atol=1e-11 * scale)
+
+
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(spec=swin_specs(), seed=st.integers(0, 2**16))
+@FEW
+def test_swin(spec: SwinSpec, seed: int) -> None:
+    check(spec, seed)
+
+
+@given(spec=cait_specs(), seed=st.integers(0, 2**16))
+@FEW
+def test_cait(spec: CaiTSpec, seed: int) -> None:
+    check(spec, seed)
+
+
+@given(spec=pit_specs(), seed=st.integers(0, 2**16))
+@FEW
+def test_pit(spec: PiTSpec, seed: int) -> None:
+    check(spec, seed)
+
+
+@pytest.mark.rest
+@given(spec=t2t_specs(), seed=st.integers(0, 2**16))
+@FEW
+def test_t2t(spec: T2TSpec, seed: int) -> None:
+    check(spec, seed)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(
+            SwinSpec(
+                image_size=16,
+                patch_size=1,
+                classes=3,
+                dim=4,
+                depths=(2, 2),
+                heads=(2, 2),
+                window=4,
+                mlp_dims=(4, 4),
+                mask=MaskSpec(kind="gmm", kernels=2),
+            ),
+            id="swin, 16 windows shifted",
+        ),
+    ],
+)
+def test_larger_models(spec: ModelSpec) -> None:
+    check(spec, 0)

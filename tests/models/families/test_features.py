@@ -1,0 +1,59 @@
+"""Features of every family: the values that the classifier head reads, also after folding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.families import FAMILIES
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.specs import input_shape
+
+FAMILY_SPECS = {
+    f"{family.name}-{kind}": (family, spec)
+    for family in FAMILIES
+    if family.name not in ("custom", "timm")  # other packages build these networks
+    for kind, spec in {**family.small_specs(), **family.variants()}.items()
+}
+
+
+def read_by_the_head(model: Model, images: torch.Tensor) -> torch.Tensor:
+    """Return the input of the model's last linear layer."""
+    caught: list[torch.Tensor] = []
+    _, head = next(iter(model.classifier_heads()))
+    handle = head.register_forward_pre_hook(lambda _, arguments: caught.append(arguments[0]))
+    model(images)
+    handle.remove()
+    return caught[0]
+
+
+@pytest.mark.parametrize("case", FAMILY_SPECS, ids=str)
+@torch.no_grad()
+def test_features_are_what_the_head_reads_and_folding_keeps_them(case: str) -> None:
+    family, spec = FAMILY_SPECS[case]
+    model = family.build(spec).eval().double()
+    images = torch.randn(2, *input_shape(spec), dtype=torch.float64)
+    logits = model(images)
+    model.outputs = ("logits", "features")
+    answers = model.answers(images)
+    assert answers[0].equal(logits)
+    assert answers[1].equal(read_by_the_head(model, images))
+    folded = fold(model.float()).model
+    assert folded.outputs == ("logits", "features")
+    torch.testing.assert_close(folded.answers(images.float())[1].double(), answers[1], rtol=0, atol=1e-4)
+
+
+def test_a_network_that_shows_no_features() -> None:
+    class Classifier(Model):
+        def logits_and_features(self, images: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return self.head(images), None
+
+    model = Classifier()
+    model.spec, model.head = next(iter(FAMILY_SPECS.values()))[1], nn.Linear(3, 2)
+    assert model(torch.zeros(1, 3)).shape == (1, 2)
+    model.outputs = ("features",)
+    with pytest.raises(SpecError, match="the network has no features"):
+        model(torch.zeros(1, 3))

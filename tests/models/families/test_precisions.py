@@ -1,0 +1,56 @@
+"""Networks that differ from the small model of their family, in every other precision.
+
+`test_contract.test_each_precision_exports` exports a small model of each family. Some families have networks with other
+operators, which no small model of the contract has: the other releases of RMT, DeepViT without convolutions before the
+patches, and the networks of vit-pytorch. A golden file of RMT has too many operators for a test of 4 precisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.models.families.family import small_mask
+from gmmvit_deploy.models.families.rmt import RMT
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
+from tests.conftest import golden
+from tests.models.families.small_models import distinct_model, failing_rules, random_images, require_logits_of_precision
+
+RELEASES: dict[str, dict[str, Any]] = {
+    "rmt-2023": {"release": "2023", "projection_dim": 0},
+    "rmt-token_label": {"release": "token_label"},
+}
+"""Name of a small RMT → the fields in which its spec differs from that of the contract, which is of 2024."""
+GOLDEN = ("deepvit_patch", "vp_vit", "vp_simple_vit", "vp_spt_lsa", "vp_cait")
+
+
+def model_and_images(name: str) -> tuple[Model, np.ndarray]:
+    if name in RELEASES:
+        small: Any = RMT.small(small_mask("decay"))
+        spec = replace(small, **RELEASES[name])
+        return distinct_model(spec), random_images(spec)
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints).model, case.inputs
+
+
+@pytest.mark.first(1)
+@pytest.mark.export
+@pytest.mark.parametrize("precision", [precision for precision in PRECISIONS if precision != "fp32"])
+@pytest.mark.parametrize("name", [*RELEASES, *GOLDEN])
+def test_each_precision_exports(name: str, precision: Precision) -> None:
+    """fp16 and bf16 share an export, and so do int8 and fp8: a test without `monkeypatch` reads shared exports."""
+    model, images = model_and_images(name)
+    calibration = [images] if precision in QUANTIZED else None
+    with failing_rules():
+        prepared = graph_from_model(model, precision, preprocessing=None, max_batch=8, calibration=calibration)
+    assert {declared_role(node) for node in prepared.proto.graph.node} <= {*POLICY, "shape"}
+    share = require_logits_of_precision(prepared.proto, precision, model, images)
+    assert share < (0.25 if precision in QUANTIZED else 0.05)

@@ -1,0 +1,431 @@
+"""Resize models of timm to another image size, and compare the logits with networks that other code resized."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
+from gmmvit_deploy.checkpoints.report import describe_checkpoint
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
+from gmmvit_deploy.models.families import spec_from_json, spec_to_json
+from gmmvit_deploy.models.families.timm.resizing import resized_model
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.specs import Interpolation, MaskSpec
+from tests.conftest import golden
+
+timm = pytest.importorskip("timm")
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "timm"
+RECORDS = json.loads((GOLDEN / "manifest.json").read_text())
+SIZE = 48
+EXACT = {"rtol": 0.0, "atol": 1e-12}  # float64: both sides copy the same float32 tensors
+
+
+@functools.cache
+def loaded(name: str, **more: Any) -> LoadedCheckpoint:
+    hints = dict(RECORDS[name]["hints"])
+    if "head" in hints:
+        hints["head"] = str(GOLDEN / hints["head"])
+    return load_checkpoint(GOLDEN / RECORDS[name]["file"], LoadHints(**{**hints, **more}))
+
+
+def tensors_of(name: str) -> dict[str, Tensor]:
+    return dict(read_checkpoint(GOLDEN / RECORDS[name]["file"], RECORDS[name]["hints"].get("weights")).tensors)
+
+
+def built(name: str, size: int = SIZE, **more: Any) -> Any:
+    """The network that timm builds at the new size."""
+    build = RECORDS[name]["build"]
+    return timm.create_model(build["architecture"], **{**build["model_args"], "img_size": size, **more})
+
+
+def images(size: int = SIZE) -> Tensor:
+    return torch.randn(3, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def logits(model: nn.Module, size: int = SIZE) -> Tensor:
+    with torch.no_grad():
+        out: Tensor = copy.deepcopy(model).double().eval()(images(size))
+    return out
+
+
+def by_classic_code(positions: Tensor, prefix: int, rows: int, **how: Any) -> Tensor:
+    """Resample as the classic codes do: ``how`` are arguments of ``interpolate``."""
+    side = round((positions.shape[1] - prefix) ** 0.5)
+    patches = positions[:, prefix:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    patches = nn.functional.interpolate(patches, mode="bicubic", **how)
+    assert patches.shape[-2:] == (rows, rows)
+    return torch.cat([positions[:, :prefix], patches.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(
+    ("name", "size", "prefix", "also"),
+    [
+        ("timm_vit", 48, 1, {}),
+        ("timm_vit", 24, 1, {}),
+        ("timm_deit_distilled", 48, 2, {"interpolation": "timm"}),
+        ("timm_vit_registers", 48, 0, {}),
+        ("timm_vit_qk_norm", 48, 1, {"interpolation": "timm"}),
+        ("timm_cait", 48, 0, {"interpolation": "timm"}),
+    ],
+)
+def test_equals_timm_with_positions_of_timm(name: str, size: int, prefix: int, also: dict[str, Any]) -> None:
+    from timm.layers import resample_abs_pos_embed
+
+    network, tensors = built(name, size), tensors_of(name)
+    grid = list(network.patch_embed.grid_size)
+    tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], grid, num_prefix_tokens=prefix)
+    network.load_state_dict(tensors, strict=True)
+    ours = loaded(name, resize_to=size, **also)
+    torch.testing.assert_close(logits(ours.model, size), logits(network, size), **EXACT)
+    assert isinstance(ours.spec, TimmSpec)
+    assert (ours.spec.image_shape, ours.spec.resized_from) == ((size, size), (32, 32))
+    assert ours.spec.interpolation == "timm"
+
+
+@pytest.mark.rest
+def test_the_default_for_a_file_of_deit_is_deits_algorithm() -> None:
+    network, tensors = built("timm_deit_distilled"), tensors_of("timm_deit_distilled")
+    tensors["pos_embed"] = by_classic_code(tensors["pos_embed"], 2, 6, size=(6, 6), align_corners=False)
+    network.load_state_dict(tensors, strict=True)
+    ours = loaded("timm_deit_distilled", resize_to=SIZE)
+    assert ours.spec.interpolation == "deit"  # type: ignore[attr-defined]
+    torch.testing.assert_close(logits(ours.model), logits(network), **EXACT)
+
+
+@pytest.mark.rest
+def test_the_default_for_a_file_of_dino_is_dinos_algorithm() -> None:
+    network, tensors = built("dino_linear"), tensors_of("dino_linear")
+    scale = (6 + 0.1) / 4
+    tensors["pos_embed"] = by_classic_code(tensors["pos_embed"], 1, 6, scale_factor=(scale, scale))
+    network.load_state_dict(tensors, strict=True)
+    head = read_checkpoint(GOLDEN / "dino_linear.pth", None).tensors
+    weight, bias = (next(v for k, v in head.items() if k.endswith(part)).double() for part in ("weight", "bias"))
+    with torch.no_grad():
+        outputs = (
+            network.double()
+            .eval()
+            .get_intermediate_layers(
+                images(), n=RECORDS["dino_linear"]["build"]["n_last_blocks"], return_prefix_tokens=True, norm=True
+            )
+        )
+        expected = torch.cat([prefix[:, 0] for _, prefix in outputs], dim=-1) @ weight.T + bias
+    ours = loaded("dino_linear", resize_to=SIZE)
+    assert ours.spec.interpolation == "dino"  # type: ignore[attr-defined]
+    torch.testing.assert_close(logits(ours.model), expected, **EXACT)
+
+
+def test_the_convolution_stem_equals_torchvision() -> None:
+    models = pytest.importorskip("torchvision").models.vision_transformer
+    build = dict(RECORDS["torchvision_vit_conv_stem"]["build"])
+    stem = [models.ConvStemConfig(**config) for config in build.pop("conv_stem_configs")]
+    network = models.VisionTransformer(**{**build, "image_size": SIZE}, conv_stem_configs=stem)
+    tensors = models.interpolate_embeddings(SIZE, build["patch_size"], tensors_of("torchvision_vit_conv_stem"))
+    network.load_state_dict(tensors, strict=True)
+    ours = loaded("torchvision_vit_conv_stem", resize_to=SIZE)
+    assert ours.spec.interpolation == "torchvision"  # type: ignore[attr-defined]
+    torch.testing.assert_close(logits(ours.model), logits(network), **EXACT)
+
+
+@pytest.mark.rest
+def test_each_algorithm_gives_another_network() -> None:
+    algorithms: tuple[Interpolation, ...] = ("timm", "torchvision", "deit", "dino")
+    outputs = [logits(loaded("timm_deit_distilled", resize_to=SIZE, interpolation=name).model) for name in algorithms]
+    for index, first in enumerate(outputs):
+        for second in outputs[:index]:
+            assert (first - second).abs().max() > 1e-3
+
+
+def saved(folder: Path, network: nn.Module) -> Path:
+    """Write the state dict of a network, with positions and tables of unit variance; timm begins with small numbers."""
+    with torch.no_grad():
+        torch.manual_seed(0)
+        for name, parameter in network.named_parameters():
+            if name.endswith(("pos_embed", "relative_position_bias_table")):
+                parameter.normal_()
+    path = folder / "weights.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+BEIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
+SMALL: Mapping[str, tuple[str, dict[str, Any], int, int]] = {
+    "beit": ("beit_base_patch16_224", BEIT, 32, 48),
+    "beit with positions": ("beit_base_patch16_224", BEIT | {"use_abs_pos_emb": True}, 32, 48),
+    "swin": (
+        "swin_tiny_patch4_window7_224",
+        {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "num_classes": 5},
+        32,
+        48,
+    ),
+    "swin, the last window grows": (
+        "swin_tiny_patch4_window7_224",
+        {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 8, "num_classes": 5},
+        16,
+        32,
+    ),
+    "relpos": (
+        "vit_relpos_small_patch16_224",
+        {
+            "patch_size": 8,
+            "embed_dim": 24,
+            "depth": 2,
+            "num_heads": 3,
+            "num_classes": 5,
+            "rel_pos_dim": None,
+            "rel_pos_type": "bias",
+        },
+        32,
+        48,
+    ),
+}
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("case", SMALL)
+def test_tables_equal_those_of_timms_loading(case: str, tmp_path: Path) -> None:
+    """For Swin and BEiT, timm resizes tables when it loads a file; for relpos, the test calls timm's function."""
+    from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
+    from timm.models import beit, swin_transformer
+
+    architecture, model_args, old, new = SMALL[case]
+    path = saved(tmp_path, timm.create_model(architecture, **model_args, img_size=old))
+    network = timm.create_model(architecture, **model_args, img_size=new)
+    tensors = torch.load(path, weights_only=True)
+    if case == "relpos":
+        for name in [key for key in tensors if key.endswith("relative_position_bias_table")]:
+            tensors[name] = resize_rel_pos_bias_table(
+                tensors[name], new_window_size=(6, 6), new_bias_shape=network.state_dict()[name].shape
+            )
+    else:
+        module = beit if case.startswith("beit") else swin_transformer
+        tensors = module.checkpoint_filter_fn(tensors, network)
+    network.load_state_dict(tensors, strict=True)
+    ours = load_checkpoint(
+        path,
+        LoadHints(model=architecture, model_args=model_args, image_size=old, resize_to=new, interpolation="timm"),
+    )
+    torch.testing.assert_close(logits(ours.model, new), logits(network, new), **EXACT)
+    assert ours.spec.interpolation == ("timm" if "positions" in case else None)  # type: ignore[attr-defined]
+
+
+@pytest.mark.rest
+def test_the_windows_of_swin_stay_and_so_do_the_tables() -> None:
+    before, after = loaded("timm_swin"), loaded("timm_swin", resize_to=SIZE)
+    assert after.spec.resizing == "resized from 32 × 32 to 48 × 48 pixels"
+    for name, tensor in before.model.state_dict().items():
+        assert tensor.equal(after.model.state_dict()[name]), name
+
+
+@pytest.mark.rest
+def test_positions_of_a_pit_lie_over_rows_and_columns(tmp_path: Path) -> None:
+    args = {"base_dims": [8, 8, 8], "depth": [1, 1, 1], "heads": [1, 2, 4], "num_classes": 5}
+    path = saved(tmp_path, timm.create_model("pit_ti_224", **args, img_size=64))
+    hints = LoadHints(model="pit_ti_224", model_args=args, image_size=64, resize_to=96, interpolation="timm")
+    network, tensors = timm.create_model("pit_ti_224", **args, img_size=96), torch.load(path, weights_only=True)
+    shape = network.pos_embed.shape
+    assert shape[2:] != tensors["pos_embed"].shape[2:]
+    tensors["pos_embed"] = nn.functional.interpolate(
+        tensors["pos_embed"], size=shape[2:], mode="bicubic", antialias=True
+    )
+    network.load_state_dict(tensors, strict=True)
+    torch.testing.assert_close(logits(load_checkpoint(path, hints).model, 96), logits(network, 96), **EXACT)
+
+
+def test_resizes_to_images_that_are_not_square() -> None:
+    from timm.layers import resample_abs_pos_embed
+
+    model = resized_model(loaded("timm_vit").model, (24, 40), "timm")  # type: ignore[arg-type]
+    network, tensors = built("timm_vit", (24, 40)), tensors_of("timm_vit")  # type: ignore[arg-type]
+    tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], [6, 10])
+    network.load_state_dict(tensors, strict=True)
+    batch = torch.randn(2, 3, 24, 40, dtype=torch.float64)
+    torch.testing.assert_close(copy.deepcopy(model).double()(batch), network.double().eval()(batch), **EXACT)
+    # The same number of patches: 6 × 10 and 10 × 6. The positions belong to the grid, not to the number.
+    turned = resized_model(model, (40, 24), "timm")
+    assert not turned.network.pos_embed.equal(model.network.pos_embed)  # type: ignore[arg-type]
+
+
+MASKED = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
+
+
+def masked_file(folder: Path, kind: str, form: str, **more: Any) -> Path:
+    from gmmvit_deploy.timm import add_masks
+
+    architecture = more.pop("architecture", "vit_tiny_patch16_224")
+    network = timm.create_model(architecture, **{**MASKED, **more}, img_size=32)
+    torch.manual_seed(0)
+    masked = add_masks(network, kind=kind, kernels=3, form=form)  # type: ignore[arg-type]
+    path = folder / "masked.pth"
+    torch.save(masked.state_dict(), path)
+    return path
+
+
+def masked_hints(form: str, **more: Any) -> LoadHints:
+    closed = True if form == "closed" else None
+    architecture = more.pop("architecture", "vit_tiny_patch16_224")
+    return LoadHints(
+        model=architecture, image_size=32, model_args=more.pop("model_args", MASKED), closed_form=closed,
+        resize_to=48, interpolation="timm", **more,
+    )  # fmt: skip
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(("kind", "form"), [("gmm", "closed"), ("decay", "closed")])
+def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path: Path) -> None:
+    from timm.layers import resample_abs_pos_embed
+
+    from gmmvit_deploy.timm import add_masks
+
+    path = masked_file(tmp_path, kind, form)
+    ours = load_checkpoint(path, masked_hints(form if kind == "gmm" else "stored"))
+    network = add_masks(
+        timm.create_model("vit_tiny_patch16_224", **MASKED, img_size=48), kind=kind, kernels=3, form=form
+    )  # type: ignore[arg-type]
+    tensors = torch.load(path, weights_only=True)
+    tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], [6, 6])
+    network.load_state_dict(tensors, strict=True)
+    torch.testing.assert_close(logits(ours.model), logits(network), rtol=0, atol=1e-11)
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("kind", "form", "reason"), [("elm", "stored", "an elementwise learnable mask"), ("gmm", "stored", "the base mask")]
+)
+def test_masks_of_the_grid_of_training_are_refused(kind: str, form: str, reason: str, tmp_path: Path) -> None:
+    path = masked_file(tmp_path, kind, form)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load_checkpoint(path, masked_hints(form))
+    assert str(caught.value).startswith(f"{path}: --resize-to 48: ")
+    assert "leave --resize-to out" in caught.value.hint
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("kind", ["elm", "gmm"])
+def test_masks_inside_windows_that_stay_are_kept(kind: str, tmp_path: Path) -> None:
+    model_args = {**SMALL["swin"][1], "depths": [2], "num_heads": [2]}
+    network = timm.create_model("swin_tiny_patch4_window7_224", **model_args, img_size=32)
+    from gmmvit_deploy.timm import add_masks
+
+    path = tmp_path / "masked.pth"
+    torch.save(add_masks(network, kind=kind, kernels=3, form="stored").state_dict(), path)  # type: ignore[arg-type]
+    ours = load_checkpoint(
+        path, masked_hints("stored", architecture="swin_tiny_patch4_window7_224", model_args=model_args)
+    )
+    assert ours.spec.mask.kind == kind
+    assert ours.spec.image_shape == (48, 48)
+    assert logits(ours.model).isfinite().all()
+
+
+def refused(name: str, **more: Any) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        loaded(name, **more)
+    return caught.value
+
+
+def test_asks_for_the_algorithm_if_the_code_is_not_known() -> None:
+    error = refused("timm_vit_qk_norm", resize_to=SIZE)
+    assert "timm_vit_qk_norm.pth: --resize-to 48: the file does not show which code wrote the file" in str(error)
+    assert "add --set interpolation" in error.hint
+    assert "timm, torchvision, deit, dino" in error.hint
+
+
+def test_refuses_the_size_that_the_model_has() -> None:
+    error = refused("timm_vit", resize_to=32)
+    assert "already takes images of 32 × 32 pixels, so nothing would change" in str(error)
+    assert error.hint == "leave --resize-to out"
+
+
+@pytest.mark.rest
+def test_refuses_a_tensor_without_a_rule_by_its_name(tmp_path: Path) -> None:
+    args = {"embed_dim": [16, 16, 16], "depth": [1, 1, 1], "num_heads": [1, 1, 1], "key_dim": 8, "num_classes": 5}
+    path = saved(tmp_path, timm.create_model("levit_128", **args, img_size=64))
+    hints = LoadHints(model="levit_128", model_args=args, image_size=64, resize_to=96, interpolation="timm")
+    with pytest.raises(CheckpointError, match=r"the tensor network\.stages\.0\.blocks\.0\.attn\.attention_biases has"):
+        load_checkpoint(path, hints)
+
+
+def test_refuses_an_algorithm_that_is_defined_for_squares_only() -> None:
+    with pytest.raises(InputError, match="--set interpolation=deit is defined only for a square new grid"):
+        resized_model(loaded("timm_vit").model, (24, 40), "deit")  # type: ignore[arg-type]
+
+
+def test_refuses_a_size_that_timm_refuses() -> None:
+    error = refused("timm_swin", resize_to=1)
+    assert "--resize-to 1: timm model swin_tiny_patch4_window7_224 does not take images of 1 × 1 pixels" in str(error)
+
+
+def test_refuses_a_size_that_leaves_pixels_over() -> None:
+    error = refused("timm_vit", resize_to=50)
+    assert "images of 50 × 50 pixels cannot be divided into patches of 4 × 4 pixels" in str(error)
+    assert error.hint == "type --resize-to 48 or 52"
+    assert "does not take images of 44 × 44 pixels" in str(refused("torchvision_vit_conv_stem", resize_to=44))
+
+
+def test_refuses_other_families() -> None:
+    case = golden("vit_plain")
+    with pytest.raises(CheckpointError, match="only models of the family timm can be resized; the code base of vit"):
+        load_checkpoint(case.path, LoadHints(heads=case.hints.heads, resize_to=64))
+
+
+def test_refuses_to_resize_twice(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(bytes_from_model(loaded("timm_vit", resize_to=SIZE).model))
+    again = load_checkpoint(path)
+    assert again.spec == loaded("timm_vit", resize_to=SIZE).spec
+    with pytest.raises(CheckpointError, match="was already resized from 32 × 32 to 48 × 48 pixels"):
+        load_checkpoint(path, LoadHints(resize_to=64))
+
+
+def test_resizes_the_weights_of_a_bundle(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(bytes_from_model(loaded("timm_vit").model))
+    with pytest.raises(CheckpointError, match="does not show which code"):
+        load_checkpoint(path, LoadHints(resize_to=SIZE))
+    ours = load_checkpoint(path, LoadHints(resize_to=SIZE, interpolation="timm"))
+    assert logits(ours.model).equal(logits(loaded("timm_vit", resize_to=SIZE).model))
+
+
+def test_interpolation_needs_a_size() -> None:
+    with pytest.raises(InputError, match="which is not given") as caught:
+        LoadHints(interpolation="timm")
+    assert "add --resize-to PIXELS" in caught.value.hint
+    with pytest.raises(InputError, match="--resize-to: expected at least 1, got 0"):
+        LoadHints(resize_to=0)
+    with pytest.raises(InputError, match="expected one of timm, torchvision, deit, dino, got 'keras'"):
+        LoadHints(resize_to=48, interpolation="keras")  # type: ignore[arg-type]
+
+
+def test_the_spec_records_the_resizing() -> None:
+    spec = loaded("timm_vit", resize_to=SIZE).spec
+    stored = spec_to_json(spec)
+    assert (stored["resized_from"], stored["interpolation"], stored["image_size"]) == ([32, 32], "timm", 48)
+    assert spec_from_json(json.loads(json.dumps(stored))) == spec
+    older = {name: value for name, value in stored.items() if name not in ("resized_from", "interpolation")}
+    assert spec_from_json(older).resizing == ""
+    assert describe_checkpoint(loaded("timm_vit", resize_to=SIZE))["spec"]["resized_from"] == [32, 32]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"resized_from": (32, 0)}, "resized_from: expected whole numbers"),
+        ({"interpolation": "timm"}, "interpolation is only for a model that was resized"),
+    ],
+)
+def test_a_spec_with_a_wrong_record_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        TimmSpec(architecture="vit_tiny_patch16_224", image_size=48, classes=5, mask=MaskSpec(), **fields)

@@ -1,0 +1,201 @@
+"""Masks without influence on the logits are removed, and no other mask."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import gmmvit_deploy.models.folding.dead_masks as removal
+import gmmvit_deploy.models.layers.dead_masks as search
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
+from gmmvit_deploy.models.folding.fold import fold, folding_passes, recorded_passes
+from gmmvit_deploy.models.folding.passes import fold_masks
+from gmmvit_deploy.models.layers.dead_masks import dead_masks
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.masks import ElementwiseMask, Mask, PrefixMask
+from gmmvit_deploy.models.specs import MaskSpec, input_shape
+from tests.conftest import Golden, golden
+from tests.models.families.test_families import pit_specs
+
+LAST_OF_PIT = "stages.2.0.attention"
+
+
+def trained(name: str) -> Model:
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
+
+
+def vit(masks: Callable[[], Mask | None], *, class_token: bool, depth: int = 3) -> Model:
+    """Return a small ViT with random weights and the given mask in each attention; it has 16 patches."""
+    spec = ViTSpec(
+        image_size=8, patch_size=2, classes=3, dim=8, depth=depth, heads=2, head_dim=4, mlp_dim=8,
+        class_token=class_token, mask=MaskSpec(),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = model_from_spec(spec).eval().requires_grad_(False)
+    for _, scores in attention_scores(model):
+        mask = masks()
+        if mask is not None:
+            scores.before["mask"] = mask
+    return model
+
+
+def elm(tokens: int) -> ElementwiseMask:
+    return ElementwiseMask(torch.rand(tokens, tokens) + 0.5)
+
+
+def test_only_the_last_mask_of_a_pit_is_removed(each_golden: Golden) -> None:
+    result = fold(load_checkpoint(each_golden.path, each_golden.hints).model)
+    dead = (LAST_OF_PIT,) if each_golden.name in ("pit_gmm", "pit_elm") else ()
+    assert result.passes["drop_dead_masks"] == dead
+    assert not {entry.layer for entry in result.masks} & set(dead)
+    if dead:
+        assert [entry.layer for entry in result.masks] == ["stages.0.0.attention", "stages.1.0.attention",
+                                                           "stages.1.1.attention"]  # fmt: skip
+        assert [name for name, _ in dict(attention_scores(result.model))[LAST_OF_PIT].steps()] == ["before.scale"]
+    assert fold(result.model).passes["drop_dead_masks"] == ()
+
+
+@pytest.mark.parametrize("name", ["pit_gmm", "pit_elm"])
+def test_the_logits_are_the_same_bits(name: str) -> None:
+    model, images = trained(name), torch.from_numpy(golden(name).inputs)
+    without = fold(model)
+    kept = fold(model, [run for run in folding_passes(model.spec) if run is not drop_dead_masks])
+    assert len(kept.masks) == len(without.masks) + 1
+    assert without.model(images).equal(kept.model(images))
+    np.testing.assert_allclose(without.model(images).numpy(), golden(name).logits, rtol=0, atol=golden(name).atol)
+
+
+@settings(max_examples=15, deadline=None)
+@given(spec=pit_specs(), seed=st.integers(0, 2**16))
+def test_every_pit_loses_its_last_mask_alone(spec: PiTSpec, seed: int) -> None:
+    assume(spec.dim > 2)  # LayerNorm gives ±1 for two values, so no mask changes the logits, and all masks stay
+    torch.manual_seed(seed)
+    model = model_from_spec(spec).eval().requires_grad_(False)
+    masked = [layer for layer, scores in attention_scores(model) if "mask" in scores.before]
+    images = torch.randn(2, *input_shape(spec))
+    expected = model(images)
+    fold_masks(model)
+    assert drop_dead_masks(model) == tuple(masked[-1:])
+    assert model(images).equal(expected)
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e6])
+@pytest.mark.parametrize("part", ["head.", "stages.1.", ""])
+def test_trained_values_make_no_mask_dead(part: str, value: float) -> None:
+    """Zeros in the head, in a stage or everywhere hide the masks of the trained network, but not from the search."""
+    model = trained("pit_gmm")
+    for name, parameter in model.named_parameters():
+        if name.startswith(part) and "mask" not in name:
+            parameter.fill_(value)
+    assert dead_masks(model) == ((LAST_OF_PIT, "before.mask"),)
+
+
+def test_masks_of_zero_are_not_dead() -> None:
+    model = trained("pit_gmm")
+    for name, parameter in model.named_parameters():
+        if name.endswith("alpha"):
+            parameter.zero_()
+    assert dead_masks(model) == ((LAST_OF_PIT, "before.mask"),)
+
+
+def test_the_model_itself_does_not_change() -> None:
+    model = trained("pit_gmm")
+    before = copy.deepcopy(model.state_dict())
+    state = torch.random.get_rng_state()
+    dead_masks(model)
+    assert torch.random.get_rng_state().equal(state)
+    assert list(model.state_dict()) == list(before)
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_class_token_after_which_nothing_else_is_read() -> None:
+    model = vit(lambda: PrefixMask(elm(16)), class_token=True)
+    assert dead_masks(model) == (("blocks.2.attention", "before.mask"),)
+
+
+def test_no_mask_is_dead_where_the_mean_of_the_tokens_is_read() -> None:
+    assert dead_masks(vit(lambda: PrefixMask(elm(14), 2), class_token=False)) == ()
+
+
+def test_two_prefix_tokens_of_which_the_network_reads_the_first() -> None:
+    model = vit(lambda: PrefixMask(elm(15), 2), class_token=True)
+    assert dead_masks(model) == (("blocks.2.attention", "before.mask"),)
+
+
+def test_one_entry_that_is_read_keeps_a_mask() -> None:
+    def mask(change: int) -> ElementwiseMask:
+        made = PrefixMask(elm(16)).matrix().detach().clone()
+        made[0, change] = 1 + 2**-20
+        return ElementwiseMask(made)
+
+    assert dead_masks(vit(lambda: mask(7), class_token=True)) == ()
+    assert dead_masks(vit(lambda: mask(0), class_token=True)) == ()
+
+
+def test_masks_without_ones_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_dead", lambda *_: pytest.fail("the search ran the network"))
+    for name in ("vit_gmm", "vit_elm", "swin_gmm", "cait_gmm", "t2t_gmm", "pit_plain"):
+        assert dead_masks(trained(name)) == ()
+    assert dead_masks(vit(lambda: ElementwiseMask(torch.ones(17, 17)), class_token=True)) == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "factor"),
+    [("qkv", 0.0), ("out", 0.0), ("qkv", 1e200)],
+    ids=["scores of zero", "attention without effect", "not finite"],
+)
+def test_a_random_network_that_shows_nothing_keeps_all_masks(
+    part: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = search._fill_with_random_values
+
+    def filled(network: torch.nn.Module, generator: torch.Generator) -> None:
+        fill(network, generator)
+        for name, parameter in network.named_parameters():
+            if part in name:
+                parameter.mul_(factor)
+
+    monkeypatch.setattr(search, "_fill_with_random_values", filled)
+    assert dead_masks(trained("pit_gmm")) == ()
+
+
+def test_a_mask_that_is_removed_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained("pit_gmm")
+    fold_masks(model)
+    monkeypatch.setattr(removal, "dead_masks", lambda _: (("stages.1.1.attention", "before.mask"),))
+    with pytest.raises(FoldError, match=r"changed the logits by .* removed the masks of stages\.1\.1\.attention"):
+        drop_dead_masks(model)
+
+
+def test_requires_folded_masks_and_evaluation_mode() -> None:
+    with pytest.raises(FoldError, match="run fold_masks first"):
+        drop_dead_masks(trained("pit_gmm"))
+    with pytest.raises(FoldError, match="training mode"):
+        drop_dead_masks(trained("pit_gmm").train())
+
+
+def test_logits_that_are_not_finite_keep_all_masks() -> None:
+    model = trained("pit_gmm")
+    fold_masks(model)
+    model.head.weight.fill_(float("nan"))
+    assert drop_dead_masks(model) == ()
+
+
+def test_passes_of_older_bundles_keep_the_dead_mask() -> None:
+    spec = trained("pit_gmm").spec
+    assert drop_dead_masks not in recorded_passes(spec, ("fold_masks", "merge_scale", "narrow_last_block"))
+    assert recorded_passes(spec, ("fold_masks", "drop_dead_masks")) == folding_passes(spec)

@@ -1,0 +1,243 @@
+"""Folding passes of RMT: each pass is exact, reaches its end state, and changes nothing in a second run."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.rmt import RMT
+from gmmvit_deploy.models.families.rmt.attention import (
+    DecomposedAttention,
+    FoldedRotation,
+    ManhattanAttention,
+    PairRotation,
+)
+from gmmvit_deploy.models.families.rmt.convolutions import GridConvolution, NormedConvolution
+from gmmvit_deploy.models.families.rmt.folding import (
+    fold_rotations,
+    merge_batch_norms,
+    merge_branch_scales,
+    merge_residual_convolutions,
+    merge_scale_into_keys,
+    merge_token_weight,
+    share_decays,
+)
+from gmmvit_deploy.models.families.rmt.model import LayerScale
+from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
+from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from tests.conftest import MANIFEST, golden
+from tests.exact import assert_same_logits, exact_logits
+
+NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
+each_file = pytest.mark.parametrize("name", NAMES)
+CHANGED = {
+    "merge_batch_norms": {"rmt_2023": 4 + 3 + 1, "others": 4 + 3 + 1},
+    "merge_scale_into_keys": {"rmt_tiny_like": 4, "others": 5},
+    "merge_branch_scales": {"rmt_2023": 6, "rmt_layerscale": 6, "others": 0},
+    "merge_residual_convolutions": {"rmt_2023": 5, "rmt_tiny_like": 8, "others": 10},
+    "fold_rotations": {"rmt_2023": 0, "others": 4},
+    "merge_token_weight": {"rmt_token_label": 1, "others": 0},
+    "share_decays": {"others": 0},  # the decays are not folded there
+}
+
+
+def trained(name: str) -> Model:
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
+
+
+@pytest.mark.first(2)
+@each_file
+def test_each_pass_is_exact_and_idempotent(name: str) -> None:
+    model, images = trained(name).double(), torch.from_numpy(golden(name).inputs).double()
+    with torch.inference_mode():
+        expected = model(images)
+        for run in RMT.folding_passes():
+            counts = CHANGED[run.__name__]
+            assert len(run(model)) == counts.get(name, counts["others"]), run.__name__
+            assert_same_logits(model(images), expected, run.__name__)
+            assert run(model) == ()
+
+
+@each_file
+def test_end_state(name: str) -> None:
+    folded = fold(trained(name)).model
+    modules = list(folded.modules())
+    assert not [module for module in modules if isinstance(module, BatchNorm | LayerScale | PairRotation)]
+    assert not [module for module in modules if isinstance(module, GridConvolution) and module.adds_input]
+    assert [[step.role for _, step in scores.steps()] for _, scores in attention_scores(folded)] == [
+        ["score_bias"] for _ in attention_scores(folded)
+    ]
+    assert all(not values for values in fold(folded).passes.values())
+
+
+@each_file
+def test_decays_are_those_of_the_formula_bit_for_bit(name: str) -> None:
+    """The paper authors' code computes |i − j| in float32, then multiplies by the stored decay of each head."""
+    model = trained(name)
+    folded = {record.layer: record.constant for record in fold(model).biases}
+    for path, module in model.named_modules():
+        if not isinstance(module, ManhattanAttention):
+            continue
+        rows, columns = module.grid
+        for part in module.attentions():
+            decay = part.scores.before.decay.decay
+            if isinstance(module, DecomposedAttention):
+                index = torch.arange(columns if part is module.rows else rows).to(decay)
+                distance, child = (index[:, None] - index[None, :]).abs(), "rows" if part is module.rows else "columns"
+            else:
+                points = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
+                points = points.reshape(2, -1).to(decay)
+                distance, child = (points[:, :, None] - points[:, None, :]).abs().sum(0), "tokens"
+            assert folded.pop(f"{path}.{child}").equal(distance * decay[:, None, None])
+    assert not folded
+
+
+@each_file
+def test_rotation_tables_are_those_of_the_formula_bit_for_bit(name: str) -> None:
+    model = trained(name)
+    folded = fold(model).model
+    for path, module in model.named_modules():
+        if not isinstance(module, PairRotation):
+            continue
+        tables = folded.get_submodule(path)
+        assert isinstance(tables, FoldedRotation)
+        head_dim, (cos, sins) = module.angle.numel(), (table.flatten(0, -2) for table in (tables.cos, tables.sin))
+        angles = torch.arange(len(cos), dtype=torch.float32)[:, None] * module.angle[None, :]
+        for head in cos.split(head_dim, dim=1):
+            assert head.equal(torch.cos(angles).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1))
+        sin = torch.sin(angles).unflatten(1, (-1, 2)).transpose(1, 2)
+        for head in sins.split(head_dim, dim=1):
+            assert head.unflatten(1, (2, -1)).equal(torch.stack((-sin[:, 0], sin[:, 1]), dim=1))
+
+
+def test_queries_and_keys_are_reordered_alike_and_values_stay() -> None:
+    model = trained("rmt_tiny_like")
+    attention = model.stages[3].blocks[0].attention
+    before = attention.qkv.weight.clone()
+    fold_rotations(model)
+    for part, ours in zip(before.chunk(3)[:2], attention.qkv.weight.chunk(3)[:2], strict=True):
+        heads = part.unflatten(0, (4, 6))
+        assert ours.unflatten(0, (4, 6)).equal(heads[:, [0, 2, 4, 1, 3, 5]])
+    assert attention.qkv.weight.chunk(3)[2].equal(before.chunk(3)[2])
+
+
+def test_scale_is_in_the_keys_only() -> None:
+    model = trained("rmt_2023")
+    attention = model.stages[3].blocks[0].attention
+    weight, bias = attention.qkv.weight.clone(), attention.qkv.bias.clone()
+    merge_scale_into_keys(model)
+    for ours, before in ((attention.qkv.weight, weight), (attention.qkv.bias, bias)):
+        query, key, value = before.chunk(3)
+        assert ours.equal(torch.cat((query, (12**-0.5 * key.double()).float(), value)))
+
+
+def test_residual_convolutions_change_only_the_centre_of_a_kernel() -> None:
+    model = trained("rmt_layerscale")
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    changed = merge_residual_convolutions(model)
+    for name, parameter in model.named_parameters():
+        difference = parameter.double() - before[name].double()
+        if name.removesuffix(".convolution.weight") in changed:
+            assert difference[..., 1, 1].sub(1).abs().max() < 1e-6
+            difference[..., 1, 1] = 0
+        assert not difference.any(), name
+    assert not any(".local" in name for name in changed)
+
+
+def test_token_head_is_halved_bit_for_bit() -> None:
+    model, images = trained("rmt_token_label"), torch.from_numpy(golden("rmt_token_label").inputs)
+    expected = model(images)
+    assert merge_token_weight(model) == ("token_head",)
+    assert model.token_weight == 1
+    assert model(images).equal(expected)
+
+
+def test_the_norm_of_2023_is_merged_into_the_head() -> None:
+    model = trained("rmt_2023")
+    assert "norm" in merge_batch_norms(model)
+    assert model.norm is None
+
+
+def test_a_factor_that_no_branch_ends_in_is_reported() -> None:
+    model = trained("rmt_layerscale")
+    model.stem.extra = LayerScale(8)
+    with pytest.raises(FoldError, match=r"did not merge these factors into a linear layer: stem\.extra"):
+        merge_branch_scales(model)
+    model.stem.norm = BatchNorm(8)
+    with pytest.raises(FoldError, match=r"did not merge these BatchNorms into a layer: stem\.norm"):
+        merge_batch_norms(model)
+
+
+def test_a_convolution_without_bias_and_separate_keys_are_reported() -> None:
+    model = trained("rmt_layerscale")
+    separate = fold_for_engines(fold(model), engine_passes(model.spec, quantized=True)).model
+    assert merge_scale_into_keys(separate) == ()
+    attention = model.stages[0].blocks[0].attention
+    attention.qkv = separate.stages[0].blocks[0].attention.qkv
+    for run in (merge_scale_into_keys, fold_rotations):
+        with pytest.raises(FoldError, match="expected a single linear layer for Q, K and V"):
+            run(copy.deepcopy(model))
+    first = model.stem.convolutions[0]
+    assert isinstance(first, NormedConvolution)
+    first.convolution.bias = None
+    with pytest.raises(FoldError, match="expected a layer with a bias"):
+        merge_batch_norms(model)
+
+
+# ---- equal decays --------------------------------------------------------------------------------------------------
+
+
+def deeper() -> Model:
+    """An RMT whose second stage attends to the whole grid of 8×8 tokens in three blocks."""
+    spec = replace(RMT.small(MaskSpec(kind="decay")), image_size=64, depths=(1, 3), decomposed_stages=(1,))  # type: ignore[call-arg]
+    torch.manual_seed(0)
+    return model_from_spec(spec).eval().requires_grad_(False)
+
+
+WHOLE = [f"stages.1.blocks.{block}.attention.tokens" for block in range(3)]
+SHARED = ("stages.0.blocks.0.attention.columns", *WHOLE[1:])
+
+
+def test_equal_decays_of_a_stage_are_stored_once() -> None:
+    folded = fold(deeper())
+    assert folded.passes["share_decays"] == SHARED
+    scores = dict(attention_scores(folded.model))
+    first, *others = (scores[name].before["decay"].get_buffer("constant") for name in WHOLE)
+    assert all(other is first for other in others)
+    assert share_decays(folded.model) == ()
+
+
+def test_decays_that_differ_stay_apart() -> None:
+    model = deeper()
+    dict(attention_scores(model))[WHOLE[1]].before["decay"].get_buffer("decay")[0] *= 2
+    assert fold(model).passes["share_decays"] == (SHARED[0], WHOLE[2])
+
+
+@pytest.mark.rest
+@pytest.mark.export
+def test_the_graph_holds_the_decays_of_a_stage_once_and_the_runners_are_right(tmp_path: Path) -> None:
+    model, weights = deeper(), tmp_path / "weights.safetensors"
+    weights.write_bytes(bytes_from_model(model))
+    bundle = bundle_from_checkpoint(weights, tmp_path / "bundle", ExportOptions(input_kind="tensor", max_batch=4))
+    initializers = onnx.load(bundle.onnx_path).graph.initializer
+    assert [list(each.dims) for each in initializers].count([2, 64, 64]) == 1
+    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1)).numpy()
+    for kernels in (False, True):
+        with OnnxRuntimeRunner(bundle, kernels=kernels) as runner:
+            np.testing.assert_allclose(runner.run(images), exact_logits(model, images), rtol=0, atol=1e-5)

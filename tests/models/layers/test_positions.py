@@ -1,0 +1,171 @@
+"""Position embeddings at another image size, against the code bases, a recorded file, and the formula in numpy."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from gmmvit_deploy.errors import InputError, SpecError
+from gmmvit_deploy.models.layers.positions import Grid, resample_positions
+from gmmvit_deploy.models.specs import Interpolation, interpolation_named
+from tests.conftest import GOLDEN
+
+ALL: tuple[Interpolation, ...] = get_args(Interpolation)
+RECORDED = np.load(GOLDEN / "timm" / "position_interpolation.npz")
+
+
+def embeddings(grid: Grid, prefix: int, dim: int = 5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * grid[0] + 10 * grid[1] + prefix)
+    return torch.randn(1, prefix + math.prod(grid), dim, generator=generator)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED.files if name != "pos_embed"])
+def test_equals_the_recorded_embeddings(name: str) -> None:
+    code_base, direction = name.split(".")
+    interpolation: Interpolation = {"dinov2_registers": "timm"}.get(code_base, code_base)  # type: ignore[assignment]
+    side = {"up": 6, "down": 3}[direction]
+    resampled = resample_positions(
+        torch.from_numpy(RECORDED["pos_embed"]), (side, side), interpolation=interpolation, prefix=1
+    )
+    # Each value is a sum of 4 · 4 products, of which each processor may round each differently in the last bit.
+    limit = 16 * 2.0**-23 * float(np.abs(RECORDED[name]).max())
+    np.testing.assert_allclose(resampled.numpy(), RECORDED[name], rtol=0, atol=limit)
+
+
+def test_the_recorded_embeddings_tell_the_algorithms_apart() -> None:
+    """A tolerance of 1e-6 tells algorithms apart whose results differ by 0.26 and more."""
+    for direction in ("up", "down"):
+        arrays = [RECORDED[f"{interpolation}.{direction}"] for interpolation in ALL]
+        gaps = [np.abs(a - b).max() for i, a in enumerate(arrays) for b in arrays[:i]]
+        assert min(gaps) > 0.1
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize(("old", "new"), [((4, 4), (6, 6)), ((7, 7), (3, 5)), ((3, 5), (6, 4)), ((2, 8), (4, 4))])
+def test_timm_equals_the_installed_timm(old: Grid, new: Grid, prefix: int) -> None:
+    layers = pytest.importorskip("timm.layers")
+    positions = embeddings(old, prefix)
+    expected = layers.resample_abs_pos_embed(positions, list(new), old_size=list(old), num_prefix_tokens=prefix)
+    assert resample_positions(positions, new, interpolation="timm", prefix=prefix, old_grid=old).equal(expected)
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 6), (4, 3), (7, 14), (5, 5), (3, 1)])
+def test_torchvision_equals_the_installed_torchvision(old: int, new: int) -> None:
+    transformer = pytest.importorskip("torchvision.models.vision_transformer")
+    positions = embeddings((old, old), 1)
+    state = OrderedDict({"encoder.pos_embedding": positions.clone()})
+    expected = transformer.interpolate_embeddings(8 * new, 8, state)["encoder.pos_embedding"]
+    resampled = resample_positions(positions, (new, new), interpolation="torchvision", prefix=1)
+    torch.testing.assert_close(resampled, expected, rtol=0, atol=1e-6)
+
+
+def weights(interpolation: Interpolation, old: int, new: int) -> np.ndarray:
+    """Return the matrix (new, old) of an axis from the formula of the module's docstring, in float64."""
+    cubic = -0.5 if interpolation == "timm" else -0.75
+    width = max(1.0, old / new) if interpolation == "timm" else 1.0
+    matrix = np.zeros((new, old))
+    for y in range(new):
+        centre = {
+            "timm": (y + 0.5) * old / new - 0.5,
+            "torchvision": y * (old - 1) / max(new - 1, 1),
+            "deit": (y + 0.5) * old / new - 0.5,
+            "dino": (y + 0.5) * old / (new + 0.1) - 0.5,
+        }[interpolation]
+        for i in range(-4 * old, 5 * old):
+            t = abs(i - centre) / width
+            if t <= 1:
+                weight = (cubic + 2) * t**3 - (cubic + 3) * t**2 + 1
+            else:
+                weight = cubic * (t**3 - 5 * t**2 + 8 * t - 4) if t < 2 else 0.0
+            if interpolation != "timm":
+                matrix[y, min(max(i, 0), old - 1)] += weight
+            elif 0 <= i < old:
+                matrix[y, i] += weight
+    return matrix / matrix.sum(axis=1, keepdims=True)
+
+
+SQUARE: list[tuple[Grid, Grid]] = [((4, 4), (6, 6)), ((6, 6), (4, 4)), ((3, 3), (11, 11)), ((9, 9), (2, 2))]
+OBLONG_NEW: list[tuple[Grid, Grid]] = [((5, 5), (2, 9))]
+OBLONG_OLD: list[tuple[Grid, Grid]] = [((3, 6), (7, 2)), ((3, 6), (6, 6))]
+GRIDS: dict[Interpolation, list[tuple[Grid, Grid]]] = {
+    "timm": SQUARE + OBLONG_NEW + OBLONG_OLD,
+    "torchvision": SQUARE,
+    "deit": SQUARE,
+    "dino": SQUARE + OBLONG_NEW,
+}
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "old", "new"), [(name, old, new) for name, grids in GRIDS.items() for old, new in grids]
+)
+def test_equals_the_formula(interpolation: Interpolation, old: Grid, new: Grid) -> None:
+    positions = embeddings(old, 2)
+    lattice = positions[0, 2:].double().numpy().reshape(*old, -1)
+    rows, columns = (weights(interpolation, old[axis], new[axis]) for axis in (0, 1))
+    expected = np.einsum("yi,xj,ijd->yxd", rows, columns, lattice).reshape(-1, lattice.shape[-1])
+    resampled = resample_positions(positions, new, interpolation=interpolation, prefix=2, old_grid=old)
+    assert resampled.dtype == torch.float32
+    assert resampled[:, :2].equal(positions[:, :2])
+    np.testing.assert_allclose(resampled[0, 2:].numpy(), expected, rtol=0, atol=5e-6)  # float32 rounding
+
+
+@pytest.mark.parametrize("interpolation", ALL)
+def test_an_equal_grid_changes_nothing(interpolation: Interpolation) -> None:
+    positions = embeddings((4, 4), 1)
+    assert resample_positions(positions, (4, 4), interpolation=interpolation, prefix=1).equal(positions)
+    same = resample_positions(positions.half(), (4, 4), interpolation=interpolation, prefix=1)
+    assert same.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("old", "new"), [(14, n) for n in range(1, 40)] + [(37, 16), (16, 37), (3, 50)])
+def test_dino_has_the_number_of_rows_of_the_new_grid(old: int, new: int) -> None:
+    positions = embeddings((old, old), 1, dim=1)
+    resampled = resample_positions(positions, (new, new + 3), interpolation="dino", prefix=1)
+    assert resampled.shape == (1, 1 + new * (new + 3), 1)
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "old", "new", "refused"),
+    [
+        ("torchvision", (4, 4), (3, 5), "square new grid"),
+        ("torchvision", (2, 8), (4, 4), "square old grid"),
+        ("deit", (4, 4), (3, 5), "square new grid"),
+        ("deit", (2, 8), (4, 4), "square old grid"),
+        ("dino", (2, 8), (4, 4), "square old grid"),
+    ],
+)
+def test_an_algorithm_for_square_grids_refuses_other_grids(
+    interpolation: Interpolation, old: Grid, new: Grid, refused: str
+) -> None:
+    with pytest.raises(
+        InputError, match=f"--set interpolation={interpolation} is defined only for a {refused}"
+    ) as caught:
+        resample_positions(embeddings(old, 1), new, interpolation=interpolation, prefix=1, old_grid=old)
+    assert "--set interpolation=timm" in caught.value.hint
+
+
+def test_embeddings_that_do_not_fit_the_grid_are_refused() -> None:
+    positions = embeddings((4, 4), 1)
+    with pytest.raises(InputError, match="17 position embeddings without 2 prefix tokens are 15 patches"):
+        resample_positions(positions, (3, 3), interpolation="timm", prefix=2)
+    with pytest.raises(InputError, match=r"1 prefix tokens and 3 × 5 patches, got 17 tokens"):
+        resample_positions(positions, (3, 3), interpolation="timm", prefix=1, old_grid=(3, 5))
+    with pytest.raises(InputError, match="behind 17 prefix tokens, got 17 tokens"):
+        resample_positions(positions, (3, 3), interpolation="timm", prefix=17)
+    with pytest.raises(InputError, match="at least 1 row and 1 column, got 0 × 3"):
+        resample_positions(positions, (0, 3), interpolation="timm", prefix=1)
+
+
+@pytest.mark.parametrize("interpolation", ALL)
+def test_an_algorithm_is_known_by_its_name(interpolation: Interpolation) -> None:
+    assert interpolation_named(interpolation) == interpolation
+
+
+def test_an_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(SpecError, match="expected one of timm, torchvision, deit, dino, got 'bicubic'"):
+        interpolation_named("bicubic")

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores, scaled_scores
+from gmmvit_deploy.models.scores.biases import ManhattanDecay
+from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
+from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMask, PrefixMask, stored_base
+from gmmvit_deploy.models.scores.scales import Scale
+from gmmvit_deploy.models.scores.step import Constant
+
+
+def test_steps_are_named_by_their_side_in_the_order_of_use() -> None:
+    scores = AttentionScores(
+        {"scale": Scale(0.5), "mask": ElementwiseMask(torch.ones(4, 4)), "bias": None},
+        {"mixing": HeadMixing(torch.eye(2))},
+    )
+    assert [name for name, _ in scores.steps()] == ["before.scale", "before.mask", "after.mixing"]
+    assert [name for name, _ in scores.steps_before()] == ["before.scale", "before.mask"]
+    assert list(scores.state_dict()) == ["before.mask.weight", "after.mixing.weight"]
+
+
+def test_a_step_is_replaced_in_its_place() -> None:
+    scores = AttentionScores({"scale": Scale(0.5), "mask": ElementwiseMask(torch.ones(4, 4)), "decay": None})
+    constant = Constant(torch.zeros(4, 4), like=ElementwiseMask(torch.ones(4, 4)))
+    scores.put("before.mask", constant)
+    assert [step for _, step in scores.steps()][1] is constant
+    scores.put("before.scale", None)
+    assert [name for name, _ in scores.steps()] == ["before.mask"]
+
+
+def test_no_steps_are_softmax_alone() -> None:
+    query = torch.randn(1, 2, 3, 4)
+    assert AttentionScores({}).weights(query, query).equal(torch.softmax(query @ query.transpose(-2, -1), -1))
+
+
+def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
+    query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    on_query = scaled_scores(0.3, scales_query=True)
+    assert on_query.scales_query
+    assert on_query(query, key).equal((query * 0.3) @ key.transpose(-2, -1))
+    products = query @ key.transpose(-2, -1)
+    assert on_query.masked(products).equal(products)
+    assert not scaled_scores(0.3).scales_query
+    assert scaled_scores(0.3)(query, key).equal(products * 0.3)
+
+
+def test_a_step_on_q_behind_a_step_on_the_product_is_refused() -> None:
+    on_query, decay = Scale(0.3, scales_query=True), ManhattanDecay(-torch.ones(2), 2)
+    AttentionScores({"scale": on_query, "decay": decay})
+    for before, after in (({"decay": decay, "scale": on_query}, {}), ({}, {"scale": on_query})):
+        with pytest.raises(ValueError, match="attention steps are out of order"):
+            AttentionScores(before, after)
+
+
+def test_attentions_are_listed_with_their_names() -> None:
+    block = nn.Module()
+    block.attention = nn.Module()
+    block.attention.scores = scaled_scores(1.0)
+    assert [name for name, _ in attention_scores(nn.ModuleList([block]))] == ["0.attention"]
+    assert list(attention_scores(nn.Linear(2, 2))) == []
+
+
+def test_numbers_are_those_of_the_patches() -> None:
+    alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
+    mask = GaussianMixtureMask(alpha, sigma, stored_base(16))
+    numbers = PrefixMask(mask).numbers()
+    assert numbers.patches is not None
+    assert numbers.patches.shape == (2, 256, 256)
+    assert numbers.patches.equal(mask.matrix().detach())
+    assert (numbers.kernels, numbers.underflowed) == (3, 21792)
+    assert (Scale(0.5).numbers().patches, Scale(0.5).numbers().underflowed) == (None, None)
+
+
+def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
+    alpha, sigma = torch.ones(2, 2, 1, 1), torch.ones(2, 2, 1, 1)
+    assert list(GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()) == []
+    alpha[1, 0], sigma[0, 1] = 0, 0.01
+    oddities = [(odd.where, odd.what) for odd in GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()]
+    assert oddities == [
+        (" head 1 kernel 0", "sigma is 0.01: through this kernel a token attends only to itself"),
+        (" head 0 kernel 1", "alpha is 0: the kernel has no effect"),
+    ]
+
+
+def test_the_error_of_a_merge_names_what_cannot_be_merged() -> None:
+    norm = HeadNorm(torch.ones(2), torch.zeros(2))
+    with pytest.raises(FoldError, match="role norm"):
+        norm.after_factor(torch.tensor(2.0))
+    with pytest.raises(FoldError, match="role score_bias"):
+        ManhattanDecay(-torch.ones(2), 2).folded().after_factor(torch.tensor(2.0))
+    with pytest.raises(FoldError, match="cannot merge the dimensions of windows and heads"):
+        HeadMixing(torch.eye(2)).for_windows(4, 2)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+import torch
+
+from gmmvit_deploy.models.scores.biases import manhattan_distances
+from gmmvit_deploy.models.scores.masks import (
+    ClosedFormGaussianMask,
+    ElementwiseMask,
+    GaussianMixtureMask,
+    PrefixMask,
+    mask_from_spec,
+    squared_distances,
+    stored_base,
+    stored_base_limits,
+)
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec
+from tests.conftest import GOLDEN
+
+
+@pytest.mark.parametrize(("name", "grid"), [("vit_gmm", 8), ("vit_gmm_256_tokens", 16)])
+def test_base_is_the_released_base_but_for_the_rounding_of_exp(name: str, grid: int) -> None:
+    stored = torch.load(GOLDEN / f"{name}.pth", weights_only=True)["model_state_dict"]["mask"]
+    difference = (stored_base(grid) - stored.reshape(1, 1, grid**2, grid**2)).abs()
+    assert bool((difference <= stored_base_limits(grid)).all())
+    assert float(stored_base_limits(grid)[..., 0, 1:].max()) < 2e-7
+
+
+def test_a_base_without_underflow_is_beyond_the_limits() -> None:
+    wrong = torch.exp(-squared_distances(16) / 2)[None, None]
+    assert bool(((wrong - stored_base(16)).abs() > stored_base_limits(16)).any())
+
+
+def test_base_is_rounded_once_whatever_the_processor() -> None:
+    """exp(−d²) is the float32 number nearest to the exact value, which 60 decimal digits tell."""
+    squared = squared_distances(16)[0].unique().int().tolist()
+    with decimal.localcontext(prec=60):
+        exact = [Fraction(Decimal(-number).exp()) for number in squared]
+    base = dict(zip(squared_distances(16)[0].int().tolist(), stored_base(16)[0, 0, 0], strict=True))
+    unit = Fraction(1, 2**149)
+    for number, value in zip(squared, exact, strict=True):
+        scale = max(unit, Fraction(2) ** (math.frexp(float(value) or 1.0)[1] - 24) if float(value) else unit)
+        nearest = torch.tensor(float(round(value / scale) * scale))
+        assert base[number].equal(nearest.sqrt()), number
+
+
+def test_distances_follow_rows_then_columns() -> None:
+    distances = squared_distances(3)
+    assert distances[0, 2] == 4  # two columns away
+    assert distances[0, 6] == 4  # two rows away
+    assert distances[1, 5] == 2  # one row, one column
+
+
+def test_underflow_is_where_it_was_measured() -> None:
+    base, distances = stored_base(16)[0, 0], squared_distances(16)
+    assert bool((base[distances >= 104] == 0).all())
+    assert bool((base[distances < 104] > 0).all())
+    assert bool((stored_base(8) > 0).all())
+
+
+def test_closed_form_is_another_network_at_256_tokens() -> None:
+    alpha, sigma = torch.tensor([2.0]).reshape(1, 1, 1, 1), torch.tensor([9.0]).reshape(1, 1, 1, 1)
+    stored = GaussianMixtureMask(alpha, sigma, stored_base(16)).matrix().detach()
+    closed = ClosedFormGaussianMask(alpha, sigma, squared_distances(16)).matrix().detach()
+    near = squared_distances(16) < 88
+    torch.testing.assert_close(stored[:, near], closed[:, near], rtol=1e-5, atol=1e-6)
+    assert float((stored - closed).abs().max()) > 0.5
+
+
+def test_closed_form_and_stored_base_agree_on_a_small_grid() -> None:
+    alpha, sigma = torch.randn(3, 2, 1, 1), torch.rand(3, 2, 1, 1) + 0.5
+    stored = GaussianMixtureMask(alpha, sigma, stored_base(4)).matrix()
+    closed = ClosedFormGaussianMask(alpha, sigma, squared_distances(4)).matrix()
+    torch.testing.assert_close(stored, closed, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_stay_finite_where_the_base_is_zero() -> None:
+    mask = mask_from_spec(MaskSpec(kind="gmm", kernels=3), heads=2, grid=16)
+    assert mask is not None
+    mask.matrix().square().sum().backward()
+    for parameter in mask.parameters():
+        assert parameter.grad is not None
+        assert bool(parameter.grad.isfinite().all())
+
+
+def by_definition(rows: int, columns: int, distance: Callable[[int, int], int]) -> torch.Tensor:
+    """Return distance(Δrow, Δcolumn) between all tokens, numbered row by row."""
+    places = [(row, column) for row in range(rows) for column in range(columns)]
+    return torch.tensor([[float(distance(a[0] - b[0], a[1] - b[1])) for b in places] for a in places])
+
+
+@pytest.mark.parametrize("grid", [(2, 5), (5, 2), (1, 4), (3, 3)], ids=str)
+def test_distances_on_grids_that_are_not_square(grid: tuple[int, int]) -> None:
+    squared = by_definition(*grid, lambda down, across: down**2 + across**2)
+    assert squared_distances(grid).equal(squared)
+    assert stored_base(grid).equal(torch.exp(-squared.double()).float().sqrt()[None, None])
+    assert manhattan_distances(grid).equal(by_definition(*grid, lambda down, across: abs(down) + abs(across)))
+
+
+@pytest.mark.parametrize("side", [1, 3, 16])
+def test_an_integer_is_a_square_grid(side: int) -> None:
+    for function in (squared_distances, stored_base, manhattan_distances):
+        assert function(side).equal(function((side, side)))
+
+
+@pytest.mark.parametrize("kind", ["gmm", "elm"])
+def test_mask_of_a_spec_on_a_grid_that_is_not_square(kind: MaskKind) -> None:
+    mask = mask_from_spec(MaskSpec(kind=kind, kernels=3 if kind == "gmm" else 0), heads=2, grid=(2, 6))
+    assert mask is not None
+    assert mask.matrix().shape[-2:] == (12, 12)
+    assert len(list(mask.mistakes())) == (9 if kind == "gmm" else 8)  # the closed form is computed on the same grid
+    assert mask.numbers().grid == (2, 6)
+
+
+@pytest.mark.parametrize("prefix", [1, 2, 5])
+def test_prefix_mask_leaves_its_first_rows_and_columns_unmasked(prefix: int) -> None:
+    patches = ElementwiseMask(torch.randn(4, 4))
+    matrix = PrefixMask(patches, prefix).matrix()
+    assert matrix[prefix:, prefix:].equal(patches.weight)
+    assert bool((matrix[:prefix] == 1).all())
+    assert bool((matrix[:, :prefix] == 1).all())
+    assert [name for name, _ in PrefixMask(patches, prefix).named_parameters()] == ["patches.weight"]
+
+
+def test_prefix_mask_needs_a_prefix() -> None:
+    with pytest.raises(ValueError, match="prefix: expected at least 1 token, got 0"):
+        PrefixMask(ElementwiseMask(torch.ones(4, 4)), 0)
+
+
+def test_mistakes_name_the_class_token_or_the_prefix_tokens() -> None:
+    patches = ElementwiseMask(torch.randn(4, 4))
+    assert "the class token's row masked with zeros" in dict(PrefixMask(patches).mistakes())
+    several = dict(PrefixMask(patches, 2).mistakes())
+    rows = several["the rows of the prefix tokens masked with zeros"]
+    both = several["the rows and columns of the prefix tokens masked with zeros"]
+    assert rows is not None
+    assert both is not None
+    assert not bool(rows.matrix()[:2, 2:].any())
+    assert bool((rows.matrix()[2:, :2] == 1).all())
+    assert not bool(both.matrix()[:, :2].any())

@@ -1,0 +1,78 @@
+"""The bias of a foreign network: computed in one run for all attentions, and again only when a weight has changed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.scores.biases import PassedBias
+
+HEADS, N = 2, 3
+
+
+class Network(nn.Module):
+    """Passes a table to the first step, and to the second step a table that may depend on the images."""
+
+    def __init__(self, *, of_images: bool = False) -> None:
+        super().__init__()
+        self.runs = 0
+        self.of_images = of_images
+        self.tables = nn.ParameterList(torch.randn(1, HEADS, N, N) for _ in range(2))
+        self.steps = nn.ModuleList(PassedBias(self, (1, N, N)) for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.runs += 1
+        scores = images
+        for index, (table, step) in enumerate(zip(self.tables, self.steps, strict=True)):
+            step.passed = table + images if self.of_images and index else table
+            scores = step(scores)
+        return scores
+
+
+def test_the_network_runs_once_for_all_biases() -> None:
+    network = Network()
+    for _ in range(2):
+        for table, step in zip(network.tables, network.steps, strict=True):
+            assert step.matrix().equal(table[0])
+    assert network.runs == 2  # two batches of different size, to see that no bias depends on the images
+    assert all(step.passed is None for step in network.steps)
+
+
+def test_a_changed_weight_changes_the_bias() -> None:
+    network = Network()
+    first, step = network.tables[0], network.steps[0]
+    before = step.matrix()
+    with torch.no_grad():
+        first += 1
+    assert step.matrix().equal(before + 1)
+    network.tables[0] = nn.Parameter(first.detach() + 1)
+    assert step.matrix().equal(first[0] + 1)
+    assert network.double().steps[0].matrix().dtype == torch.float64
+
+
+def test_a_copy_has_its_own_bias() -> None:
+    network = Network()
+    before = network.steps[0].matrix()
+    copied = copy.deepcopy(network)
+    with torch.no_grad():
+        copied.tables[0].zero_()
+    assert not copied.steps[0].matrix().any()
+    assert network.steps[0].matrix().equal(before)
+
+
+def test_the_caller_may_change_the_result() -> None:
+    step = Network().steps[0]
+    before = step.matrix().clone()
+    step.matrix().zero_()
+    assert step.matrix().equal(before)
+
+
+def test_only_the_bias_that_depends_on_the_images_is_refused() -> None:
+    network = Network(of_images=True)
+    assert network.steps[0].matrix().equal(network.tables[0][0])
+    with pytest.raises(FoldError, match="depends on the image"):
+        network.steps[1].matrix()

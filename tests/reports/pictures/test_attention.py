@@ -1,0 +1,298 @@
+"""Attention for an image: the formulas on known weights, the tokens that a head reads, and models without a rollout."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import ImageError, InputError, OutputError
+from gmmvit_deploy.models.layers.attention import heads_of, masked_attentions
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.reports.pictures.attention_images import distances_image, rollout_image
+from gmmvit_deploy.reports.pictures.attention_numbers import mean_attention_distance, rollout
+from gmmvit_deploy.reports.pictures.attention_of_image import (
+    HeadDistances,
+    ImageAttention,
+    ImageRollout,
+    attention_of_bundle,
+    attention_of_image,
+)
+from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
+from gmmvit_deploy.reports.pictures.attention_weights import attention_record
+from tests.cli.terminal import gmmvit_here
+from tests.conftest import GOLDEN, golden
+from tests.pages import require_readable_page
+
+
+def loaded(name: str) -> tuple[Model, torch.Tensor]:
+    """Return a golden model in float64, and its first image."""
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints).model.eval().double(), torch.from_numpy(case.inputs[:1]).double()
+
+
+def measured(name: str) -> ImageAttention:
+    model, image = loaded(name)
+    labels = tuple(map(str, range(model.spec.classes)))
+    record, size = attention_record(model, image), (image.shape[2], image.shape[3])
+    return attention_of_image(model, record, observed=model.observed_grids(), size=size, labels=labels)
+
+
+# The formulas
+
+
+@pytest.mark.parametrize("discard", [0.0, 0.9])
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+def test_rollout_is_the_golden_rollout(fusion: str, discard: float) -> None:
+    with np.load(GOLDEN / "timm" / "attention_rollout.npz") as arrays:
+        attentions, expected = arrays["attentions"], arrays[f"{fusion}.{discard}"]
+        other = arrays[f"{fusion}.{discard}.vit_explain"]
+    result = rollout(list(attentions), fusion=fusion, discard=discard)
+    assert np.abs(result - expected).max() < 1e-14
+    assert result.sum(axis=1) == pytest.approx(np.ones(len(result)), abs=1e-12)
+    # Division of columns by the sums of rows is another matrix, unless the rows sum to 1.
+    assert (np.abs(result - other).max() < 1e-14) == (fusion == "mean" and discard == 0)
+
+
+def test_rollout_of_weights_that_do_not_fit() -> None:
+    for layers in ([], [np.ones((1, 4, 4)), np.ones((1, 5, 5))], [np.ones((1, 4, 5))]):
+        with pytest.raises(ValueError, match="same N in each layer"):
+            rollout(layers)
+
+
+def test_distance_of_uniform_and_of_local_weights() -> None:
+    uniform, itself = np.full((4, 4), 0.25), np.eye(4)
+    # from each patch of a 2×2 grid: itself, two neighbours, the diagonal
+    assert mean_attention_distance(np.stack([uniform, itself]), (2, 2)) == pytest.approx([(2 + np.sqrt(2)) / 4, 0])
+    assert mean_attention_distance(uniform[None], (2, 2), patch=(3, 4)) == pytest.approx([(3 + 4 + 5) / 4])
+    assert mean_attention_distance(uniform[None], (1, 4)) == pytest.approx([1.25])
+    windows = np.stack([uniform[None], itself[None]])
+    assert mean_attention_distance(windows, (2, 2)) == pytest.approx([(2 + np.sqrt(2)) / 8])
+
+
+def test_distance_leaves_the_prefix_out() -> None:
+    weights = np.zeros((2, 5, 5))
+    weights[:, :, 0] = 0.5
+    weights[0, 1, 4] = 0.5  # the first patch attends to the patch on the diagonal; the other patches to no patch
+    local, without = mean_attention_distance(weights, (2, 2), prefix=1)
+    assert local == pytest.approx(np.sqrt(2))
+    assert np.isnan(without)
+    with pytest.raises(ValueError, match="expected weights between 0 \\+ 2·2 tokens, got 5"):
+        mean_attention_distance(weights, (2, 2))
+
+
+# The weights of a model
+
+
+def test_the_weights_are_softmax_of_the_scores() -> None:
+    model, image = loaded("vit_plain")
+    queries: list[torch.Tensor] = []
+    attentions = [attention for _, attention in masked_attentions(model)]
+    hooks = [a.qkv.register_forward_hook(lambda _m, _i, out: queries.append(out.detach())) for a in attentions]
+    record = attention_record(model, image)
+    for hook in hooks:
+        hook.remove()
+    assert [layer.layer for layer in record.layers] == [name for name, _ in attention_scores(model)]
+    for layer, qkv, attention in zip(record.layers, queries, attentions, strict=True):
+        query, key, _ = (heads_of(part, attention.heads) for part in qkv.chunk(3, dim=-1))
+        expected = torch.softmax(query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5, dim=-1)
+        assert np.abs(layer.weights - expected.numpy()).max() < 1e-14
+    # The recording leaves the model as it was.
+    assert all("normalised" not in scores.__dict__ for _, scores in attention_scores(model))
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize(
+    ("name", "reads", "prefix"),
+    [
+        ("vit_gmm", "the mean of the 64 patches", 0),
+        ("sl_vit", "token 0, before the patches", 1),
+        ("mnist_vit", "token 0, before the patches", 1),
+        ("vp_vit", None, 1),
+        ("timm_vit", "token 0, before the patches", 1),
+        ("timm_deit_distilled", "the mean of the tokens 0, 1", 2),
+        ("timm_deit_distilled_gmm", "the mean of the tokens 0, 1", 2),
+        ("timm_vit_registers", None, 4),
+        ("torchvision_vit_conv_stem", "token 0, before the patches", 1),
+    ],
+)
+def test_models_with_a_rollout(name: str, reads: str | None, prefix: int) -> None:
+    attention = measured(name)
+    assert attention.no_rollout == ""
+    assert attention.rollout is not None
+    assert reads is None or attention.rollout.reads == reads
+    assert attention.rollout.values.sum() + attention.rollout.prefix_share == pytest.approx(1, abs=1e-12)
+    assert (attention.rollout.prefix_share > 0) == (prefix > 0)
+    assert attention.no_distances == {}
+    for layer in attention.distances:
+        assert layer.grid == attention.rollout.values.shape
+        assert layer.prefix == prefix
+    json.dumps(attention.to_json(), allow_nan=False)
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize(
+    ("name", "reason", "layers"),
+    [
+        ("swin_gmm", r"divides the tokens into \d+ sequences", None),
+        ("pit_gmm", "the number of tokens changes", None),
+        ("t2t_gmm", "the number of tokens changes", None),
+        ("cait_gmm", r"patch_blocks.0.attention.inner changes the weights after softmax \(after.mixing\)", None),
+        ("deepvit_patch", "changes the weights after softmax", None),
+        ("vp_deepvit", "changes the weights after softmax", None),
+        ("rmt_tiny_like", "sequences|the number of tokens changes", None),
+        ("eanet_transformer", "is no attention between tokens", 0),
+        ("timm_swin", r"divides the tokens into \d+ sequences", None),
+        ("timm_cait", "without the fused attention function", 0),
+        ("dino_linear", "reads the class tokens of the last 3 blocks", None),
+    ],
+)
+def test_models_without_a_rollout(name: str, reason: str, layers: int | None) -> None:
+    attention = measured(name)
+    assert attention.rollout is None
+    assert re.search(reason, attention.no_rollout), attention.no_rollout
+    assert (len(attention.distances) == 0) == (layers == 0)
+    json.dumps(attention.to_json(), allow_nan=False)
+
+
+def test_distances_in_windows_and_along_rows() -> None:
+    (first, *_) = measured("swin_gmm").distances
+    side = golden("swin_gmm").inputs.shape[-1]
+    assert first.sequences > 1
+    # In windows of the stage, a step of the grid covers as many pixels as in the whole image.
+    step = side / (first.grid[0] * first.sequences**0.5)
+    assert first.pixels == pytest.approx([patches * step for patches in first.patches])
+    assert all(0 < patches < first.grid[0] * 2**0.5 for patches in first.patches)
+    rows = [layer for layer in measured("rmt_tiny_like").distances if layer.grid[0] == 1]
+    assert rows
+    assert {layer.layer.rpartition(".")[2] for layer in rows} == {"rows", "columns"}
+
+
+def test_class_attention_has_no_distance() -> None:
+    attention = measured("cait_gmm")
+    assert attention.no_distances
+    assert all("1 query token attends to" in reason for reason in attention.no_distances.values())
+
+
+# Pictures and reports
+
+
+def a_rollout() -> ImageRollout:
+    values = np.zeros((2, 2))
+    values[0, 1] = 0.5
+    return ImageRollout(values=values, prefix_share=0.5, reads="token 0, before the patches")
+
+
+def test_the_rollout_is_drawn_over_its_patch() -> None:
+    picture = np.asarray(rollout_image(np.full((4, 4, 3), 200, np.uint8), a_rollout())).astype(int)
+    panel = picture[30:-12, 12 + 2 * 268 : 12 + 2 * 268 + 256]
+    blue = np.argwhere(panel[..., 2] > panel[..., 0] + 50)
+    assert blue[:, 0].max() < 128 <= blue[:, 1].min()  # the patch in the first row and the second column
+    over = picture[30:-12, 12 + 268 : 12 + 268 + 256]
+    assert np.ptp(over[200, 10]) == 0  # grey, without a share
+
+
+def test_a_point_for_each_head() -> None:
+    def layer(*pixels: float | None) -> HeadDistances:
+        return HeadDistances(layer="a", grid=(2, 2), prefix=0, sequences=1, patches=pixels, pixels=pixels)
+
+    def dots(*layers: HeadDistances) -> int:
+        return int((np.asarray(distances_image(layers)) == (8, 64, 129)).all(axis=-1).sum())
+
+    assert dots(layer(None)) == 0
+    assert dots(layer(1.0, 4.0), layer(2.0, None)) == pytest.approx(3 * dots(layer(1.0)), rel=0.1)
+
+
+def first_image(bundle: Bundle, folder: Path) -> Path:
+    path = folder / "image.png"
+    path.write_bytes(bundle.golden_set().images[0])
+    return path
+
+
+@pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "eanet_transformer"])
+def test_reports(name: str, tmp_path: Path) -> None:
+    attention = measured(name)
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    path = tmp_path / "attention.html"
+    write_attention_report(pixels, attention, path, bundle="bundle", image="<b>.png")
+    page = path.read_text()
+    require_readable_page(page)
+    assert not re.search(r"""(?:src|href)=["'](?!data:)|url\(|@import|<script""", page)
+    assert page.count("<img ") == (attention.rollout is not None) + bool(attention.distances)
+    assert ("NO ROLLOUT" in page) == (attention.rollout is None)
+    assert attention.no_rollout in page.replace("&#x27;", "'")
+    with pytest.raises(OutputError, match="exists"):
+        write_attention_report(pixels, attention, path, bundle="bundle", image="image.png")
+    if attention.distances:
+        write_attention_report(pixels, attention, tmp_path / "a.png", bundle="bundle", image="image.png")
+        assert Image.open(tmp_path / "a.png").width > 300
+    else:
+        with pytest.raises(InputError, match="no attention to draw"):
+            write_attention_report(pixels, attention, tmp_path / "a.png", bundle="bundle", image="image.png")
+    with pytest.raises(InputError, match="expected a report with the suffix"):
+        write_attention_report(pixels, attention, tmp_path / "a.jpg", bundle="bundle", image="image.png")
+
+
+# The command
+
+
+@pytest.mark.export
+def test_inspect_with_an_image(bundle: Bundle, tmp_path: Path) -> None:
+    image = first_image(bundle, tmp_path)
+    answer = gmmvit_here("inspect", bundle.path, "--image", image, "--json", "--report", tmp_path / "attention.html")
+    assert answer.status == 0, answer.err
+    described = json.loads(answer.out)
+    assert described["sha256"] == bundle.sha256
+    assert described["no_rollout"] == ""
+    assert np.sum(described["rollout"]["values"]) == pytest.approx(1)
+    assert len(described["distances"][0]["pixels"]) == bundle.manifest.spec.first_heads
+    assert (tmp_path / "attention.html").exists()
+    # The attention is that of the preprocessed image, on which the bundle's logits were recorded.
+    stored = bundle.golden_set()
+    assert described["label"] == bundle.manifest.labels[int(stored.image_logits[0].argmax())]
+    model = load_checkpoint(golden("vit_gmm").path).model.eval().double()
+    pixels = bundle.manifest.image.pixels_from_bytes(stored.images[0])
+    record = attention_record(model, torch.from_numpy(bundle.manifest.image.tensor_from_pixels(pixels[None])).double())
+    expected = rollout([layer.weights[0] for layer in record.layers]).mean(axis=0)
+    assert np.ravel(described["rollout"]["values"]) == pytest.approx(expected, abs=1e-12)
+    text = gmmvit_here("inspect", bundle.path, "--image", image, columns=200).out
+    assert f"class: {described['label']}" in text
+    assert "rollout: of the mean of the 64 patches" in text
+
+
+@pytest.mark.export
+def test_images_and_bundles_that_cannot_be_used(
+    bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    image = first_image(bundle, tmp_path)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(image.read_bytes()[:60])
+    with pytest.raises(ImageError, match=r"broken.png: the image cannot be used"):
+        attention_of_bundle(bundle, broken)
+    with pytest.raises(ImageError, match="cannot be read"):
+        attention_of_bundle(bundle, tmp_path)
+    with pytest.raises(InputError, match="has no mean and std") as refused:
+        attention_of_bundle(tensor_bundles["vit_gmm"], image)
+    assert "--mean, --std" in refused.value.hint
+    for arguments, message in (
+        ((bundle.path, "--image", tmp_path / "nowhere.png"), "nowhere.png: no such file"),
+        ((GOLDEN / "vit_gmm.pth", "--image", image), "expected a bundle, but this path is a file"),
+        ((tmp_path / "nowhere", "--image", image), "expected a bundle, but this path does not exist"),
+        (("--image", image), "--image draws the attention of a bundle"),
+        ((bundle.path, "--image", image, "--set", "heads=3"), "an option for checkpoints is given"),
+        ((bundle.path, "--image", image, "--report", tmp_path / "a.jpg"), "expected a report with the suffix"),
+        ((bundle.path,), "but this path is a bundle"),
+    ):
+        answer = gmmvit_here("inspect", *arguments)
+        assert answer.status == 1
+        assert message in answer.err
+        assert "hint: " in answer.err
+    assert f"gmmvit inspect {bundle.path} --image FILE" in answer.err

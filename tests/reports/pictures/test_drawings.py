@@ -1,0 +1,393 @@
+"""Steps, memories, patch filters and position embeddings in numbers and pictures, on known tensors."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.families import FAMILIES
+from gmmvit_deploy.models.families.t2t.model import T2T
+from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
+from gmmvit_deploy.models.layers.blocks import PatchEmbedding
+from gmmvit_deploy.models.layers.embeddings import patch_filters, position_embeddings
+from gmmvit_deploy.models.layers.shifted_patches import VIEWS, ShiftedPatches
+from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
+from gmmvit_deploy.models.scores.biases import ManhattanDecay, PrefixBias
+from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
+from gmmvit_deploy.models.scores.heads import HeadMixing
+from gmmvit_deploy.models.scores.scales import LearnedTemperature
+from gmmvit_deploy.models.scores.step import Add
+from gmmvit_deploy.reports.pictures import drawings as module
+from gmmvit_deploy.reports.pictures.drawing_report import drawing_sections
+from gmmvit_deploy.reports.pictures.drawings import (
+    Drawings,
+    drawings_of,
+    filter_images,
+    memory_image,
+    similarity_image,
+    step_image,
+    step_maps_image,
+)
+from gmmvit_deploy.reports.pictures.embedding_numbers import LARGEST_SHEET, FilterSheet, filters_of, similarities_of
+from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
+from gmmvit_deploy.reports.pictures.mask_report import page_of
+from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, steps_of
+from tests.conftest import golden
+from tests.pages import require_readable_page
+
+GREY = [90, 90, 90]
+
+
+@functools.cache
+def loaded(name: str) -> LoadedCheckpoint:
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints)
+
+
+def drawn(name: str) -> dict[str, DrawnMatrix]:
+    """Name of an attention and a step → the drawing."""
+    return {
+        f"{attention} {step.name}": step for step in steps_of(loaded(name).model).drawn for attention in step.attentions
+    }
+
+
+def of_scores(**steps: torch.nn.Module) -> nn.Module:
+    """A network with an attention that has these steps before softmax."""
+    return nn.ModuleDict({"attention": AttentionScores(steps)})
+
+
+@pytest.mark.rest
+def test_every_step_is_a_mask_a_picture_or_numbers() -> None:
+    for name in ("rmt_2023", "deepvit_patch", "sl_cait", "sl_swin", "cait_gmm", "pit_gmm", "timm_vit_gmm"):
+        model = loaded(name).model
+        steps = steps_of(model)
+        drawn_names = {
+            (attention, step.name) for step in (*steps.drawn, *steps.values) for attention in step.attentions
+        }
+        for attention, scores in attention_scores(model):
+            for step_name, step in scores.steps():
+                is_mask = step.numbers().patches is not None
+                assert is_mask != ((attention, step_name) in drawn_names), (name, attention, step_name)
+
+
+def test_decays_are_drawn_by_head_on_the_grid_and_along_an_axis() -> None:
+    steps = drawn("rmt_tiny_like")
+    for attention, scores in attention_scores(loaded("rmt_tiny_like").model):
+        step = steps[f"{attention} before.decay"]
+        assert np.array_equal(step.matrices, scores.before.decay.matrix().numpy())
+        assert step.labels == tuple(f"head {head}" for head in range(len(step.matrices)))
+        assert step.grid == scores.before.decay.grid
+        has_maps = step_maps_image(step, 0) is not None
+        assert has_maps == (min(scores.before.decay.grid) > 1)
+    sides = {min(step.grid) for step in steps.values() if step.grid is not None}
+    assert min(sides) == 1
+    assert max(sides) > 1
+
+
+def test_equal_steps_share_a_picture() -> None:
+    steps = [step for step in steps_of(loaded("rmt_2023").model).drawn if step.name == "before.decay"]
+    assert any(len(step.attentions) > 1 for step in steps)
+    shapes = [(step.matrices.shape, step.matrices.tobytes()) for step in steps]
+    assert len(set(shapes)) == len(shapes)
+
+
+def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
+    decay = ManhattanDecay(torch.tensor([-0.5, -0.25]), (2, 3))
+    (step,) = steps_of(of_scores(decay=PrefixBias(decay, 1))).drawn
+    assert (step.grid, step.prefix, step.matrices.shape) == ((2, 3), 1, (2, 7, 7))
+    maps = step_maps_image(step, 0)
+    assert maps is not None
+    assert maps.size == (3 * 4 - 1, 2 * 3 - 1)
+    assert step.measured(1) == {"label": "head 1", "smallest": -0.75, "largest": 0.0, "closed": 0}
+
+
+def test_head_mixing_is_drawn_before_and_after_softmax() -> None:
+    steps = drawn("cait_plain")
+    for attention, scores in attention_scores(loaded("cait_plain").model):
+        for name, step in (("before.mixing", scores.before.mixing), ("after.mixing", scores.after.mixing)):
+            shown = steps[f"{attention} {name}"]
+            assert shown.operation == "mix"
+            assert np.array_equal(shown.matrices[0], step.weight.detach().numpy())  # a row for each old head
+    assert "after.mixing" in {step.name for step in steps_of(loaded("deepvit_patch").model).drawn}
+
+
+def test_red_and_blue_of_a_mixing_stand_at_old_and_new_head() -> None:
+    weight = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    (step,) = steps_of(of_scores(mixing=HeadMixing(weight))).drawn
+    picture = np.asarray(step_image(step, 0)).astype(int)
+    assert picture[0, 0].tolist() == picture[1, 1].tolist() == [255, 255, 255]
+    assert picture[0, 1][2] > picture[0, 1][0]
+    assert picture[1, 0][0] > picture[1, 0][2]
+
+
+@pytest.mark.parametrize("value", [-float("inf"), -987654321.0])
+def test_a_masked_diagonal_is_grey_and_out_of_the_colour_scale(value: float) -> None:
+    (step,) = steps_of(of_scores(diagonal=MaskedDiagonal(5, value))).drawn
+    picture = np.asarray(step_image(step, 0))
+    assert step.measured(0) == {"label": "all heads", "smallest": 0.0, "largest": 0.0, "closed": 5}
+    for row in range(5):
+        for column in range(5):
+            assert picture[row, column].tolist() == (GREY if row == column else [255, 255, 255])
+    json.dumps(step.to_json(), allow_nan=False)
+
+
+def test_temperatures_are_numbers_of_each_head() -> None:
+    (values,) = steps_of(of_scores(temperature=LearnedTemperature(torch.tensor([0.5, 0.25])))).values
+    assert values.values == {"factor": (0.5, 0.25)}
+    (logarithm,) = steps_of(of_scores(temperature=LearnedTemperature(torch.tensor(0.0), is_logarithm=True))).values
+    assert logarithm.values == {"factor": (1.0,)}
+    model = loaded("sl_vit").model
+    listed: dict[str, HeadValues] = {
+        attention: step
+        for step in steps_of(model).values
+        if step.name == "before.temperature"
+        for attention in step.attentions
+    }
+    for attention, scores in attention_scores(model):
+        expected = scores.before.temperature.matrix().flatten().tolist()
+        assert list(listed[attention].values["factor"]) == expected
+
+
+def test_windows_show_the_bias_and_the_entries_that_the_shift_closes() -> None:
+    steps = [step for step in steps_of(loaded("swin_gmm").model).drawn if step.windows > 1]
+    assert steps
+    for step in steps:
+        heads = len(step.labels) - 1
+        assert step.labels == (*(f"first window, head {head}" for head in range(heads)), "last window, head 0")
+        assert step.measured(0)["closed"] == 0
+        assert step.measured(heads)["closed"] > 0
+
+
+def test_memories_are_drawn_without_a_list_of_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded("eanet_transfer").model
+    shown = steps_of(model)
+    assert not shown.omitted
+    assert [memory.name for memory in shown.memories] == [name for name, _ in memories(model)]
+    assert len(shown.memories) == 2 * len(attentions_without_scores(model))
+    first = shown.memories[0]
+    assert np.array_equal(first.matrix, model.get_submodule(first.name).weight.detach().numpy())
+    assert first.matrix.shape == (128, 20)
+    assert memory_image(first).size == (128, 20)  # transposed: the longer side is horizontal
+    assert memory_image(shown.memories[1]).size == shown.memories[1].matrix.shape[::-1]
+    for attention in attentions_without_scores(model):
+        owner = type(model.get_submodule(attention.rpartition(".")[0]))
+        monkeypatch.setattr(owner, "memories", ())
+    assert set(steps_of(model).omitted) == set(attentions_without_scores(model))
+
+
+def test_a_bias_that_depends_on_the_image_is_named() -> None:
+    class Passing(Add):
+        def matrix(self) -> Tensor:
+            raise FoldError("the bias <depends> on the image")
+
+    assert steps_of(of_scores(bias=Passing())).omitted == {"attention before.bias": "the bias <depends> on the image"}
+
+
+def test_large_matrices_are_drawn_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_TOKENS", 8)
+    (step,) = steps_of(of_scores(decay=ManhattanDecay(torch.tensor([-0.5]), (4, 5)))).drawn
+    assert step_image(step, 0).size == (7, 7)  # every third of 20
+    assert step_maps_image(step, 0) is None
+
+
+@pytest.mark.parametrize("kind", [PatchEmbedding, ShiftedPatches], ids=["linear", "shifted"])
+def test_filters_of_a_linear_layer_are_those_of_a_convolution(
+    kind: type[PatchEmbedding] | type[ShiftedPatches],
+) -> None:
+    torch.manual_seed(0)
+    embedding = kind(4, 6, channels=3).double()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    read = images if isinstance(embedding, PatchEmbedding) else embedding.views(images)
+    # LayerNorm with weight 1 and bias 0 is left out of the comparison by making it the identity
+    if isinstance(embedding, ShiftedPatches):
+        embedding.norm = nn.Identity()
+    convolved = nn.functional.conv2d(read, embedding.filters(), embedding.project.bias, stride=4)
+    torch.testing.assert_close(convolved.flatten(2).transpose(1, 2), embedding(images))
+    assert embedding.filters().shape[1] == 3 * embedding.view_count
+
+
+@pytest.mark.parametrize(("name", "views"), [("t2t_plain", 1), ("sl_t2t", VIEWS), ("eanet_transfer", 1)])
+def test_filters_of_overlapping_patches_are_those_of_a_convolution(name: str, views: int) -> None:
+    model = copy.deepcopy(loaded(name).model).double()
+    images = torch.from_numpy(golden(name).inputs[:2]).double()
+    unfold, transformer = model.unfolds[0], model.token_transformers[0]
+    embedding = patch_filters(model)
+    assert embedding is not None
+    layer = transformer.qkv if name != "eanet_transfer" else transformer.project
+    assert (model.get_submodule(embedding.name), embedding.views) == (layer, views)
+    read = images if views == 1 else model.views(images)
+    expected = layer(unfold(read))  # without the norm in front of the layer
+    convolved = nn.functional.conv2d(read, embedding.filters, layer.bias, stride=unfold.stride, padding=unfold.padding)
+    torch.testing.assert_close(convolved.flatten(2).transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "views"),
+    [
+        ("vit_gmm", "patch_embedding", 1),
+        ("pit_gmm", "patch_embedding", 1),
+        ("sl_vit", "patch_embedding", VIEWS),
+        ("spt_swin", "patch_embedding", VIEWS),
+        ("t2t_gmm", "token_transformers.0.qkv", 1),
+        ("sl_t2t", "token_transformers.0.qkv", VIEWS),
+        ("eanet_transfer", "token_transformers.0.project", 1),
+        ("deepvit_cnn_cleaned", "stem.convolutions.0", 1),
+        ("timm_vit", "network.patch_embed.proj", 1),
+    ],
+)
+def test_the_name_of_the_patch_embedding(name: str, layer: str, views: int) -> None:
+    embedding = patch_filters(loaded(name).model)
+    assert embedding is not None
+    assert (embedding.name, embedding.views) == (layer, views)
+    assert embedding.filters.shape[1] == views * loaded(name).spec.channels
+
+
+def test_a_network_without_patch_filters_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(T2T, "unfolded_patches", None)
+    assert filters_of(loaded("t2t_plain").model) is None
+    assert "There is no picture of the patch embedding" in page_of(loaded("t2t_plain"), [])
+
+
+def test_more_filters_than_fit_a_sheet_are_shown_by_components() -> None:
+    family = next(family for family in FAMILIES if family.name == "vit")
+    spec = replace(family.small(loaded("vit_plain").spec.mask), dim=96, patch_size=8, image_size=16)
+    model = family.build(spec)
+    pattern = torch.zeros(3, 8, 8)
+    pattern[0, 2, 3] = 1
+    with torch.no_grad():  # all filters are multiples of a single pattern
+        flat = pattern.permute(1, 2, 0).flatten()
+        model.patch_embedding.project.weight.copy_(torch.linspace(-1, 1, 96)[:, None] * flat)
+    sheet = filters_of(model)
+    assert sheet is not None
+    assert len(sheet.drawn) == LARGEST_SHEET
+    assert sheet.explained == pytest.approx(1)
+    assert np.abs(sheet.drawn[0]) == pytest.approx(pattern.numpy(), abs=1e-5)
+
+
+def test_three_channels_are_red_green_and_blue() -> None:
+    drawn = np.zeros((2, 3, 2, 2), np.float32)
+    drawn[0, 0, 0, 1] = 5
+    drawn[1, 2, 1, 0] = -0.1
+    sheet = FilterSheet(name="patches", features=2, drawn=drawn, views=1, explained=None)
+    ((_, image),) = filter_images(sheet)
+    pixels = np.asarray(image)
+    assert pixels[0, 1].tolist() == [255, 128, 128]
+    assert pixels[1, 3].tolist() == [128, 128, 0]  # the second filter begins behind a line; its scale is its own
+    assert pixels[0, 0].tolist() == [128, 128, 128]
+
+
+@pytest.mark.parametrize(("channels", "views", "pictures"), [(1, 1, 1), (2, 1, 2), (3, 5, 5), (1, 5, 5), (20, 1, 8)])
+def test_pictures_of_other_channels(channels: int, views: int, pictures: int) -> None:
+    drawn = np.random.default_rng(0).normal(size=(10, channels * views, 4, 4)).astype(np.float32)
+    sheet = FilterSheet(name="patches", features=10, drawn=drawn, views=views, explained=None)
+    described = filter_images(sheet)
+    assert len(described) == pictures
+    assert len({where for where, _ in described}) == pictures
+    assert {image.size for _, image in described} == {(8 * 5 - 1, 2 * 5 - 1)}
+
+
+def test_similarities_are_cosines_of_the_positions() -> None:
+    model = loaded("pit_gmm").model
+    (shown,) = similarities_of(model)
+    positions = model.position_embedding.detach()[0].double()
+    assert (shown.name, shown.prefix, shown.grid) == ("position_embedding", 1, (16, 16))
+    expected = nn.functional.cosine_similarity(positions[:, None], positions[None, 1:], dim=-1)
+    np.testing.assert_allclose(np.concatenate([shown.to_prefix, shown.similarity]), expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(np.diagonal(shown.similarity), 1, atol=1e-6)
+    measured = shown.measured()
+    off = expected[1:][~torch.eye(256, dtype=torch.bool)]
+    assert measured["mean"] == pytest.approx(float(off.mean()), abs=1e-6)
+    assert measured["smallest"] == pytest.approx(float(off.min()), abs=1e-6)
+    image = similarity_image(shown)
+    assert image is not None
+    assert image.size == (16 * 17 - 1, 16 * 17 - 1)
+    # each patch is most similar to itself: full blue at its own place in its own map
+    assert np.asarray(image)[17 * 2 + 2, 17 * 3 + 3].tolist() == [8, 64, 129]
+
+
+def test_zero_positions_have_the_similarity_zero() -> None:
+    model = loaded("t2t_plain").model
+    stored = model.position_embedding.clone()
+    try:
+        model.position_embedding.zero_()
+        (shown,) = similarities_of(model)
+        assert not shown.similarity.any()
+    finally:
+        model.position_embedding.copy_(stored)
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("vit_gmm", {"position_embedding": True}),
+        ("swin_plain", {"position_embedding": True}),
+        ("eanet_transfer", {"positions.position_embedding": True}),
+        ("timm_vit", {"network.pos_embed": True}),
+        ("vp_simple_vit", {"position_embedding": False}),
+        ("mnist_vit", {"positions": False}),
+        ("rmt_2023", {}),
+    ],
+)
+def test_the_names_of_positions(name: str, tensors: dict[str, bool]) -> None:
+    shown = list(position_embeddings(loaded(name).model))
+    assert {positions.name: positions.stored for positions in shown} == tensors
+    for positions in shown:
+        assert len(positions.positions) == positions.prefix + positions.grid[0] * positions.grid[1]
+    page = page_of(loaded(name), [])
+    assert ("not stored in the checkpoint" in page) == (False in tensors.values())
+    described = drawings_of(loaded(name).model).to_json()["position_embeddings"]
+    assert {positions["name"]: positions["stored"] for positions in described} == tensors
+
+
+def test_the_similarity_of_sinusoids_decreases_with_the_distance() -> None:
+    (shown,) = similarities_of(loaded("vp_simple_vit").model)
+    (rows, columns), similarity = shown.grid, shown.similarity
+    assert shown.prefix == 0
+    assert rows == columns > 2
+    maps = similarity.reshape(rows, columns, rows, columns)
+    # The sinusoids depend on row and column in the same way: maps are symmetric about the diagonal of the grid.
+    np.testing.assert_allclose(maps, maps.transpose(1, 0, 3, 2), atol=1e-6)
+    assert maps[0, 0, 0, 1] > maps[0, 0, 0, 2]
+    assert maps[0, 0, 0, 1] > maps[0, 0, 1, 1]
+
+
+def test_a_model_without_positions_gets_a_sentence() -> None:
+    page = page_of(loaded("rmt_2023"), [])
+    require_readable_page(page)
+    assert "There is no picture of the position embeddings" in page
+    assert "cosine similarity of each position embedding" not in page
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("name", ["rmt_2023", "deepvit_patch", "sl_swin", "sl_cait", "eanet_transfer", "timm_vit_gmm"])
+def test_the_page_describes_every_picture(name: str) -> None:
+    tree = require_readable_page(page_of(loaded(name), masks_of(loaded(name).model)))
+    alts = [image.attributes["alt"] for image in tree.all("img")]
+    assert len(set(alts)) == len(alts)
+    drawings = drawings_of(loaded(name).model)
+    titles = [heading.text for heading in tree.all("h2")]
+    for step in drawings.steps.drawn:
+        assert f"{step.attentions[0]} {step.name}" in titles
+    for values in drawings.steps.values:
+        assert values.name in " ".join(table.text for table in tree.all("table"))
+    json.dumps(drawings.to_json(), allow_nan=False)
+
+
+def test_names_of_memories_and_reasons_are_escaped() -> None:
+    memory = Memory(name="<b>&", matrix=np.eye(3, dtype=np.float32))
+    steps = Steps(drawn=(), values=(), memories=(memory,), omitted={"<i>": "<u>"})
+    html = "".join(drawing_sections(Drawings(steps=steps, filters=None, positions=())))
+    assert not re.search(r"<b><b>|<i>|<u>", html)
+    assert "&lt;b&gt;&amp;" in html
+    assert "&lt;i&gt;, not drawn: &lt;u&gt;" in html

@@ -1,0 +1,100 @@
+"""A mask over an image: the right row at the right place, in windows too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gmmvit_deploy.models.families import FAMILIES, model_from_spec
+from gmmvit_deploy.models.families.family import Windows
+from gmmvit_deploy.models.scores.attention import AttentionScores
+from gmmvit_deploy.models.scores.biases import shift_mask
+from gmmvit_deploy.models.scores.masks import mask_from_spec
+from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.reports.pictures.mask_images import position_maps_image
+from gmmvit_deploy.reports.pictures.mask_numbers import HeadNumbers, LayerMasks, masks_of
+from gmmvit_deploy.reports.pictures.overlay import overlay_image, token_grid, token_map
+
+_NUMBERS = HeadNumbers(within=(0, 0, 0), itself=0, negative=0, smallest=0, largest=0, dead=(), alpha=(), sigma=())
+
+
+def layer(grid: int, heads: int = 1) -> LayerMasks:
+    """Return a mask with a distinct number for each head, i and j."""
+    n = grid**2
+    matrices = np.arange(1, heads * n * n + 1, dtype=np.float32).reshape(heads, n, n)
+    return LayerMasks(layer="a", grid=(grid, grid), matrices=matrices, heads=(_NUMBERS,) * heads, underflowed=None)
+
+
+def test_map_is_the_row_of_the_token() -> None:
+    masks = layer(3, heads=2)
+    values = token_map(masks, 1, row=2, column=0)
+    assert np.array_equal(values, masks.matrices[1][6].reshape(3, 3))
+    for head, row, column in ((2, 0, 0), (0, 3, 0), (0, 0, -1)):
+        with pytest.raises(IndexError):
+            token_map(masks, head, row=row, column=column)
+
+
+def test_a_grid_that_is_not_square() -> None:
+    mask = mask_from_spec(MaskSpec(kind="gmm", kernels=2, closed_form=True), heads=2, grid=(2, 3))
+    scores = AttentionScores({"mask": mask})
+    (masks,) = masks_of(torch.nn.ModuleDict({"scores": scores}))
+    assert masks.grid == (2, 3)
+    values = token_map(masks, 1, row=1, column=2)
+    assert np.array_equal(values, masks.matrices[1][5].reshape(2, 3))
+    picture = overlay_image(Image.new("RGB", (30, 20)), masks, values, row=1, column=2, side=60)
+    assert picture.size == (60, 40)
+    assert position_maps_image(masks, 0).size == (3 * 4 - 1, 2 * 3 - 1)
+
+
+@pytest.mark.parametrize("shift", [0, 2])
+def test_map_within_windows_is_what_the_attention_lets_through(shift: int) -> None:
+    """Compare with the model's own steps: roll, divide into windows, mask tokens that only the roll put together."""
+    grid, window = 8, 4
+    side = grid // window
+    masks, windows = layer(window), Windows(grid=grid, window=window, shift=shift)
+    outside = shift_mask(grid, window, shift).numpy() if shift else np.zeros((side**2, window**2, window**2))
+    places = torch.arange(grid**2).reshape(grid, grid).roll((-shift, -shift), dims=(0, 1))
+    members = places.reshape(side, window, side, window).transpose(1, 2).reshape(side**2, window**2).numpy()
+    for number, tokens in enumerate(members):
+        for i, token in enumerate(tokens):
+            expected = np.full(grid**2, np.nan, np.float32)
+            seen = outside[number, i] == 0
+            expected[tokens[seen]] = masks.matrices[0][i][seen]
+            row, column = divmod(int(token), grid)
+            values = token_map(masks, 0, row=row, column=column, windows=windows)
+            assert np.array_equal(values.reshape(-1), expected, equal_nan=True)
+
+
+@pytest.mark.first(3)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_windows_of_a_family_are_those_of_its_attentions(family: object) -> None:
+    for spec in family.small_specs().values():  # type: ignore[attr-defined]
+        model = model_from_spec(spec)
+        windows = family.windows(spec)  # type: ignore[attr-defined]
+        for masks in masks_of(model):
+            within = windows.get(masks.layer)
+            assert within is None or (within.window, within.window) == masks.grid
+        names = {name for name, _ in model.named_modules()}
+        assert set(windows) <= names
+
+
+def test_overlay_colours_what_the_mask_lets_through() -> None:
+    masks = layer(4)
+    masks.matrices[0][:] = 0
+    masks.matrices[0][5, [0, 1]] = (1, -1)
+    values = token_map(masks, 0, row=1, column=1)
+    values[3, 3] = np.nan
+    image = np.asarray(
+        overlay_image(Image.new("RGB", (8, 8), (100, 100, 100)), masks, values, row=1, column=1, side=80)
+    )
+    assert image.shape == (80, 80, 3)
+    blue, red, plain, dark = image[10, 10], image[10, 30], image[10, 70], image[70, 70]
+    assert blue[2] > blue[0]
+    assert red[0] > red[2]
+    assert plain.tolist() == [100, 100, 100]
+    assert dark.tolist() == [25, 25, 25]
+    assert image[20, 20].tolist() == [255, 170, 0]
+    assert token_grid(masks, None) == (4, 4)
+    assert token_grid(masks, Windows(grid=8, window=4, shift=0)) == (8, 8)

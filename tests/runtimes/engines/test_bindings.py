@@ -1,0 +1,157 @@
+"""Every name and signature of TensorRT that the code uses, against the bindings themselves.
+
+``tensorrt`` 11 needs a GPU and libraries that are not available everywhere; its bindings are. They are imported over
+libraries that export only names (`stub_library`), mypy's stubgen writes their signatures as stubs, and mypy checks the
+code against the stubs. So the code for a flavor that cannot run here is still checked. The same is done for
+``tensorrt-rtx``, which does run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gmmvit_deploy.runtimes.engines
+from tests.runtimes.engines.stub_library import write_stub_library
+
+SOURCES = ("_build.py", "session.py")
+LIBRARIES = ("libnvinfer.so.11", "libnvinfer_plugin.so.11", "libnvonnxparser.so.11")
+EXPORTED = [
+    "createInferBuilder_INTERNAL",
+    "createInferRefitter_INTERNAL",
+    "createInferRuntime_INTERNAL",
+    "createNvOnnxParserRefitter_INTERNAL",
+    "createNvOnnxParser_INTERNAL",
+    "getBuilderPluginRegistry",
+    "getNvOnnxParserVersion",
+    "getPluginRegistry",
+    "initLibNvInferPlugins",
+]
+# Names that only tensorrt-rtx has; the code uses them only when compute capabilities are given.
+RTX_ALONE = {"ComputeCapability", "num_compute_capabilities", "set_compute_capability"}
+# Conversions by pybind11 that a stub cannot express: integers, sequences for Dims, the buffer of IHostMemory.
+CONVERSIONS = (
+    ("typing.SupportsInt", "int"),
+    (": Dims", ": Dims | collections.abc.Sequence[int]"),
+    ("class Dims:", "class Dims:\n    def __iter__(self) -> collections.abc.Iterator[int]: ..."),
+    ("class IHostMemory:", "class IHostMemory:\n    def __buffer__(self, flags: int, /) -> memoryview: ..."),
+    ("class Builder:", "__version__: str\nclass Builder:"),
+)
+
+
+def package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"{name} is not installed"
+    return Path((spec.submodule_search_locations or [""])[0])
+
+
+def written_down(module: str, out: Path, path: Path | None = None) -> Path:
+    """Write the module's names and signatures as a stub package."""
+    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    command = [Path(sys.executable).with_name("stubgen"), "--inspect-mode", "--quiet", "-m", module, "-o", out]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return out
+
+
+pytestmark = pytest.mark.process  # mypy, over the sources
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Flavor → folder with a stub package called ``trt_names``."""
+    root = tmp_path_factory.mktemp("names")
+    copied = root / "bindings" / "tensorrt"
+    shutil.copytree(package_folder("tensorrt_bindings"), copied)
+    for library in LIBRARIES:
+        write_stub_library(copied / library, EXPORTED)
+    stubs = {
+        "tensorrt": written_down("tensorrt.tensorrt", root / "t", root / "bindings") / "tensorrt" / "tensorrt.pyi",
+        "tensorrt-rtx": written_down("tensorrt_rtx_bindings.tensorrt_rtx", root / "r")
+        / "tensorrt_rtx_bindings"
+        / "tensorrt_rtx.pyi",
+    }
+    for flavor, stub in stubs.items():
+        folder = root / "stubs" / flavor
+        folder.mkdir(parents=True)
+        text = "\n".join(map(repaired, stub.read_text().splitlines()))
+        for original, replacement in CONVERSIONS:
+            assert original in text, original
+            text = text.replace(original, replacement)
+        (folder / "trt_names.pyi").write_text(text)
+        stubs[flavor] = folder
+    return stubs
+
+
+def repaired(line: str) -> str:
+    """Replace a signature that is not valid Python (a default before a parameter without) by ``*args, **kwargs``."""
+    try:
+        ast.parse(line.strip())
+    except SyntaxError:
+        return re.sub(r"def (\w+)\(.*", r"def \1(self, *args, **kwargs): ...", line) if "def " in line else line
+    return line
+
+
+def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> list[str]:
+    """Return mypy's errors about the code when ``library`` and ``trt`` are the flavor of ``stubs``."""
+    folder.mkdir(exist_ok=True)
+    home = Path(gmmvit_deploy.runtimes.engines.__path__[0])
+    for name in SOURCES:
+        text = (home / name).read_text().replace("import tensorrt as trt", "import trt_names as trt")
+        text = text.replace("library: Any", "_library: object")
+        text = re.sub(r"^(\s+)library = .*$", r"\1pass", text, flags=re.MULTILINE)
+        text = text.replace(
+            "from __future__ import annotations\n", "from __future__ import annotations\nimport trt_names as library\n"
+        )
+        if edit:
+            text = text.replace(*edit)
+        (folder / f"checked_{name}").write_text(text)
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports", "--check-untyped-defs"]
+    command += ["--follow-imports=silent", "--no-error-summary", f"--cache-dir={stubs / 'cache'}"]
+    answer = subprocess.run(
+        [*command, *map(str, sorted(folder.glob("checked_*.py")))],
+        env={**os.environ, "MYPYPATH": str(stubs)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "trt_names" not in answer.stderr, answer.stderr
+    # Errors in the stubs themselves do not matter; the refusals below prove that mypy read the stubs.
+    return [line for line in answer.stdout.splitlines() if ": error:" in line and "checked_" in line]
+
+
+def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path], tmp_path: Path) -> None:
+    stub = (names["tensorrt"] / "trt_names.pyi").read_text()
+    assert "def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig)" in stub
+    complaints = problems(names["tensorrt"], tmp_path / "code")
+    unknown = {re.search(r'(?:attribute|has no attribute) "(\w+)"', line)[1] for line in complaints}  # type: ignore[index]
+    assert unknown == RTX_ALONE, complaints
+
+
+@pytest.mark.rest
+def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path], tmp_path: Path) -> None:
+    assert problems(names["tensorrt-rtx"], tmp_path / "code") == []
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("create_optimization_profile", "create_optimisation_profile", "has no attribute"),
+        ("library.BuilderFlag.TF32", "library.BuilderFlag.FP16", 'no attribute "FP16"'),
+        ("execute_async_v3(self._stream.cuda_stream)", 'execute_async_v3("stream")', "incompatible type"),
+        ("builder.build_serialized_network(network, config)", "builder.build_serialized_network(network)", "overload"),
+        ("runtime.deserialize_cuda_engine", "runtime.deserialize_engine", "has no attribute"),
+    ],
+)
+def test_the_check_bites(right: str, wrong: str, message: str, names: dict[str, Path], tmp_path: Path) -> None:
+    complaints = problems(names["tensorrt"], tmp_path / "code", (right, wrong))
+    assert any(message in line for line in complaints), complaints

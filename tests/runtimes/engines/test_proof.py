@@ -1,0 +1,257 @@
+"""The proof of engines, on layers written by hand, so that it also meets cases that no build here produces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gmmvit_deploy.errors import EngineError
+from gmmvit_deploy.graphs.roles import Attention
+from gmmvit_deploy.runtimes.engines.graph_source import source_from_onnx
+from gmmvit_deploy.runtimes.engines.layers import Layer, layers_from_text, shares_of
+from gmmvit_deploy.runtimes.engines.proof import prove_attentions, unreached
+
+LINE = (
+    "Name: {name}, LayerType: {kind}, Inputs: [ {{ Name: a, Dimensions: [-1,64,16], Strides: [16,-1,1], "
+    "StrideOrder: [1,2,0], Datatype: {reads}, Format: (Linear) Row major linear format }}], Constants: [ "
+    "{{ Name: c, Dimensions: [1,3,64,64], Datatype: Float, Format: (Linear) }}], Outputs: [ {{ Name: b, "
+    "Dimensions: [-1], Datatype: {writes}, Format: (Arbitrary) Format with stride order = [1,2,0] }}], "
+    "TacticName: {name}_0xdb02, StreamId: 0, Metadata: {nodes}"
+)
+ATTENTION = Attention(name="a", nodes=("qk", "mask", "softmax", "pv"), mask="m")
+
+
+def line(name: str, *nodes: str, kind: str = "kgen", reads: str = "Half", writes: str = "Half") -> str:
+    return LINE.format(
+        name=name, kind=kind, reads=reads, writes=writes, nodes="".join(f"[ONNX Layer: {node}]" for node in nodes)
+    )
+
+
+def layers(*lines: str) -> tuple[Layer, ...]:
+    return layers_from_text("\n".join(("Layers:", *lines, "", "I/O Tensors:", " Name: pixels, IOMode: Input")))
+
+
+def test_a_line_is_read_whole() -> None:
+    (layer,) = layers(line("_gemm_mha_v2_myl1_10", "x/MatMul", "x/Softmax", reads="BFloat16", writes="FP8"))
+    assert layer == Layer(
+        name="_gemm_mha_v2_myl1_10",
+        kind="kgen",
+        profile=1,
+        reads=("bf16",),
+        writes=("fp8",),
+        nodes=("x/MatMul", "x/Softmax"),
+    )
+    assert layer.multiplies
+
+
+def test_a_line_without_inputs_and_nodes() -> None:
+    text = (
+        "Name: __mye9263_0_myl0_0, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], "
+        "TacticName: , StreamId: 0, Metadata: "
+    )
+    (layer,) = layers_from_text(text)
+    assert (layer.precision, layer.nodes, layer.reads) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("Half", ("fp16",)),
+        ("BFloat16", ("bf16",)),
+        ("Float", ("fp32",)),
+        ("FP8", ("fp8",)),
+        ("UInt8", ("uint8",)),
+        ("Row major linear FP16 format", ("fp16",)),
+        ("Thirty-two wide channel vectorized row major Int8 format", ("int8",)),
+        ("Int64", ()),
+        ("Bool", ()),
+        ("something new", ()),
+    ],
+)
+def test_types_as_the_versions_of_tensorrt_write_them(written: str, meant: tuple[str, ...]) -> None:
+    (layer,) = layers(line("a_myl0_0", reads=written))
+    assert layer.reads == meant
+
+
+def test_shape_arithmetic_has_no_precision() -> None:
+    cast = line("cast_myl0_7", kind="cast", reads="Int64", writes="Int64")
+    assert layers(cast)[0].precision is None
+    shares = shares_of(layers(cast, line("a_myl0_1"), line("b_myl0_2"), line("c_myl0_3", reads="Float")))
+    assert shares == pytest.approx({"fp16": 2 / 3, "fp32": 1 / 3})
+
+
+def test_text_without_layers_is_no_proof() -> None:
+    with pytest.raises(EngineError, match="listed no layers"):
+        layers_from_text("Layers:\nsomething new\n")
+
+
+def test_one_kernel_is_fused() -> None:
+    (proof,) = prove_attentions(
+        layers(line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk"), line("out_myl0_2", "out", kind="gemm")),
+        [ATTENTION],
+        target="8.9",
+        profiles=1,
+        head_dims={},
+    )
+    assert (proof.fused, proof.precision, proof.reason, proof.masked) == (True, "fp16", "", True)
+    assert proof.kernels == ("_gemm_mha_v2_myl0_1",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "attention", "head_dims", "reason"),
+    [
+        (
+            [line("pad_myl0_0", "qk"), line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk")],
+            ATTENTION,
+            {"a": 12},
+            "a single kernel, but other layers (1) pad and cut its head dim 12: type gmmvit convert with --pad-heads",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm", reads="Float"), line("h_myl0_1", "pv", kind="gemm", reads="Float")],
+            ATTENTION,
+            {"a": 16},
+            "float32: fused kernels exist",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            ATTENTION,
+            {"a": 6},
+            "head dim 6: fused kernels take 16 to 256",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            Attention(name="a", nodes=("qk", "mix", "softmax", "pv"), mask="m", mixes_heads=True),
+            {},
+            "its heads are mixed around softmax, and each head has its own mask",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            Attention(name="a", nodes=("qk", "softmax", "mix", "pv"), mixes_heads=True),
+            {"a": 32},
+            "its heads are mixed around softmax, which no fused kernel computes",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm", reads="Float"), line("h_myl0_1", "pv", kind="gemm", reads="Float")],
+            Attention(name="a", nodes=("qk", "softmax", "mix", "pv"), mixes_heads=True),
+            {"a": 32},
+            "float32: fused kernels exist",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")],
+            Attention(name="a", nodes=("qk", "softmax", "mix", "norm", "pv"), mixes_heads=True, normalises_heads=True),
+            {"a": 16},
+            "a norm over the heads follows its softmax",
+        ),
+        (
+            [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "softmax", "pv", kind="gemm")],
+            ATTENTION,
+            {"a": 32},
+            "the builder split it into 2 kernels",
+        ),
+        ([line("other_myl0_0", "z")], ATTENTION, {}, "no layer of the engine lists the attention's nodes"),
+        (
+            [line("_gemm_mha_v2_myl0_1", "softmax")],
+            Attention(name="a", nodes=("softmax",), known=False),
+            {},
+            "not part of a known form of attention",
+        ),
+    ],
+)
+def test_an_attention_that_is_not_fused_has_a_reason(
+    lines: list[str], attention: Attention, head_dims: dict[str, int], reason: str
+) -> None:
+    (proof,) = prove_attentions(layers(*lines), [attention], target="8.9", profiles=1, head_dims=head_dims)
+    assert not proof.fused
+    assert reason in proof.reason
+
+
+def test_every_profile_is_judged_on_its_own() -> None:
+    fused = line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk")
+    split = [line("g_myl1_0", "qk", kind="gemm"), line("h_myl1_1", "mask", "softmax", "pv", kind="gemm")]
+    proofs = prove_attentions(layers(fused, *split), [ATTENTION], target="8.9", profiles=3, head_dims={})
+    assert [(proof.profile, proof.fused) for proof in proofs] == [(0, True), (1, False), (2, False)]
+    assert (
+        proofs[2].reason == "no layer of the engine lists the attention's nodes"
+    )  # a profile without listed layers proves nothing
+
+
+ROLES = {"p": "projection", "qk": "product", "e": "embedding", "n": "norm"}
+
+
+def test_a_promise_that_was_kept() -> None:
+    built = layers(
+        line("p_myl0_0", "p", kind="gemm", reads="Int8"),
+        line("finish_myl0_1", "p", reads="Half"),  # the product's scale and bias, in a kernel after it
+        line("_gemm_mha_v2_myl0_2", "qk", "p"),
+        line("e_myl0_3", "e", kind="correlation"),
+        line("n_myl0_4", "n", reads="Float"),
+    )
+    assert unreached(built, ROLES, "int8", target="8.9", profiles=1) == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "node", "promised", "seen"),
+    [
+        ([line("p_myl0_0", "p", kind="gemm")], "p", "int8", "fp16"),
+        ([line("p_myl0_0", "p", kind="runtime_fusion", reads="Float")], "p", "int8", "fp32"),
+        ([], "p", "int8", "no reported type"),
+    ],
+)
+def test_a_promise_that_was_broken(lines: list[str], node: str, promised: str, seen: str) -> None:
+    others = [line("_gemm_mha_v2_myl0_2", "qk"), line("e_myl0_3", "e", kind="correlation")]
+    (miss,) = unreached(layers(*lines, *others), ROLES, "int8", target="8.9", profiles=1)
+    assert (miss.node, miss.expected, miss.actual, miss.target) == (node, promised, seen, "8.9")
+
+
+def test_a_softmax_that_is_not_known_is_explained() -> None:
+    known, unknown = ATTENTION, Attention(name="b", nodes=("other",), known=False)
+    built = layers(line("g_myl0_0", "qk", kind="gemm"), line("s_myl0_1", "other"))
+    why = {"a": "not given for an attention that is known", "b": "a step stands before its softmax: Tanh"}
+    proofs = prove_attentions(built, [known, unknown], target="8.9", profiles=1, head_dims={}, unmatched=why)
+    plain = prove_attentions(built, [known, unknown], target="8.9", profiles=1, head_dims={})
+    assert proofs[0] == plain[0]
+    assert proofs[1].reason == f"{plain[1].reason}: {why['b']}"
+    assert plain[1].reason == "this softmax is not part of a known form of attention"
+
+
+def test_the_source_gives_the_reason_why_a_softmax_is_no_attention(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("Tanh", ["x"], ["t"], name="t"),
+            helper.make_node("Softmax", ["t"], ["p"], name="a/Softmax"),
+            helper.make_node("Relu", ["p"], ["y"], name="r"),
+        ],
+        "g",
+        [value("x", TensorProto.FLOAT, ["b", 2, 2])],
+        [value("y", TensorProto.FLOAT, ["b", 2, 2])],
+    )
+    path = tmp_path / "g.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    why = "Tanh stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
+    assert source_from_onnx(path).unmatched == {"a": why}
+
+
+def test_a_cast_before_a_softmax_is_not_the_reason(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("Tanh", ["x"], ["t"], name="t"),
+            helper.make_node("Cast", ["t"], ["c"], name="c", to=TensorProto.FLOAT),
+            helper.make_node("Softmax", ["c"], ["p"], name="a/Softmax"),
+            helper.make_node("Cast", ["p"], ["h"], name="h", to=TensorProto.FLOAT16),
+            helper.make_node("Relu", ["h"], ["y"], name="r"),
+        ],
+        "g",
+        [value("x", TensorProto.FLOAT16, ["b", 2, 2])],
+        [value("y", TensorProto.FLOAT16, ["b", 2, 2])],
+    )
+    path = tmp_path / "g.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    why = (
+        "Tanh stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing; this softmax computes in float32"
+    )
+    assert source_from_onnx(path).unmatched == {"a": why}

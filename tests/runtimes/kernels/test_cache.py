@@ -1,0 +1,245 @@
+"""The cache of compiled kernels: what its key depends on, which libraries it keeps, and which it never removes."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gmmvit_deploy import doctor
+from gmmvit_deploy.runtimes.kernels import cache, libraries
+from gmmvit_deploy.runtimes.kernels.cache import MOST_LIBRARIES, compiled, empty_cache
+from gmmvit_deploy.runtimes.kernels.libraries import empty_kernel_cache, onnxruntime_library, why_recorded
+
+
+class Compiler:
+    """A script in place of the compiler: it writes the output file and counts its runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.calls = folder / "cxx", folder / "calls"
+        self.write(version="1.0")
+
+    def write(self, *, version: str, fails: bool = False, error: str = "x.c:1: error: no") -> None:
+        end = f"echo '{error}' >&2; exit 1" if fails else 'for last; do :; done; echo library > "$last"'
+        self.path.write_text(
+            f'#!/bin/sh\ncase "$*" in *--version*) echo "cxx {version}"; exit 0;; esac\n'
+            f'echo "$@" >> {self.calls}\n{end}\n'
+        )
+        self.path.chmod(0o755)
+
+    @property
+    def count(self) -> int:
+        return len(self.calls.read_text().splitlines()) if self.calls.exists() else 0
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_IN_USE", {})
+    onnxruntime_library.cache_clear()
+    yield tmp_path / "cache" / "gmmvit-deploy" / "kernels"
+    onnxruntime_library.cache_clear()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> Compiler:
+    made = Compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(made.path))
+    return made
+
+
+def again() -> tuple[Path | None, str]:
+    """Return the library as a process gets it that asks for the first time."""
+    onnxruntime_library.cache_clear()
+    return onnxruntime_library()
+
+
+def test_it_is_compiled_once(compiler: Compiler) -> None:
+    first, second = again(), again()
+    assert first == second
+    assert first[0] is not None
+    assert first[0].read_text() == "library\n"
+    assert compiler.count == 1
+
+
+def test_the_key_knows_the_compiler_its_version_and_the_sources(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = [again()[0]]
+    compiler.write(version="2.0")
+    paths.append(again()[0])
+    monkeypatch.setenv("CXX", f"{compiler.path} -march=x86-64")  # a compiler with arguments
+    paths.append(again()[0])
+    assert "-march=x86-64" in compiler.calls.read_text().splitlines()[-1]
+    sources = tmp_path / "installed"
+    shutil.copytree(libraries._HERE, sources)
+    (sources / "masked_attention.h").write_text("/* changed */")
+    monkeypatch.setattr(libraries, "_HERE", sources)
+    paths.append(again()[0])
+    assert None not in paths
+    assert len(set(paths)) == compiler.count == 4
+
+
+def test_the_key_does_not_know_where_the_package_is(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = again()
+    shutil.copytree(libraries._HERE, tmp_path / "elsewhere")
+    monkeypatch.setattr(libraries, "_HERE", tmp_path / "elsewhere")
+    assert again() == before
+    assert compiler.count == 1
+
+
+def test_a_failure_is_recorded_and_not_tried_again_until_the_cache_is_emptied(compiler: Compiler, folder: Path) -> None:
+    compiler.write(version="1.0", fails=True)
+    retry = "type gmmvit doctor --empty-kernel-cache to compile again"
+    why = f"the compiler {compiler.path} failed: x.c:1: error: no; {retry}"
+    assert again() == again() == (None, why)
+    assert compiler.count == 1
+    (record,) = folder.glob("*.failed")
+    assert why_recorded("onnxruntime") == str(record)
+    check = doctor._kernels("onnxruntime", onnxruntime_library, str)
+    assert (check.works, check.fix) == (False, doctor.RETRY)
+    assert check.detail == f"{why} (recorded in {record})"
+    compiler.write(version="1.0")
+    assert again() == (None, why)
+    assert empty_kernel_cache() == ([record], [])
+    assert why_recorded("onnxruntime") == ""
+    assert onnxruntime_library()[0] is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "x.c:1:2: fatal error: error writing to /tmp/x.s: No space left on device",
+        "c++: fatal error: Killed signal terminated program cc1plus",
+        "cc1plus: out of memory allocating 65536 bytes",
+        "",
+    ],
+)
+def test_a_failure_that_is_not_the_sources_is_tried_again(compiler: Compiler, folder: Path, error: str) -> None:
+    compiler.write(version="1.0", fails=True, error=error)
+    library, why = again()
+    assert library is None
+    assert why.startswith(f"the compiler {compiler.path} failed: ")
+    assert list(folder.glob("*.failed")) == []
+    compiler.write(version="1.0")
+    assert again()[0] is not None
+
+
+def test_another_version_of_the_compiler_is_tried(compiler: Compiler) -> None:
+    compiler.write(version="1.0", fails=True)
+    assert again()[0] is None
+    compiler.write(version="1.1")
+    assert again()[0] is not None
+
+
+def test_nothing_half_written_is_left(folder: Path) -> None:
+    def breaks(path: Path) -> None:
+        path.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        compiled("onnxruntime-0", breaks)
+    assert [path.name for path in folder.iterdir()] == ["onnxruntime-0.lock"]
+
+
+def written(path: Path) -> None:
+    path.write_text("library")
+
+
+def fill(stem: str, age_s: int) -> None:
+    """Write a library that was last used some time ago, by a process that has ended."""
+    path = compiled(stem, written)
+    cache._IN_USE.pop(path).close()
+    os.utime(path, (1_000_000_000 - age_s,) * 2)
+
+
+def test_the_least_recently_used_are_removed(folder: Path) -> None:
+    for age_s in range(MOST_LIBRARIES + 2, 0, -1):
+        fill(f"onnxruntime-{age_s}", age_s)
+    compiled("openvino-new", written)
+    kept = {path.stem for path in folder.glob("*.so")}
+    assert kept == {"openvino-new", *(f"onnxruntime-{age_s}" for age_s in range(1, MOST_LIBRARIES))}
+    assert {path.stem for path in folder.glob("*.lock")} == kept
+
+
+def test_a_library_in_use_by_another_process_is_never_removed(folder: Path) -> None:
+    fill("onnxruntime-used", 1000)
+    code = (
+        "from gmmvit_deploy.runtimes.kernels.cache import compiled\n"
+        "compiled('onnxruntime-used', lambda path: None); print('holds', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        used = folder / "onnxruntime-used.so"
+        os.utime(used, (1, 1))
+        for age_s in range(MOST_LIBRARIES):
+            fill(f"onnxruntime-{age_s}", age_s)
+        compiled("openvino-new", written)
+        assert used.exists()
+        removed, left = empty_cache()
+        assert used in left
+        assert used not in removed
+        holder.communicate("\n")
+    assert used in empty_cache()[0]
+    assert not used.exists()
+
+
+def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from gmmvit_cli.main import app
+
+    monkeypatch.setattr(
+        doctor, "examine", lambda on_progress: [doctor._kernels("onnxruntime", onnxruntime_library, str)]
+    )
+    compiler.write(version="1.0", fails=True)
+    assert again()[0] is None
+    compiler.write(version="1.0")
+    answer = CliRunner().invoke(app, ["doctor", "--empty-kernel-cache"])
+    assert answer.exit_code == 0
+    assert "removed 1 files from the kernel cache" in answer.output
+    assert len(list(folder.glob("*.so"))) == 1
+
+
+def test_processes_use_a_library_at_the_same_time(compiler: Compiler) -> None:
+    """A process holds its library for as long as it lives, and no other waits for it."""
+    library, _ = onnxruntime_library()
+    ask = (
+        "from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library as ask; "
+        "print(ask()[0], flush=True); input()"
+    )
+    others = [
+        subprocess.Popen([sys.executable, "-c", ask], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            assert select.select([other.stdout], [], [], 60)[0], "a second process waits for the first"
+            assert other.stdout.readline().strip() == str(library)
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+    assert compiler.count == 1
+
+
+def test_processes_that_compile_at_the_same_time_compile_once(compiler: Compiler, folder: Path) -> None:
+    ask = "from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library as ask; print(ask()[0])"
+    others = [
+        subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        for _ in range(3)
+    ]
+    answers = {other.communicate(timeout=60)[0].strip() for other in others}
+    (library,) = folder.glob("*.so")
+    assert answers == {str(library)}
+    assert compiler.count == 1

@@ -1,0 +1,172 @@
+"""The kernels are right with each instruction set, also on an emulated ARM processor, and a set can be forced."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gmmvit_deploy.runtimes.kernels import libraries
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
+
+KERNELS = Path(libraries.__file__).parent
+PROGRAM = Path(__file__).with_name("against_formula.c")
+EMULATED = Path(__file__).with_name("emulated")
+LACKS = 2
+"""Status of the program where the processor chooses another instruction set than the expected set."""
+CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+
+pytestmark = [pytest.mark.process, pytest.mark.rest]
+
+
+def compiled_program(compiler: list[str], out: Path, kernels: Path = KERNELS) -> Path:
+    """Compile the program with the kernels."""
+    sources = [str(PROGRAM), *(str(kernels / name) for name in libraries.KERNEL_SOURCES if name.endswith(".c"))]
+    in_c = [word for source in sources for word in ("-x", "c", source)]  # a C++ compiler asks each time
+    command = [*compiler, "-O2", "-I", str(kernels), *in_c, "-x", "none", "-lm", "-o", str(out)]
+    subprocess.run(command, check=True)
+    return out
+
+
+def cplusplus() -> list[str]:
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"no {compiler[0]} here")
+    return compiler
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program for this processor."""
+    return compiled_program(cplusplus(), tmp_path_factory.mktemp("here") / "program")
+
+
+@pytest.fixture(scope="module")
+def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program for 64-bit ARM, which an emulator runs."""
+    for needed in (CROSS, EMULATOR):
+        if shutil.which(needed) is None:
+            pytest.skip(f"no {needed} here; Debian has it in the packages g++-aarch64-linux-gnu and qemu-user")
+    return compiled_program([CROSS, "-static"], tmp_path_factory.mktemp("arm") / "program")
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program with the kernels for AVX-512 alone, whose instructions are functions in C."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the kernels for AVX-512 are compiled on x86-64 alone")
+    out = tmp_path_factory.mktemp("emulated") / "program"
+    names = ("masked_attention.c", "residual_norm.c", "kernels_avx512.c")
+    sources = [PROGRAM, EMULATED / "avx512_only.c", *(KERNELS / name for name in names)]
+    in_c = [word for source in sources for word in ("-x", "c", str(source))]
+    flags = ["-O1", "-Wno-psabi", "-Dtarget(x)=", "-I", str(EMULATED), "-I", str(KERNELS)]
+    subprocess.run([*cplusplus(), *flags, *in_c, "-x", "none", "-lm", "-o", str(out)], check=True)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "arithmetic"),
+    [("avx2", "1"), ("avx512", "1"), ("avx512-bf16", "1"), ("avx512-bf16", "2"), ("neon", "1"), ("neon-bf16", "2")],
+)
+def test_each_set_of_this_processor_computes_the_formulas(here: Path, instruction_set: str, arithmetic: str) -> None:
+    environment = {**os.environ, "GMMVIT_CPU_ISA": instruction_set}
+    answer = subprocess.run(
+        [here, instruction_set, arithmetic], env=environment, check=False, capture_output=True, text=True
+    )
+    if answer.returncode == LACKS:
+        pytest.skip(answer.stdout.strip())
+    assert answer.returncode == 0, answer.stdout
+    assert "right" in answer.stdout
+
+
+def test_the_kernels_read_and_write_only_their_arrays(tmp_path: Path) -> None:
+    """The compiler's checks of addresses and undefined operations stop the program at the first error."""
+    checks = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    try:
+        program = compiled_program([*cplusplus(), *checks], tmp_path / "program")
+    except subprocess.CalledProcessError:
+        pytest.skip("this compiler lacks the checks of addresses: -fsanitize=address")
+    chosen = subprocess.run([program, "?", "1"], check=False, capture_output=True, text=True).stdout
+    name = chosen.removeprefix("expected ?, got ").strip()
+    answer = subprocess.run([program, name, "1"], check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "right" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("processor", "instruction_set", "arithmetic"),
+    [("cortex-a72", "neon", "1"), ("max", "neon-bf16", "1"), ("max", "neon-bf16", "2")],
+)
+def test_an_emulated_arm_processor_computes_the_formulas(
+    on_arm: Path, processor: str, instruction_set: str, arithmetic: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GMMVIT_CPU_ISA"}
+    answer = subprocess.run(
+        [EMULATOR, "-cpu", processor, on_arm, instruction_set, arithmetic],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "right" in answer.stdout
+
+
+@pytest.mark.parametrize("arithmetic", ["1", "2"])
+def test_the_kernels_for_avx512_compute_the_formulas_with_its_instructions_in_c(
+    emulated: Path, arithmetic: str
+) -> None:
+    """The source for AVX-512, on any processor: `emulated/immintrin.h` has its instructions in plain C."""
+    answer = subprocess.run([emulated, "avx512-bf16", arithmetic], check=False, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout
+    assert "right" in answer.stdout
+
+
+def test_the_program_notices_wrong_results(tmp_path: Path) -> None:
+    """A polynomial of 2^x that is slightly off fails the comparison."""
+    wrong = tmp_path / "kernels"
+    shutil.copytree(KERNELS, wrong, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    products = wrong / "attention_products.h"
+    text = products.read_text(encoding="utf-8")
+    assert "6.931469838e-01f" in text
+    products.write_text(text.replace("6.931469838e-01f", "6.932469838e-01f"), encoding="utf-8")
+    program = compiled_program(cplusplus(), tmp_path / "program", wrong)
+    chosen = subprocess.run([program, "?", "1"], check=False, capture_output=True, text=True).stdout
+    name = chosen.removeprefix("expected ?, got ").strip()
+    answer = subprocess.run([program, name, "1"], check=False, capture_output=True, text=True)
+    assert answer.returncode == 1, answer.stdout
+    assert "WRONG" in answer.stdout
+
+
+@needs_kernel
+@pytest.mark.parametrize(("value", "works"), [("mmx", False), ("", True)])
+def test_a_set_that_the_processor_lacks_is_refused(value: str, works: bool) -> None:
+    """In a process of its own: a library reads the variable once."""
+    ask = (
+        "from gmmvit_deploy.runtimes.programs.onnxruntime_program import instruction_set_of, why_not;"
+        "from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library as library;"
+        "from gmmvit_deploy.runtimes.programs.openvino import our_kernels;"
+        "print(why_not(library()[0])); print(instruction_set_of(library()[0])); print(our_kernels('fp32'))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", ask],
+        env={**os.environ, "GMMVIT_CPU_ISA": value},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    why, chosen, kernels = answer.stdout.splitlines()
+    if works:
+        assert (why, bool(chosen)) == ("", True)
+        assert f"instruction_set='{chosen}'" in kernels
+    else:
+        assert why.startswith("GMMVIT_CPU_ISA is mmx, and this processor has ")
+        assert why.endswith("; unset it, or set it to one of these")
+        assert chosen == ""
+        assert kernels == f"(None, {why!r})"

@@ -1,0 +1,65 @@
+"""Masks in the form that the kernel reads: by offset exactly if a mask lies on a grid, with the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.runtimes.kernels.prepared_masks import prepared_bias, prepared_mask, takes_bias
+from tests.conftest import golden
+from tests.runtimes.kernels.test_masked_attention import mask_on_grid
+
+
+@pytest.mark.parametrize(
+    ("name", "grids"),
+    [("vit_gmm", {8}), ("cait_gmm", {8}), ("pit_gmm", {16, 8}), ("swin_gmm", {0}), ("vit_elm", {0})],
+)
+def test_masks_of_trained_checkpoints(name: str, grids: set[int]) -> None:
+    case = golden(name)
+    masks = [mask.constant.numpy() for mask in fold(load_checkpoint(case.path, case.hints).model).masks]
+    prepared = set()
+    for mask in masks:
+        heads = mask.reshape(-1, *mask.shape[-2:])
+        prepared.add(prepared_mask(heads, "f32").grid)
+    assert prepared == grids
+
+
+@pytest.mark.parametrize("n", [64, 65, 196, 257])
+def test_the_least_bit_in_one_place_is_another_mask(n: int) -> None:
+    mask = mask_on_grid(2, n)
+    grid = prepared_mask(mask, "f32")
+    assert grid.grid == int(n**0.5)
+    assert grid.numbers.nbytes < mask.nbytes / 3
+    for place in ((1, 1, n // 2 + 2), (0, n - 1, n - 1), (1, n // 2, 3), (0, 0, 5)):
+        other = mask.copy()
+        other[place] = np.nextafter(other[place], np.float32(np.inf))
+        whole = prepared_mask(other, "f32")
+        # After multiplication by log2(e) two neighbours may become the same number, and so the same mask.
+        same = np.float32(np.log2(np.e)) * other[place] == np.float32(np.log2(np.e)) * mask[place]
+        assert whole.grid == (grid.grid if same else 0)
+
+
+def test_what_is_not_finite_is_read_whole() -> None:
+    mask = mask_on_grid(1, 64)
+    mask[0, 3, 4] = np.nan
+    assert prepared_mask(mask, "bf16").arithmetic == "f32"
+    assert prepared_mask(mask, "bf16").grid == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 17])
+def test_small_masks_are_read_whole(n: int) -> None:
+    """Expanding small masks would take longer than reading them whole."""
+    assert prepared_mask(np.ones((2, n, n), np.float32), "f32").grid == 0
+
+
+def test_a_bias_of_all_heads_is_stored_once() -> None:
+    bias = np.random.default_rng(0).standard_normal((20, 20), dtype=np.float32)
+    np.fill_diagonal(bias, -np.inf)
+    assert takes_bias((20, 20), 3, (20, 20), ())
+    assert not takes_bias((20, 21), 3, (20, 20), ())
+    each = prepared_bias(np.broadcast_to(bias, (3, 20, 20)), 3, (20, 20), ())
+    assert each.shape[:2] == (1, 3)
+    for head in range(3):
+        np.testing.assert_array_equal(prepared_bias(bias, 3, (20, 20), ()), each[:, head : head + 1])

@@ -1,0 +1,243 @@
+"""Our kernel of a residual sum, its LayerNorm and quantising computes the formula, and no other graph is changed."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import openvino
+import pytest
+from openvino import opset13 as ops
+
+from gmmvit_deploy.bench.machine import cpu_features
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
+from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
+from tests.conftest import small_swin
+from tests.runtimes.kernels.test_masked_attention import loaded, needs_kernel
+
+WIDTH, STEP = 48, np.float32(0.03)
+
+
+class Arguments(ctypes.Structure):
+    """`ResidualNorm` of residual_norm.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "branch", "weight", "bias", "sum", "normed")),
+        ("width", ctypes.c_int64),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def steps_of(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, epsilon: float) -> np.ndarray:
+    """Return norm(x) in quantisation steps, in float64."""
+    x = x.astype(np.float64)
+    off = x - x.mean(axis=-1, keepdims=True)
+    normed = off / np.sqrt((off**2).mean(axis=-1, keepdims=True) + epsilon)
+    result: np.ndarray = (normed * weight + bias) / np.float64(STEP)
+    return result
+
+
+@needs_kernel
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("width", [16, 48, 192])
+def test_it_is_the_formula(adds: bool, width: int) -> None:
+    # A mean far from 0 and a spread far from 1; the last row's grid overflows on both sides.
+    x, branch = 5 + 3 * numbers(7, width), numbers(7, width, seed=1)
+    weight, bias = numbers(width, seed=2), numbers(width, seed=3)
+    weight[0], weight[1] = 100, -100
+    total = np.full_like(x, np.nan)
+    out = np.full((8, width), 99, np.int8)
+    parts = [np.ascontiguousarray(vector / STEP) for vector in (weight, bias)]
+    what = Arguments(
+        x=x.ctypes.data,
+        branch=branch.ctypes.data if adds else None,
+        weight=parts[0].ctypes.data,
+        bias=parts[1].ctypes.data,
+        sum=total.ctypes.data if adds else None,
+        normed=out.ctypes.data,
+        width=width,
+        epsilon=1e-5,
+    )
+    for first, last in ((0, 3), (3, 7)):
+        assert loaded().residual_norm(ctypes.byref(what), ctypes.c_int64(first), ctypes.c_int64(last)) == 0
+    summed = x + branch if adds else x
+    steps = steps_of(summed, weight, bias, 1e-5)
+    assert (np.abs(steps) > 128).any()
+    expected = np.clip(np.rint(steps), -128, 127)
+    near_a_half = np.abs(steps - np.floor(steps) - 0.5) < 1e-3
+    assert (out[:7] == expected)[~near_a_half].all()
+    assert np.abs(out[:7] - expected).max() <= 1
+    assert (out[7] == 99).all()  # the row that was not asked for
+    if adds:
+        np.testing.assert_array_equal(total, summed)
+
+
+@needs_kernel
+def test_a_width_that_it_does_not_take() -> None:
+    assert loaded().residual_norm(ctypes.byref(Arguments(width=24)), ctypes.c_int64(0), ctypes.c_int64(1)) == 1
+
+
+# ---- in a graph ------------------------------------------------------------------------------------------------
+
+
+def quantised(x: Any, step: float, levels: int = 256) -> Any:
+    ends = [ops.constant(np.float32(bound)) for bound in (-128 * step, 127 * step, -128, 127)]
+    grid = ops.convert(ops.fake_quantize(x, *ends, levels), "i8")
+    return ops.multiply(ops.convert(grid, "f32"), ops.constant(np.asarray([step], np.float32)))
+
+
+def weights(seed: int, width: int) -> np.ndarray:
+    """Return random int8 weights; their scale is 0.001."""
+    return np.random.default_rng(seed).integers(-127, 128, (width, width)).astype(np.int8)
+
+
+def product(x: Any, seed: int, width: int) -> Any:
+    values = ops.multiply(ops.convert(ops.constant(weights(seed, width)), "f32"), ops.constant(np.float32(0.001)))
+    return ops.matmul(x, values, False, False)
+
+
+def graph(**other: Any) -> openvino.Model:
+    """Return a model of two residual blocks, each x + product(Quantize(norm(x))) twice."""
+    width = other.get("width", WIDTH)
+    pixels = ops.parameter([-1, 4, width], openvino.Type.f32)
+    x = ops.add(pixels, ops.constant(numbers(1, 4, width)))
+    outputs = []
+    for seed in range(1, 1 + other.get("blocks", 2)):
+        normed = ops.mvn(x, ops.constant([other.get("axis", -1)]), True, 1e-5, other.get("epsilon", "inside_sqrt"))
+        normed = ops.multiply(normed, ops.constant(numbers(width, seed=seed)))
+        normed = ops.add(normed, ops.constant(numbers(width, seed=seed + 10)))
+        if other.get("moved"):  # rolled by a token, turned, and back
+            first, rest = ops.variadic_split(normed, ops.constant(1), ops.constant([1, 3])).outputs()
+            others = ops.relu(first).output(0) if other.get("joined_with_others") else first
+            turned = ops.transpose(ops.concat([rest, others], 1), ops.constant([0, 2, 1]))
+            back = ops.transpose(turned, ops.constant([0, 2, 1]))
+            rest, first = ops.variadic_split(back, ops.constant(1), ops.constant([3, 1])).outputs()
+            normed = ops.concat([first, rest], 1)
+        steps = (float(STEP), float(STEP) * (1 + other.get("second_grid", 0)))
+        branches = [
+            product(quantised(normed, step, other.get("levels", 256)), seed + which, width)
+            for which, step in enumerate(steps)
+        ]
+        x = ops.add(x, ops.add(branches[0], branches[1]))
+        if other.get("norm_is_used"):
+            outputs.append(ops.relu(normed).output(0))
+    last = ops.relu(x) if other.get("nothing_else") else product(quantised(ops.relu(x), 0.05), 5, width)
+    return openvino.Model([last.output(0), *outputs], [pixels], "norms")
+
+
+def has_int8_products() -> bool:
+    """Return whether this CPU multiplies int8 into 32 bits in one instruction."""
+    return bool({"avx512_vnni", "avx_vnni"} & set(cpu_features()))
+
+
+def formula_of_one_block(batch: np.ndarray) -> np.ndarray:
+    """Compute the output of `graph` with one block, in float64."""
+    x = (batch + numbers(1, 4, WIDTH)).astype(np.float64)
+    steps = steps_of(x, numbers(WIDTH, seed=1), numbers(WIDTH, seed=11), 1e-5)
+    grid = np.clip(np.rint(steps), -128, 127) * float(STEP)
+    x = x + grid @ sum(weights(1 + which, WIDTH).astype(np.float64) * 0.001 for which in range(2))
+    result: np.ndarray = np.clip(np.rint(np.maximum(x, 0) / 0.05), -128, 127) * 0.05 @ (weights(5, WIDTH) * 0.001)
+    return result
+
+
+@pytest.mark.first(2)
+@needs_kernel
+@pytest.mark.parametrize(
+    ("other", "replaced"),
+    [
+        ({}, 2),
+        ({"blocks": 1}, 1),
+        ({"axis": 2, "blocks": 1}, 1),
+        ({"axis": 1}, 0),
+        ({"width": 24}, 0),
+        ({"levels": 255}, 0),
+        ({"second_grid": 1}, 0),
+        ({"norm_is_used": True}, 0),
+        ({"moved": True, "blocks": 1}, 1),
+        ({"moved": True, "joined_with_others": True, "blocks": 1}, 0),
+        ({"epsilon": "outside_sqrt"}, 0),
+        ({"nothing_else": True}, 0),  # of what is quantised
+    ],
+    ids=str,
+)
+def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int) -> None:
+    kernels, _ = our_kernels("int8")
+    assert kernels is not None
+    plain, model = graph(**other), graph(**other)
+    assert kernels.fuse_norms(model) == replaced
+    kinds = [node.get_type_name() for node in model.get_ordered_ops()]
+    assert kinds.count("ResidualNorm") == replaced
+    assert kinds.count("MVN") == other.get("blocks", 2) - replaced
+    batch = numbers(3, 4, other.get("width", WIDTH), seed=9)
+    answers = [
+        openvino.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(batch)[0].copy()
+        for network in (plain, model)
+    ]
+    if not replaced:
+        np.testing.assert_array_equal(answers[1], answers[0])
+    elif replaced == 1 and not has_int8_products():  # sums of OpenVINO's own int8 products saturate at 16 bits there
+        assert np.mean(np.abs(answers[1] - answers[0]) > 1e-5) < 0.01
+    elif replaced == 1:  # a value near the middle of two of the last steps may fall to the other: 0.05 of a weight
+        np.testing.assert_allclose(answers[1], formula_of_one_block(batch), atol=0.05 * 127 * 0.001 + 1e-5)
+        assert np.median(np.abs(answers[1] - formula_of_one_block(batch))) < 1e-5
+    else:  # and moves much of what the next block quantises
+        assert np.sqrt(np.mean((answers[1] - answers[0]) ** 2)) < 0.01 * np.sqrt(np.mean(answers[0] ** 2))
+
+
+@pytest.mark.rest
+@needs_kernel
+@pytest.mark.export
+@pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
+@pytest.mark.parametrize("for_cpu", [True, False])
+def test_int8_values_move_between_the_windows_of_swin(for_cpu: bool, tmp_path: Path) -> None:
+    path = tmp_path / "swin.onnx"
+    images = np.random.default_rng(1).standard_normal((CHUNK, 3, 16, 16), dtype=np.float32)
+    made = graph_from_model(
+        small_swin("gmm"), "int8", preprocessing=None, max_batch=CHUNK, calibration=[images], for_cpu=for_cpu
+    )
+    onnx.save(made.proto, path)
+    kernels, _ = our_kernels("int8")
+    ours = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
+    assert ours.fused_attentions == 4
+    assert ours.fused_norms == 9  # two of each block and that of the merge: windows stand behind four of them
+    kinds = Counter(node.get_type_name() for node in ours.model(CHUNK).get_ordered_ops())
+    assert kinds["MVN"] == 2  # of the patches and of the mean: not quantised
+    moved = [node for node in ours.model(CHUNK).get_ordered_ops() if node.get_type_name() == "Transpose"]
+    types = Counter(node.get_output_element_type(0).get_type_name() for node in moved)
+    assert types["i8"] == 4  # the windows of each block
+    theirs = OpenVinoProgram(str(path), hint="f32").run(images)
+    for batch in (1, CHUNK):
+        off = ours.run(images[:batch]) - theirs[:batch]
+        assert np.sqrt(np.mean(off**2)) < 0.02 * np.sqrt(np.mean(theirs**2))
+
+
+@needs_kernel
+def test_our_norms_run_in_a_chunk_and_not_for_a_single_image(precise_bundle: Bundle) -> None:
+    variant = open_variant(precise_bundle, "int8", for_cpu=True)
+    inputs = fresh_inputs(precise_bundle, CHUNK + 1)
+    with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True) as runner:
+        assert runner.program.fused_norms > 0
+        assert runner.settings["norms"] == f"our own, in chunks of {CHUNK}"
+        single = runner.program.run(inputs[:1])
+        alone = runner.program.kernels["Reference ref_f32"]
+        ours = runner.program.run(inputs)
+        assert runner.program.kernels["Reference ref_f32"] == alone + runner.program.fused_norms
+    with OpenVinoRunner(precise_bundle, variant, precision="int8") as runner:
+        assert "norms" not in runner.settings
+        theirs = runner.program.run(inputs)
+    np.testing.assert_allclose(ours, theirs, atol=0.05 * float(np.abs(theirs).max()))
+    np.testing.assert_allclose(single, ours[:1], atol=0.05 * float(np.abs(theirs).max()))

@@ -1,0 +1,102 @@
+"""Attentions of timm's models: which of them this project's kernel computes, and the logits through the kernel."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import onnx
+import openvino
+import pytest
+
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.graphs.roles import attentions_of
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, attentions_in
+from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
+from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph, program_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
+from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
+from tests.timm_graphs import timm_model
+
+CHANGED = "its queries are {} after the split into heads, which the kernel does not compute"
+MIXED = "transpose stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
+EXPECTED: dict[str, tuple[int, list[str]]] = {
+    **dict.fromkeys(("vit", "deit_distilled", "deit3", "clip", "beit", "relpos", "pit", "swin_padded"), (2, [])),
+    "swin": (3, []),
+    "map_pooling": (3, []),
+    "registers": (0, [CHANGED.format("normalised")] * 2),
+    **dict.fromkeys(("eva02", "rope"), (0, [CHANGED.format("rotated by their position")] * 2)),
+    "cait": (1, [MIXED, MIXED]),
+}
+"""Test model → (attentions that the kernel computes, the reasons of the others), in both runtimes."""
+FUSED = ("vit", "deit_distilled", "beit", "relpos", "pit", "swin", "map_pooling", "cait")
+pytestmark = pytest.mark.export
+
+
+@functools.cache
+def graph_of(name: str) -> onnx.ModelProto:
+    return onnx_from_model(fold(timm_model(name)).model, preprocessing=None, max_batch=8)
+
+
+def images_for(proto: onnx.ModelProto, count: int) -> np.ndarray:
+    shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim[1:]]
+    return np.random.default_rng(count).standard_normal((count, *shape), dtype=np.float32)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_the_kernel_takes(name: str, tmp_path: Path) -> None:
+    proto = graph_of(name)
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path)
+    in_onnx, in_openvino = attentions_of_kernel(proto), attentions_in(OpenVinoView(openvino.Core().read_model(path)))
+    for matches in (in_onnx, in_openvino):
+        taken = [match for match in matches if isinstance(match, MatchedAttention)]
+        assert (len(taken), [match.reason for match in matches if isinstance(match, Refusal)]) == EXPECTED[name]
+    assert [match.name for match in in_onnx] == [match.name for match in in_openvino]
+    assert [match.name for match in in_onnx] == [attention.name for attention in attentions_of(proto.graph)]
+
+
+def test_windows_that_share_the_first_dimension_with_the_batch() -> None:
+    """A block without shift adds one bias to all windows; a shifted block has a bias for each of its four windows."""
+    plain, shifted, last = attentions_of_kernel(graph_of("swin"))
+    for match, windows in ((plain, ()), (shifted, (4,)), (last, ())):
+        assert isinstance(match, MatchedAttention)
+        assert match.windows == windows
+        assert match.bias is not None
+        assert match.bias.size == max(1, *windows, 1) * match.heads * match.tokens**2
+
+
+@pytest.mark.first(1)
+@needs_kernel
+@pytest.mark.parametrize("name", FUSED)
+def test_onnxruntime_with_the_kernel_computes_the_same_logits(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(graph_of(name), path)
+    fused, why = fused_graph(path)
+    assert fused is not None, why
+    taken, reasons = EXPECTED[name]
+    assert fused.attentions.startswith(f"{taken} of {taken + len(reasons)}")
+    own, plain = program_from_onnx(path, fused=fused), program_from_onnx(path)
+    for batch in (1, 5):
+        images = images_for(graph_of(name), batch)
+        np.testing.assert_allclose(own.run(images), plain.run(images), atol=2e-5)
+
+
+@pytest.mark.first(1)
+@needs_kernel
+@pytest.mark.parametrize("name", FUSED)
+def test_openvino_with_the_kernel_computes_the_same_logits(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(graph_of(name), path)
+    kernels, why = our_kernels("fp32")
+    own = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
+    plain = OpenVinoProgram(str(path), hint="f32")
+    assert own.fused_attentions == EXPECTED[name][0], why
+    for batch in (1, 5):
+        images = images_for(graph_of(name), batch)
+        np.testing.assert_allclose(own.run(images), plain.run(images), atol=2e-5)

@@ -1,0 +1,205 @@
+"""OpenVINO on the CPU gives the model's answers, in exactly the requested precision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import Variant, open_variant
+from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.report import SCHEMA_PATH
+from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
+from gmmvit_deploy.runtimes.programs.int8_products import has_vnni, int8_saturates
+from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
+from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
+from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
+from tests.conftest import has_bf16
+
+FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
+
+
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles[name]
+    names = ["openvino", "openvino:bf16"] if has_bf16() else ["openvino"]
+    with open_runners(names, bundle) as runners:
+        report = check_parity(bundle, runners, ParityOptions(localize=True))
+    assert report.passed, report.failures()
+    assert [runner.precision for runner in report.runners] == (["fp32", "bf16"] if has_bf16() else ["fp32"])
+    summaries = [runner.check("localize").summary for runner in report.runners]
+    assert all(text.startswith("all ") and text.endswith("blocks are within tolerance") for text in summaries)
+    assert {runner.check("localize").details["graph"] for runner in report.runners} == {"model.onnx in OpenVINO"}
+    jsonschema.validate(report.to_json(), json.loads(SCHEMA_PATH.read_text()))
+    assert "f32" in report.runners[0].provenance["kernels"]
+    assert "bf16" not in report.runners[0].provenance["kernels"]
+
+
+@needs_bf16
+def test_bf16_is_bf16(bundle: Bundle) -> None:
+    with open_runner("openvino", bundle, precision="bf16") as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        products = [name for name in runner.program.kernels if name.startswith("FullyConnected")]
+        assert products
+        assert all("bf16" in name for name in products)
+        inputs = fresh_inputs(bundle, 4)
+        with open_runner("openvino", bundle) as exact:
+            difference = np.abs(runner.run(inputs) - exact.run(inputs)).max()
+    assert difference > 1e-4  # bf16 rounds; a silent float32 would not differ
+
+
+def test_int8_quantises(precise_bundle: Bundle) -> None:
+    with open_runner("openvino", precise_bundle, precision="int8") as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        assert any("i8" in name for name in runner.program.kernels)
+        report = check_parity(precise_bundle, [runner], ParityOptions())
+    assert report.runners[0].check("numeric").verdict == "passed"
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("rows", [1, 3, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
+    inputs = fresh_inputs(bundle, rows)
+    with open_runner("openvino", bundle) as runner, open_runner("onnxruntime", bundle) as other:
+        logits = runner.rows(inputs)
+        np.testing.assert_allclose(logits, other.rows(inputs), atol=1e-5)
+        alone = np.concatenate([runner.run(inputs[row : row + 1]) for row in range(rows)])
+    np.testing.assert_allclose(logits, alone, atol=1e-5)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("chunk", [1, 2, 8, 32])
+def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle) -> None:
+    inputs = fresh_inputs(bundle, 2 * chunk + 3)
+    usual = OpenVinoProgram(str(bundle.onnx_path), hint="f32").run(inputs)
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=1, chunk=chunk)
+    other = program_from_onnx(bundle.onnx_path, threads=2, chunk=chunk)
+    assert program.chunk == other.chunk == chunk
+    np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
+    np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
+    assert max(size for size, _ in program._requests) == chunk
+    for runner in (
+        OpenVinoRunner(bundle, open_variant(bundle, "fp32"), chunk=chunk),
+        OnnxRuntimeRunner(bundle, chunk=chunk),
+    ):
+        assert str(chunk) in (runner.settings.get("rows at once"), runner.settings.get("rows at once on a core"))
+
+
+def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32")
+    program.prepare(3 * CHUNK)
+
+    def refuse(compiled: object) -> None:
+        raise AssertionError("compiled while a request waits")
+
+    monkeypatch.setattr(program, "_require_hint", refuse)
+    inputs = fresh_inputs(bundle, 3 * CHUNK)
+    for rows in range(1, 3 * CHUNK + 1):
+        assert program.run(inputs[:rows]).shape[0] == rows
+    with pytest.raises(AssertionError, match="compiled while"):
+        program._prepared(CHUNK, 7)  # so the assertion above can fail
+
+
+def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match="openvino computes in fp32, bf16, int8 on a CPU, not in fp16"):
+        OpenVinoRunner(bundle, open_variant(bundle, "fp32"), precision="fp16")
+    assert "fp16" not in OPENVINO_HINTS
+
+
+def test_a_graph_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"not a graph")
+    with pytest.raises(BundleError, match=r"broken.onnx: OpenVINO .* cannot load the graph"):
+        OpenVinoRunner(bundle, Variant(precision="fp32", path=broken, sha256="", record=None))
+
+
+def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> None:
+    names = ["onnxruntime", "onnxruntime:int8", "openvino"]
+    with open_runners(names, precise_bundle) as runners:
+        assert [(runner.name, runner.precision) for runner in runners] == [
+            ("onnxruntime", "fp32"),
+            ("onnxruntime", "int8"),
+            ("openvino", "fp32"),
+        ]
+    for wrong, message in (
+        (["eager:bf16"], "eager has a fixed precision"),
+        (["openvino:fp12"], "fp12"),
+        (["openvino", "openvino:fp32"], "openvino:fp32 is named more than once"),
+    ):
+        with pytest.raises(InputError, match=message), open_runners(wrong, precise_bundle):
+            pass
+
+
+@pytest.mark.rest
+def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles["vit_gmm"]
+    with open_runner("compile", bundle) as runner:
+        report = check_parity(bundle, [runner], ParityOptions(localize=True))
+    assert report.passed, report.failures()
+    assert report.runners[0].check("localize").summary == "compile runs the trained module, not the bundle's graph"
+
+
+@pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
+@pytest.mark.parametrize("name", ["eager-gpu", "compile-gpu"])
+def test_runners_of_a_gpu_that_is_not_here(name: str, bundle: Bundle) -> None:
+    with pytest.raises(InputError, match=f"runner {name}: PyTorch .* sees no GPU"):
+        open_runner(name, bundle)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["eager-gpu", "compile-gpu"])
+def test_the_module_on_a_gpu(name: str, bundle: Bundle) -> None:
+    with open_runner(name, bundle) as runner:
+        report = check_parity(bundle, [runner], ParityOptions())
+        assert (runner.name, runner.device) == (name, "gpu")
+    assert report.passed, report.failures()
+
+
+def test_without_a_compiler(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def refuse(*_: object, **__: object) -> object:
+        def fail(*_: object) -> None:
+            raise RuntimeError("no compiler")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    with pytest.raises(InputError, match="fails on this machine: no compiler") as caught:
+        open_runner("compile", bundle)
+    assert "g++" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "saturates"),
+    [
+        ("flags\t\t: fpu avx2 fma", True),
+        ("flags\t\t: fpu avx512f avx512bw", True),
+        ("flags\t\t: fpu avx512f avx512_vnni", False),
+        ("flags\t\t: fpu avx2 avx_vnni", False),
+        ("Features\t: fp asimd asimddp", False),
+    ],
+)
+def test_int8_saturates_on_x86_without_vnni(tmp_path: Path, line: str, saturates: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    reason = int8_saturates(tmp_path / "cpuinfo")
+    assert ("no VNNI" in reason) is saturates
+    assert bool(reason) is saturates
+
+
+def test_a_machine_without_a_list_of_cpus_is_not_judged(tmp_path: Path) -> None:
+    assert int8_saturates(tmp_path / "absent") == ""
+    assert has_vnni(tmp_path / "absent") is None

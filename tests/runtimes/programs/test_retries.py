@@ -1,0 +1,97 @@
+"""Requests that an overloaded server refused are repeated after random waits, and never after the deadline."""
+
+from __future__ import annotations
+
+import pytest
+
+from gmmvit_deploy.errors import OverloadError, ServerError
+from gmmvit_deploy.runtimes.programs import retries
+from gmmvit_deploy.runtimes.programs.retries import with_retries
+
+
+class _Clock:
+    """Stands for the module `time`: a wait ends at once, and is on the clock.  waits_s: all waits."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+
+    def monotonic(self) -> float:
+        return sum(self.waits_s)
+
+    def sleep(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    clock = _Clock()
+    monkeypatch.setattr(retries, "time", clock)
+    return clock
+
+
+class _Refusing:
+    """Refuses the first ``refusals`` requests.  count: the number of requests."""
+
+    def __init__(self, refusals: float, *, retry_after_s: float | None = None) -> None:
+        self._left, self._retry_after_s = refusals, retry_after_s
+        self.count = 0
+
+    def __call__(self) -> str:
+        self.count += 1
+        self._left -= 1
+        if self._left >= 0:
+            raise OverloadError("the queue is full", retry_after_s=self._retry_after_s)
+        return "answer"
+
+
+def test_an_answer_ends_the_repetitions() -> None:
+    request = _Refusing(2)
+    assert with_retries(request, deadline_s=10) == "answer"
+    assert request.count == 3
+
+
+def test_no_repetition_without_time_for_it() -> None:
+    request = _Refusing(1)
+    with pytest.raises(OverloadError, match=r"^the queue is full$"):
+        with_retries(request, deadline_s=0)
+    assert request.count == 1
+
+
+def test_the_deadline_ends_the_repetitions(clock: _Clock) -> None:
+    request = _Refusing(float("inf"))
+    with pytest.raises(OverloadError, match=r"the queue is full; refused \d+ times within 0.5 s"):
+        with_retries(request, deadline_s=0.5)
+    assert 0 < clock.monotonic() <= 0.5
+    assert request.count == 1 + len(clock.waits_s) >= 2
+
+
+def test_the_server_s_own_wait_comes_first(clock: _Clock) -> None:
+    request = _Refusing(1, retry_after_s=0.3)
+    assert with_retries(request, deadline_s=5) == "answer"
+    (wait_s,) = clock.waits_s
+    assert 0.3 <= wait_s <= 0.3 + 0.1  # the largest first wait is 0.1 s
+    with pytest.raises(OverloadError):
+        with_retries(_Refusing(1, retry_after_s=60), deadline_s=5)
+    assert len(clock.waits_s) == 1  # it ended at once
+
+
+def test_waits_grow_and_differ(clock: _Clock) -> None:
+    for _ in range(50):
+        with_retries(_Refusing(8), deadline_s=1e9)
+    for number in range(8):
+        of_number = clock.waits_s[number::8]
+        assert 0 <= min(of_number) <= max(of_number) <= min(5.0, 0.1 * 2**number)
+        assert max(of_number) > 0.7 * min(5.0, 0.1 * 2**number)  # 50 draws: fails once in 5e7 runs
+        assert len(set(of_number)) == 50
+
+
+def test_other_errors_are_not_repeated() -> None:
+    calls = []
+
+    def request() -> None:
+        calls.append(1)
+        raise ServerError("broken")
+
+    with pytest.raises(ServerError, match="broken"):
+        with_retries(request, deadline_s=10)
+    assert len(calls) == 1

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.images.data.files import image_files
+from gmmvit_deploy.runtimes.programs import onnxruntime as runtime_module
+from gmmvit_deploy.runtimes.runners.classify import (
+    BundleClassifier,
+    Classifier,
+    TritonClassifier,
+    classify_files,
+)
+from tests.conftest import cifar_options, golden
+from tests.serving.shared import Running
+from tests.test_preprocess import encoded, photo
+
+
+@pytest.fixture
+def folder(tmp_path: Path, bundle: Bundle) -> Path:
+    """A folder of eight golden images as PNG files, named by row."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for row, pixels in enumerate(bundle.golden()[0]):
+        Image.fromarray(pixels).save(images / f"{row}.png")
+    return images
+
+
+@pytest.fixture(params=["bundle", "grpc", "http"])
+def classifier(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Classifier]:
+    if request.param == "bundle":
+        opened: Classifier = BundleClassifier(bundle)
+    else:
+        server: Running = request.getfixturevalue("server")
+        opened = TritonClassifier(server.grpc_url if request.param == "grpc" else server.http_url)
+    with opened:
+        yield opened
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 100])
+def test_answers_are_those_of_the_network(classifier: Classifier, folder: Path, bundle: Bundle, batch: int) -> None:
+    logits = bundle.golden()[1].astype(np.float64)
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    answers = classify_files(classifier, image_files([str(folder)]), top=3, batch=batch)
+    for row, answer in enumerate(answers):
+        assert answer.path.name == f"{row}.png"
+        assert answer.error == ""
+        assert len(answer.predictions) == 3
+        best = answer.predictions[0]
+        assert best.index == logits[row].argmax()
+        assert best.label == bundle.manifest.labels[best.index]
+        for prediction in answer.predictions:
+            assert prediction.probability == pytest.approx(probabilities[row, prediction.index], abs=1e-5)
+
+
+def test_more_classes_than_there_are(classifier: Classifier, folder: Path) -> None:
+    (answer,) = classify_files(classifier, [folder / "0.png"], top=99)
+    assert len(answer.predictions) == 10
+    assert sum(prediction.probability for prediction in answer.predictions) == pytest.approx(1)
+
+
+def test_a_bad_file_spoils_nobody_else_s_answer(classifier: Classifier, folder: Path) -> None:
+    (folder / "2.png").write_bytes(b"no image")
+    (folder / "4.png").write_bytes(b"")
+    (folder / "6.png").write_bytes((folder / "6.png").read_bytes()[:-2000])
+    answers = classify_files(classifier, image_files([str(folder)]), batch=4)
+    assert [bool(answer.error) for answer in answers] == [False, False, True, False, True, False, True, False]
+    assert "not a JPEG, PNG, WEBP or BMP image" in answers[2].error
+    assert answers[4].error == "the file is empty"
+    assert all(answer.predictions for answer in answers if not answer.error)
+
+
+def test_a_file_that_cannot_be_read(classifier: Classifier, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        # root may read everything, so permissions alone cannot cause the refusal
+        if path.name == "3.png":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    answers = classify_files(classifier, image_files([str(folder)]))
+    assert [answer.path.name for answer in answers if answer.error] == ["3.png"]
+    assert answers[3].error == "the file cannot be read: Permission denied"
+
+
+def test_progress_counts_every_file(classifier: Classifier, folder: Path) -> None:
+    counts: list[tuple[int, int | None]] = []
+    on_progress = lambda event: counts.append((event.done, event.total))  # noqa: E731
+    classify_files(classifier, image_files([str(folder)]), batch=3, on_progress=on_progress)
+    assert counts[-1] == (8, 8)
+
+
+def test_tensor_bundles_with_normalisation_classify_too(tensor_bundle: Bundle, folder: Path, bundle: Bundle) -> None:
+    with BundleClassifier(tensor_bundle) as of_tensors, BundleClassifier(bundle) as of_pixels:
+        for a, b in zip(*(classify_files(c, image_files([str(folder)])) for c in (of_tensors, of_pixels)), strict=True):
+            assert [p.label for p in a.predictions] == [p.label for p in b.predictions]
+            assert a.predictions[0].probability == pytest.approx(b.predictions[0].probability, abs=1e-5)
+
+
+def test_a_bundle_without_normalisation_cannot_classify(tensor_bundles: dict[str, Bundle]) -> None:
+    with pytest.raises(InputError, match="has no mean and std, so images cannot be turned into inputs"):
+        BundleClassifier(tensor_bundles["vit_gmm"])
+
+
+def test_a_model_that_takes_no_images(server: Running) -> None:
+    with pytest.raises(
+        ServerError, match="expected a model with encoded images as its input IMAGE, got the inputs pixels"
+    ):
+        TritonClassifier(server.grpc_url, model="gmmvit_network")
+
+
+@pytest.mark.rest
+@pytest.mark.export
+def test_a_repeated_label_is_printed_with_its_index(
+    tmp_path: Path, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    labels = ("crane", *"123", "crane", *"56789")
+    bundle = bundle_from_checkpoint(golden("vit_gmm").path, tmp_path / "bundle", cifar_options(labels=labels))
+    image = folder / "0.png"
+    with BundleClassifier(bundle) as opened:
+        (answer,) = classify_files(opened, [image], top=10)
+    shown = {prediction.index: prediction.label for prediction in answer.predictions}
+    assert (shown[0], shown[4], shown[1]) == ("crane", "crane", "1")
+    printed = gmmvit("classify", image, "--bundle", bundle.path, "--top", 10).stdout
+    assert printed.count("crane (0) ") == printed.count("crane (4) ") == 1
+    assert "  1 " in printed
+
+
+class TestImageFiles:
+    def test_folder_glob_and_file(self, tmp_path: Path) -> None:
+        for name in ("b.JPG", "a.png", "deep/er/c.webp", "notes.txt"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(encoded(photo(4, 4), "PNG"))
+        names = [path.name for path in image_files([str(tmp_path)])]
+        assert names == ["a.png", "b.JPG", "c.webp"]
+        assert [path.name for path in image_files([str(tmp_path / "*.png")])] == ["a.png"]
+        assert [path.name for path in image_files([str(tmp_path / "**/*.webp")])] == ["c.webp"]
+        # a named file is included whatever its suffix, and only once
+        named = str(tmp_path / "notes.txt")
+        assert image_files([named, named]) == [tmp_path / "notes.txt"]
+
+    def test_a_name_with_brackets_is_a_file_first(self, tmp_path: Path) -> None:
+        (tmp_path / "a[1].png").touch()
+        assert image_files([str(tmp_path / "a[1].png")]) == [tmp_path / "a[1].png"]
+
+    @pytest.mark.parametrize("argument", ["nowhere.png", "*.tiff", "empty"])
+    def test_nothing_there(self, argument: str, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(InputError, match=argument.replace("*", r"\*")):
+            image_files([os.path.join(tmp_path, argument)])  # noqa: PTH118
+
+
+def test_answers_carry_the_reason_why_our_kernels_are_not_used(
+    folder: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
+    (folder / "1.png").write_bytes(b"")
+    with BundleClassifier(bundle) as opened:
+        answers = classify_files(opened, [folder / "0.png", folder / "1.png"])
+    assert [(answer.runner, answer.notice) for answer in answers] == [("onnxruntime", "no C++ compiler")] * 2
+    with BundleClassifier(bundle, cpu_kernels=False) as opened:
+        (answer,) = classify_files(opened, [folder / "0.png"])
+    assert (answer.runner, answer.notice) == ("onnxruntime", "")

@@ -1,0 +1,156 @@
+"""Every runner states what it runs and what it can do; no runner falls back to another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.runtimes.programs import onnxruntime as runtime_module
+from gmmvit_deploy.runtimes.runners.inspection import LOGITS
+from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, open_runner, open_runners
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
+
+OURS = ("onnxruntime+kernels", "openvino+kernels")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_the_plain_runner_runs_the_file_as_it_lies_on_disk(name: str, bundle: Bundle) -> None:
+    with open_runner(name, bundle) as runner:
+        assert (runner.name, runner.label, runner.callers, runner.server) == (name, name, 1, None)
+        assert "our own" not in runner.settings["attention"]
+        provenance = runner.provenance()
+    assert provenance["graph"] == "model.onnx"
+    assert provenance["graph SHA-256"] == sha256_of_file(bundle.onnx_path)
+    assert "made from" not in provenance
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", OURS)
+def test_kernels_have_a_graph_with_a_hash_of_its_own(name: str, bundle: Bundle, precise_bundle: Bundle) -> None:
+    hashes = []
+    for opened in (bundle, precise_bundle):  # the same graph, opened twice
+        with open_runner(name, opened) as runner:
+            assert runner.settings["attention"] == "our own, f32"
+            provenance = runner.provenance()
+        assert provenance["graph"] == "model.onnx with our kernels"
+        assert provenance["made from"] == "model.onnx"
+        assert provenance["made from SHA-256"] == sha256_of_file(bundle.onnx_path)
+        assert len(provenance["kernels SHA-256"]) == 64
+        hashes.append(provenance["graph SHA-256"])
+    assert hashes[0] == hashes[1] != sha256_of_file(bundle.onnx_path)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", *OURS])
+def test_inner_values_are_those_of_the_graph_that_runs(name: str, bundle: Bundle) -> None:
+    inputs = fresh_inputs(bundle, 5)
+    with open_runner(name, bundle) as runner:
+        graph, why_not = runner.inspectable()
+        assert graph is not None
+        assert why_not == ""
+        last = [node.output[0] for node in graph.proto.graph.node if node.name.startswith("blocks.0/")][-1]
+        values = graph.values(inputs, [last])
+        np.testing.assert_allclose(values[LOGITS], runner.run(inputs), atol=1e-5)
+        assert values[last].shape[0] == 5
+        assert graph.values(inputs, []).keys() == {LOGITS}
+    ours = any(node.domain == "gmmvit" for node in graph.proto.graph.node)
+    assert ours == (name == "onnxruntime+kernels")
+    assert ("with our kernels" in graph.name) == name.endswith("+kernels")
+
+
+def test_a_module_has_no_graph(bundle: Bundle) -> None:
+    with open_runner("eager", bundle) as runner:
+        assert runner.inspectable() == (None, "eager runs the trained module, not the bundle's graph")
+        assert runner.provenance()["weights SHA-256"] == sha256_of_file(bundle.weights_path)
+        assert runner.graph is None
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("name", OURS)
+def test_kernels_that_take_nothing_of_a_graph(name: str, tensor_bundles: dict[str, Bundle]) -> None:
+    with pytest.raises(InputError, match=rf"runner {name.replace('+', '.')} cannot run here: ") as caught:
+        open_runner(name, tensor_bundles["eanet_performer"])  # its attentions have no Q Kᵀ
+    assert f"--runner {name.removesuffix('+kernels')} to run the same graph" in caught.value.hint
+
+
+def test_kernels_that_cannot_be_compiled_are_skipped_with_the_reason(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
+    assert default_runners(bundle) == (["onnxruntime"], ["onnxruntime+kernels: no C++ compiler"])
+    with pytest.raises(InputError, match=r"onnxruntime\+kernels cannot run here: no C\+\+ compiler"):
+        open_runner("onnxruntime+kernels", bundle)
+
+
+@needs_kernel
+def test_a_precision_goes_behind_any_of_the_four(precise_bundle: Bundle) -> None:
+    names = ["onnxruntime:fp16", "onnxruntime+kernels", "openvino:int8", "openvino+kernels:int8"]
+    with open_runners(names, precise_bundle) as runners:
+        assert [runner.label for runner in runners] == names
+        assert [runner.precision for runner in runners] == ["fp16", "fp32", "int8", "int8"]
+    with pytest.raises(InputError, match=r"onnxruntime\+kernels:fp16 cannot run here: our kernel takes no attention"):
+        open_runner("onnxruntime+kernels", precise_bundle, precision="fp16")
+
+
+def test_names_that_are_no_runner(bundle: Bundle) -> None:
+    for name in ("eager+kernels", "onnxruntime+", "onnxruntime+Kernels", "tensorrt+kernels"):
+        with pytest.raises(InputError, match="is not known") as caught:
+            open_runner(name, bundle)
+        assert all(known in caught.value.hint for known in RUNNERS)
+
+
+_NAMES = "(eager|compile|onnxruntime|openvino|tensorrt|triton)[a-z-]*([+]kernels)?"
+ASKED = [
+    re.compile(r"isinstance\(.*Runner"),
+    re.compile(r"runner\.name\s*(==|!=|in\b|not in\b)"),
+    re.compile(rf"\bname\s*(==|!=|in|not in)\s*[(\[{{]?\"{_NAMES}\""),
+    re.compile(rf"(startswith|endswith)\([(]?\"({_NAMES}|[+]kernels)"),
+    re.compile(r"\"(onnxruntime|openvino)[+]kernels\"\s*:"),  # a fixed list of runners
+]
+
+
+def asked(line: str) -> bool:
+    return any(pattern.search(line) for pattern in ASKED)
+
+
+def test_no_code_compares_the_class_or_name_of_a_runner() -> None:
+    """The code asks a runner for its abilities instead of comparing its class or name."""
+    root = Path(__file__).parents[3]
+    for room in ("gmmvit_deploy/parity", "gmmvit_deploy/bench", "gmmvit_deploy/export", "cli/gmmvit_cli"):
+        files = list((root / room).rglob("*.py"))
+        assert files
+        for path in files:
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                assert not asked(line), f"{path.name}:{number}: {line.strip()}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if isinstance(runner, OnnxRuntimeRunner):",
+        'if runner.name == "eager":',
+        "if runner.name in KNOWN:",
+        'if name == "openvino" and quantised:',
+        'if name in ("onnxruntime", "openvino"):',
+        'if runner.label.startswith("triton"):',
+        'if name.endswith("+kernels"):',
+        'words = {"onnxruntime": "ONNX Runtime", "onnxruntime+kernels": "with our kernels"}',
+    ],
+)
+def test_the_guard_sees_what_it_forbids(line: str) -> None:
+    assert asked(line)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", *OURS])
+def test_a_runner_names_its_runtime(name: str, bundle: Bundle) -> None:
+    with open_runner(name, bundle) as runner:
+        assert runner.own_kernels == (name in OURS)
+        assert runner.runtime == {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}[name.partition("+")[0]]

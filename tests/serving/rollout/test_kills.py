@@ -1,0 +1,178 @@
+"""HAProxy, the new server and the service itself are killed at each step of a rollout, under load.
+
+Some requests are lost then. No answer is wrong, the service answers again within ten seconds, and it serves the bundle
+that the state folder names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.rollout.control import send_order
+from tests.serving.gateways import key_file, request, require_haproxy
+from tests.serving.rollout.services import load, other_bundle, processes, promoted
+from tests.serving.rollout.state_service import ORDER, StateService
+from tests.waiting import best_of, wait_until
+
+pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
+
+IMAGES = 600
+
+STEPS = {
+    "copy": "copy bundle",
+    "start": "start the new server",
+    "golden": "golden answers",
+    "canary": "of the traffic",
+    "all": "all traffic",
+    "end": "end the old server",
+}
+"""Step → a part of its sentence."""
+AT = {
+    "HAProxy": ("golden", "start", "canary", "all", "end"),
+    "new server": ("canary", "start", "golden", "all", "end"),
+    "service": ("all", "copy", "start", "golden", "canary", "end"),
+}
+"""Process → the steps at which it is killed."""
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[list[StateService]]:
+    """The running service, as the single entry of a list: a test that kills it puts in the next."""
+    require_haproxy()
+    folder = tmp_path_factory.mktemp("kills")
+    running = [StateService(folder, key_file(folder), str(bundles["gmm"].path))]
+    yield running
+    running[0].kill()
+
+
+def killed(service: StateService, victim: str, old: set[int]) -> None:
+    """Kill the process; a new server may start a moment after its step was reported."""
+    pids_of = {
+        "HAProxy": lambda: processes(service, "haproxy"),
+        "new server": lambda: processes(service, "tritonserver") - old,
+        "service": lambda: {service.process.pid},
+    }[victim]
+    for pid in wait_until(pids_of, f"a process to kill: {victim}"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def rolled_out_with_kill(service: StateService, bundle: Bundle, victim: str, step: str) -> dict[str, Any]:
+    """Roll out a bundle, kill the process at the step, and return the last event, which may be empty."""
+    old, last, done = processes(service, "tritonserver"), {}, False
+    order = {**ORDER, "bundle": str(bundle.path), "canary_share": 0.4}
+    if step == "golden":  # the new server has no share yet, and the images take longer than the start of HAProxy
+        images = [str(photo(service))] * IMAGES
+        order |= {"canary_share": None, "canary_images": images, "canary_agreement": 0.0}
+    with suppress(ServerError):
+        for last in send_order(service.state, order):
+            if STEPS[step] in last.get("step", "") and not done:
+                killed(service, victim, old)
+                done = True
+    assert done, last
+    return last
+
+
+def photo(service: StateService) -> Path:
+    path = service.folder / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def is_ready(service: StateService) -> bool:
+    with suppress(OSError):
+        return request(service.where["http"], "/v2/health/ready").status == 200
+    return False
+
+
+def roll_out_with_kill(
+    services: list[StateService], new: Bundle, victim: str, step: str
+) -> tuple[dict[str, Any], float]:
+    """As `rolled_out_with_kill`, and start a killed service again.
+
+    Returns the last event, and the seconds from the end of the rollout, or from the start, until the service answers.
+    """
+    last = rolled_out_with_kill(services[0], new, victim, step)
+    if victim == "service":
+        services[0].kill()
+        services[0] = StateService(services[0].folder, key_file(services[0].folder))
+    began = time.monotonic()
+    wait_until(lambda: is_ready(services[0]), "an answer of the service")
+    return last, time.monotonic() - began
+
+
+@pytest.mark.parametrize(("victim", "step"), [(victim, step) for victim, steps in AT.items() for step in steps])
+def test_a_kill_at_each_step_leaves_a_service_that_serves_what_its_state_names(
+    services: list[StateService], bundles: dict[str, Bundle], victim: str, step: str
+) -> None:
+    (service,) = services
+    before, new = promoted(service), other_bundle(service, bundles)
+    with load(service, bundles) as clients:
+        clients.await_more(2)
+        last, _ = roll_out_with_kill(services, new, victim, step)
+    (service,) = services
+    assert clients.wrong == []
+    with load(service, bundles) as clients:
+        clients.await_more(4)
+    assert (clients.lost, clients.wrong) == ([], [])
+    assert set(clients.answered) == {promoted(service)}
+    assert promoted(service) in {before, new.sha256}
+    if "done" in last:
+        assert promoted(service) == new.sha256
+    if victim == "HAProxy":
+        assert "done" in last, last
+    if victim == "new server" and step in ("golden", "canary"):
+        assert "the new server ended during the rollout" in last["error"]
+        assert "signal" in last["error"]
+        assert promoted(service) == before
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("victim", "step"), [(victim, steps[0]) for victim, steps in AT.items()])
+def test_a_service_answers_within_ten_seconds_of_a_kill(
+    services: list[StateService], bundles: dict[str, Bundle], victim: str, step: str
+) -> None:
+    def measured_s() -> float:
+        with load(services[0], bundles) as clients:
+            clients.await_more(2)
+            return roll_out_with_kill(services, other_bundle(services[0], bundles), victim, step)[1]
+
+    assert best_of(3, measured_s, enough=10) < 10
+
+
+def test_an_abort_after_the_last_step_is_refused(services: list[StateService], bundles: dict[str, Bundle]) -> None:
+    (service,) = services
+    new = other_bundle(service, bundles)
+    answers = []
+    for event in send_order(service.state, {**ORDER, "bundle": str(new.path)}):
+        if STEPS["end"] in event.get("step", ""):
+            answers += send_order(service.state, {"order": "abort"})
+    assert f"too late: the rollout has promoted bundle {new.sha256[:12]}" in answers[0]["error"]
+    assert promoted(service) == new.sha256
+
+
+def test_an_abort_in_the_step_of_all_traffic_states_what_is_served(
+    services: list[StateService], bundles: dict[str, Bundle]
+) -> None:
+    (service,) = services
+    before, new = promoted(service), other_bundle(service, bundles)
+    answers = []
+    for event in send_order(service.state, {**ORDER, "bundle": str(new.path)}):
+        if STEPS["all"] in event.get("step", ""):
+            answers += send_order(service.state, {"order": "abort"})
+    (answer,) = answers
+    served = request(service.where["http"], "/v2/models/gmmvit/config").headers["x-gmmvit-bundle"]
+    assert served == promoted(service)
+    assert served == (before if "done" in answer else new.sha256)
+    assert served[:12] in (answer["done"] if "done" in answer else answer["error"])

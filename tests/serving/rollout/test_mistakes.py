@@ -1,0 +1,145 @@
+"""Mistakes in the options of a rollout and of a state folder: refused, with what to type."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.serving.rollout.canary import CanaryOptions, share_from
+from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
+from gmmvit_deploy.serving.rollout.service import Rollouts
+from gmmvit_deploy.serving.rollout.state import State
+from tests.cli.terminal import gmmvit_here
+
+pytestmark = pytest.mark.rest
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        (("--canary-requests", "30"), "--canary-requests needs --canary"),
+        (("--canary-timeout", "600"), "--canary-timeout needs --canary"),
+        (("--canary-slower", "1.5"), "--canary-slower needs --canary"),
+        (("--canary-agreement", "0.9"), "--canary-agreement needs --canary-images"),
+        (("--canary", "5%", "--canary-agreement", "0.9"), "--canary-agreement needs --canary-images"),
+    ],
+)
+def test_an_option_without_effect_is_refused(options: tuple[str, ...], needs: str, tmp_path: Path) -> None:
+    answer = gmmvit_here("rollout", "bundle", "--to", tmp_path, *options)
+    assert answer.status == 1
+    error, hint = answer.err.splitlines()
+    assert error == f"Error: {needs}"
+    assert hint == f"hint: add {needs.split()[-1]} {'FOLDER' if 'images' in needs else '5%'}, or remove {options[-2]}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("150%", "--canary 5%"), ("5", "--canary 5%"), ("12", "--canary 12%"), ("0", "--canary 5%")]
+)
+def test_a_share_that_is_none_gets_a_share_to_type(typed: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"got '{typed}'") as caught:
+        share_from(typed)
+    assert caught.value.hint == f"type {hint}"
+
+
+def test_percent_of_agreement_gets_a_share_to_type() -> None:
+    with pytest.raises(InputError, match="--canary-agreement: expected a share from 0 to 1, got 95") as caught:
+        CanaryOptions(agreement=95.0)
+    assert caught.value.hint == "type --canary-agreement 0.95"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "photo.png"])
+def test_a_folder_of_something_else_stays_as_it_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    named = "a bundle" if name == "manifest.json" else r"a folder with other files \(photo\.png\)"
+    with pytest.raises(InputError, match=named), State(tmp_path).locked():
+        pytest.fail("the folder was taken")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    answer = gmmvit_here("rollout", "--status", "--to", tmp_path)
+    assert answer.status == 1
+    assert re.search(f"Error: --to .*: expected the state folder of a service, got {named}\n", answer.err)
+
+
+def test_a_file_is_no_state_folder(tmp_path: Path) -> None:
+    (tmp_path / "service").write_text("")
+    with pytest.raises(InputError, match="the state folder of a service, got a file"):
+        list(send_order(tmp_path / "service", {"order": "status"}))
+
+
+def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
+    for name in ("lock", "control", ".promoted.json.partial-ab"):
+        (tmp_path / name).write_text("")
+    with State(tmp_path).locked():
+        pass
+    for name in ("promoted.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    with State(tmp_path).locked():
+        pass
+
+
+ORDER = {
+    "order": "rollout",
+    "canary_share": None,
+    "canary_requests": 1,
+    "canary_timeout_s": 1.0,
+    "canary_slower": 1.5,
+    "canary_images": [],
+    "canary_agreement": 0.9,
+    "allow_contract_change": False,
+}
+
+
+def test_a_refused_order_is_no_failed_rollout(tmp_path: Path) -> None:
+    lines: list[str] = []
+    slots: Any = SimpleNamespace(served=SimpleNamespace(sha256="ab" * 32))
+    with Rollouts(slots, State(tmp_path), on_log_line=lines.append) as rollouts:
+        (answer,) = send_order(tmp_path, {**ORDER, "bundle": str(tmp_path / "nowhere")})
+        assert "nowhere" in answer["error"]
+        text = rollouts.metrics_text()
+        assert 'gmmvit_rollouts_total{result="refused"} 1' in text
+        assert 'gmmvit_rollouts_total{result="failed"} 0' in text
+        assert lines[0].startswith("rollout: refused: ")
+        (answer,) = send_order(tmp_path, {"order": "abort"})
+        assert f"gmmvit rollout --status --to {tmp_path}" in answer["hint"]
+
+
+@pytest.mark.export
+def test_an_interrupted_command_states_how_to_end_the_rollout(tmp_path: Path, bundle: Bundle) -> None:
+    ended = threading.Event()
+
+    def begin(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
+        send({"step": "begins"})
+        ended.wait(60)
+        return {"done": "rolled out"}
+
+    command = [sys.executable, "-m", "gmmvit_cli.main", "rollout", str(bundle.path), "--to", str(tmp_path)]
+    with ControlServer(State(tmp_path), {"rollout": begin}):
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        for process, number, status in zip(processes, (signal.SIGINT, signal.SIGTERM), (130, 143), strict=True):
+            with process:
+                assert process.stderr is not None
+                assert process.stderr.readline() == "begins\n"
+                process.send_signal(number)
+                assert process.wait(30) == status
+                words = f"the rollout goes on; type gmmvit rollout --abort --to {tmp_path} to end it"
+                assert words in process.stderr.read()
+        ended.set()
+
+
+def test_the_status_has_the_path_of_the_bundle_before(tmp_path: Path) -> None:
+    (tmp_path / "promoted.json").write_text('{"bundle": "new", "before": "old"}')
+    slots: Any = SimpleNamespace(served=SimpleNamespace(sha256="new"))
+    with Rollouts(slots, State(tmp_path)):
+        (answer,) = send_order(tmp_path, {"order": "status"})
+    assert answer["done"] == f"serves bundle new; the previous bundle is {tmp_path / 'bundles' / 'old'}"
+    assert answer["status"]["before_path"] == str(tmp_path / "bundles" / "old")

@@ -1,0 +1,271 @@
+"""Rollouts of real bundles behind a real gateway, under load: no request is lost, and no answer is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
+from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
+from gmmvit_deploy.serving.rollout.control import send_order
+from gmmvit_deploy.serving.rollout.service import first_bundle
+from gmmvit_deploy.serving.rollout.state import State
+from tests.documented import ROOT
+from tests.serving.gateways import Answer, key_file, request, require_haproxy
+from tests.serving.rollout.services import classifying, load, other_bundle, png, processes, promoted
+from tests.serving.rollout.state_service import ORDER, StateService
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.server, pytest.mark.export]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[StateService]:
+    require_haproxy()
+    folder = tmp_path_factory.mktemp("rollout")
+    running = StateService(folder, key_file(folder), str(bundles["gmm"].path))
+    yield running
+    running.kill()
+
+
+def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
+    service: StateService, bundles: dict[str, Bundle]
+) -> None:
+    with load(service, bundles) as clients:
+        clients.await_more(12)
+        answer = service.order(bundle=str(bundles["elm"].path), canary_share=0.3)
+        assert "done" in answer, answer
+        clients.await_more(12)
+        assert promoted(service) == bundles["elm"].sha256
+        (status,) = send_order(service.state, {"order": "status"})
+        answer = service.order(bundle=status["status"]["before_path"])  # the way back
+        assert "done" in answer, answer
+        assert promoted(service) == bundles["gmm"].sha256
+        clients.await_more(12)
+    assert (clients.lost, clients.wrong) == ([], [])
+    assert clients.total > 100
+    assert {bundle for bundle, count in clients.answered.items() if count} == {
+        bundles["gmm"].sha256,
+        bundles["elm"].sha256,
+    }
+
+
+@pytest.mark.rest
+def test_a_canary_that_fails_goes_back_under_load(service: StateService, bundles: dict[str, Bundle]) -> None:
+    before = promoted(service)
+    with load(service, bundles) as clients:
+        # No server can answer in a thousandth of the other's time, so the verdict on the latency is certain.
+        answer = service.order(bundle=str(bundles["elm"].path), canary_share=0.3, canary_slower=0.001)
+        clients.await_more(10)
+    assert "the canary failed" in answer["error"]
+    counted = re.search(r" of (\d+) requests failed in the new server, \d+ of (\d+) in the old", answer["error"])
+    assert counted is not None
+    new, old = (int(number) for number in counted.groups())
+    assert new / (new + old) == pytest.approx(0.3, abs=0.1)
+    assert (clients.lost, clients.wrong) == ([], [])
+    assert clients.answered[bundles["elm"].sha256] >= ORDER["canary_requests"]
+    assert promoted(service) == before
+    pixels = request(service.where["http"], "/v2/models/gmmvit/config")
+    assert pixels.headers["x-gmmvit-bundle"] == before
+
+
+@pytest.mark.rest
+def test_a_canary_counts_requests_of_clients_only(service: StateService, bundles: dict[str, Bundle]) -> None:
+    """Probes and checks reach both servers every second; without clients, the canary has nothing to judge."""
+    before = promoted(service)
+    answer = service.order(
+        bundle=str(other_bundle(service, bundles).path), canary_share=0.5, canary_requests=3, canary_timeout_s=4.0
+    )
+    assert "the new server got 0 requests in 4 s, expected at least 3 for a verdict" in answer["error"]
+    assert "--canary-timeout" in answer["hint"]
+    assert promoted(service) == before
+
+
+@pytest.mark.rest
+def test_a_canary_counts_images_sent_to_classify(service: StateService, bundles: dict[str, Bundle]) -> None:
+    other = other_bundle(service, bundles)
+    results: list[dict[str, Any]] = []
+    # No server can answer in a thousandth of the other's time: the canary fails as soon as it has its five requests.
+    canary = {"canary_share": 0.5, "canary_requests": 5, "canary_timeout_s": 20.0, "canary_slower": 0.001}
+    order = {"bundle": str(other.path), **canary}
+    thread = threading.Thread(target=lambda: results.append(service.order(**order)))
+    thread.start()
+    while thread.is_alive():
+        assert request(service.where["http"], "/classify", png()).status == 200
+    thread.join()
+    assert "latency" in results[0]["error"], results
+    logged = access_log(service)
+    assert {line["model"] for line in logged if line["path"] == "/classify"} == {"gmmvit"}
+    assert {line["protocol"] for line in logged} <= {"http", "grpc"}  # not the requests of the front
+
+
+@pytest.mark.rest
+def test_another_decision_on_canary_images_goes_back(
+    service: StateService, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+    paths = []
+    for number in range(8):
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(paths[-1])
+    before = promoted(service)
+    answer = service.order(
+        bundle=str(bundles["labels"].path),
+        canary_images=[str(path) for path in paths],
+        allow_contract_change=True,
+        canary_agreement=1.0,
+    )
+    if "error" in answer:
+        assert "the same label as the old server" in answer["error"]
+        assert promoted(service) == before
+    else:
+        pytest.fail("the two bundles give the same labels to all images: choose other images")
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(("array", "kind"), [("logits", "inputs"), ("image_logits", "images")])
+def test_other_answers_than_the_golden_answers_go_back_under_load(
+    array: str, kind: str, service: StateService, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    """A valid bundle whose network does not give the stored logits: only an inference of the new server shows it."""
+    before = promoted(service)
+    folder = tmp_path / "bundle"
+    shutil.copytree(other_bundle(service, bundles).path, folder)
+    with np.load(folder / GOLDEN_FILE) as stored:
+        arrays = dict(stored)
+    arrays[array][-1, 3] += 0.01
+    np.savez(folder / GOLDEN_FILE, **arrays)
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    manifest["files"][GOLDEN_FILE] = hashlib.sha256((folder / GOLDEN_FILE).read_bytes()).hexdigest()
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with load(service, bundles) as clients:
+        answer = service.order(bundle=str(folder))
+    row = len(arrays[array]) - 1
+    assert f"the new server's logits of golden {kind} row {row} differ by 0.01 from PyTorch's" in answer["error"]
+    assert "gmmvit parity" in answer["hint"]
+    assert (clients.lost, clients.wrong) == ([], [])
+    assert {bundle for bundle, count in clients.answered.items() if count} == {before}
+    assert promoted(service) == before
+
+
+def test_a_contract_change_is_refused_by_name(service: StateService, bundles: dict[str, Bundle]) -> None:
+    before = promoted(service)
+    answer = service.order(bundle=str(bundles["labels"].path))
+    assert "class 0 is 'airplane' in the served bundle and 'automobile' in the new bundle" in answer["error"]
+    assert "--allow-contract-change" in answer["hint"]
+    assert promoted(service) == before
+
+
+def test_what_is_no_bundle_is_refused(service: StateService, tmp_path: Path) -> None:
+    assert "expected a bundle" in service.order(bundle=str(tmp_path))["error"]
+
+
+def test_the_served_bundle_is_not_rolled_out_again(service: StateService, bundles: dict[str, Bundle]) -> None:
+    served = next(each for each in bundles.values() if each.sha256 == promoted(service))
+    assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
+
+
+@pytest.mark.rest
+def test_an_abort_under_load_goes_back_and_refuses_no_image(service: StateService, bundles: dict[str, Bundle]) -> None:
+    before, other = promoted(service), other_bundle(service, bundles)
+    with classifying(service) as answers:
+        abort_a_canary(service, before, other, answers)
+        count = len(answers)
+        wait_until(lambda: len(answers) >= count + 20, "20 answers after the abort")
+    assert [(answer.status, answer.body) for answer in answers if answer.status != 200] == []
+    assert {answer.headers["x-gmmvit-bundle"] for answer in answers} == {before, other.sha256}
+    assert promoted(service) == before
+    assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
+
+
+def abort_a_canary(service: StateService, before: str, other: Bundle, answers: list[Answer]) -> None:
+    """Abort a canary from which clients have answers."""
+    results: list[dict[str, Any]] = []
+    order = {"bundle": str(other.path), "canary_share": 0.5, "canary_requests": 100_000}
+    thread = threading.Thread(target=lambda: results.append(service.order(**order)))
+    thread.start()
+    of_canary = lambda: any(answer.headers.get("x-gmmvit-bundle") == other.sha256 for answer in [*answers])  # noqa: E731
+    wait_until(of_canary, "an answer of the canary")
+    (status,) = send_order(service.state, {"order": "status"})
+    assert "of the traffic" in status["status"]["step"]
+    second = service.order(bundle=str(other.path))
+    assert "another rollout is running" in second["error"]
+    (aborted,) = send_order(service.state, {"order": "abort"})
+    assert f"the rollout has ended; the service goes on with bundle {before[:12]}" in aborted["done"]
+    thread.join(60)
+    assert results[0]["error"] == "the rollout was aborted"
+
+
+def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bundle]) -> None:
+    before = rollout_metrics(service)
+    assert "error" in service.order(bundle=str(bundles["labels"].path))  # a contract change
+    after = rollout_metrics(service)
+    assert after["gmmvit_rollout_running"] == 0
+    refused = 'gmmvit_rollouts_total{result="refused"}'
+    assert after == {**before, refused: before[refused] + 1}
+
+
+def test_the_documented_command_prints_the_process_of_the_server(service: StateService) -> None:
+    page = (ROOT / "docs/pages/running_it.md").read_text(encoding="utf-8")
+    (command,) = set(re.findall(r"`(pgrep -P PID_OF_SERVE \w+)`", page))
+    words = command.replace("PID_OF_SERVE", str(service.process.pid)).split()
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert {int(pid) for pid in printed} == processes(service, "tritonserver")
+    assert len(printed) == 1
+
+
+def access_log(service: StateService) -> list[dict[str, Any]]:
+    log = (service.state.parent / "access.log").read_text()
+    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]  # not HAProxy's own messages
+
+
+def rollout_metrics(service: StateService) -> dict[str, float]:
+    lines = request(service.where["metrics"], "/metrics").body.decode().splitlines()
+    samples = [line.rpartition(" ") for line in lines if line.startswith("gmmvit_rollout")]
+    return {name: float(value) for name, _, value in samples}
+
+
+@pytest.mark.rest
+def test_after_a_restart_the_service_serves_the_promoted_bundle(
+    service: StateService, bundles: dict[str, Bundle]
+) -> None:
+    """The last test that uses the service: it stops the service."""
+    before = promoted(service)
+    other = next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != before)
+    assert "done" in service.order(bundle=str(other.path))
+    with pytest.raises(ServerError, match="already running"), State(service.state).locked():
+        pytest.fail("the state folder of a running service was locked")
+    assert service.stop() == 0
+    again = StateService(service.folder, key_file(service.folder), "--request-pixels", "5000")
+    try:
+        answer = request(again.where["http"], "/v2/models/gmmvit/config")
+        assert answer.headers["x-gmmvit-bundle"] == other.sha256
+        answer = request(again.where["http"], "/classify", png(size=100))
+        assert (answer.status, "the maximum is 5000 pixels" in answer.json()["error"]) == (400, True)
+    finally:
+        assert again.stop() == 0
+    assert {bundles["gmm"].sha256, bundles["elm"].sha256} <= {line["bundle"] for line in access_log(service)}
+
+
+def test_a_service_starts_with_its_promoted_bundle_or_asks_for_a_bundle(
+    tmp_path: Path, bundles: dict[str, Bundle]
+) -> None:
+    state = State(tmp_path)
+    with pytest.raises(InputError, match="no bundle was promoted"):
+        first_bundle(state, None)
+    assert first_bundle(state, bundles["gmm"]).sha256 == bundles["gmm"].sha256
+    assert first_bundle(state, None).sha256 == bundles["gmm"].sha256
+    with pytest.raises(GmmvitError, match="not this bundle") as caught:
+        first_bundle(state, bundles["elm"])
+    assert "gmmvit rollout" in caught.value.hint

@@ -1,0 +1,91 @@
+"""The state folder: the record of the promoted bundle, the copies of bundles, and the lock."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import BundleError, InputError, ServerError
+from gmmvit_deploy.serving.rollout.state import State, socket_address
+
+pytestmark = pytest.mark.export
+
+
+def test_a_new_folder_has_no_promoted_bundle(tmp_path: Path) -> None:
+    assert State(tmp_path / "new").promoted() is None
+    assert State(tmp_path / "new").promoted_bundle() is None
+
+
+def test_the_promoted_bundle_survives_its_source(tmp_path: Path, bundle: Bundle) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(bundle.path, source)
+    state = State(tmp_path / "state")
+    with state.locked():
+        state.promote(state.copy_of(bundle))
+    shutil.rmtree(source)
+    promoted = State(tmp_path / "state").promoted_bundle()
+    assert promoted is not None
+    assert promoted.sha256 == bundle.sha256
+
+
+@pytest.mark.rest
+def test_the_folder_keeps_the_promoted_bundle_and_the_bundle_before(
+    tmp_path: Path, bundle: Bundle, tensor_bundle: Bundle, precise_bundle: Bundle
+) -> None:
+    state = State(tmp_path)
+    order = [bundle, tensor_bundle, precise_bundle]
+    for each in order:
+        state.promote(state.copy_of(each))
+    kept = {path.name for path in (tmp_path / "bundles").iterdir()}
+    hashes = [each.sha256 for each in order]
+    assert kept == set(hashes[-2:]) or hashes[0] == hashes[2]
+    promoted = state.promoted()
+    assert promoted is not None
+    assert (promoted.bundle, promoted.before) == (hashes[2], hashes[1])
+
+
+def test_promoting_the_same_bundle_again_keeps_the_bundle_before(
+    tmp_path: Path, bundle: Bundle, tensor_bundle: Bundle
+) -> None:
+    state = State(tmp_path)
+    for each in (bundle, tensor_bundle, tensor_bundle):
+        state.promote(state.copy_of(each))
+    promoted = state.promoted()
+    assert promoted is not None
+    assert promoted.before == bundle.sha256
+
+
+def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
+    state = State(tmp_path)
+    state.promote(state.copy_of(bundle))
+    (state.path_of(bundle.sha256) / "labels.txt").write_text("wrong\n", encoding="utf-8")
+    with pytest.raises(BundleError, match=r"labels\.txt"):
+        state.promoted_bundle()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"bundle": 3}', '{"bundle": "a", "more": "b"}', "\x00"])
+def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "promoted.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="expected the record of the promoted bundle, got other content"):
+        State(tmp_path).promoted()
+
+
+def test_a_second_service_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with State(tmp_path).locked(), pytest.raises(ServerError, match="already running"), State(tmp_path).locked():
+        pytest.fail("the folder was locked twice")
+    with State(tmp_path).locked():
+        pass
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match="state folder of a service, got a file"), State(tmp_path / "file").locked():
+        pytest.fail("a file was taken for a folder")
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at most 99 bytes"):
+        socket_address(tmp_path / ("x" * 120) / "control")
