@@ -7,10 +7,10 @@ Two checkouts of the project run in three processes:
     after      the checkout after the change, by default the checkout of this script
 
 The process *before* writes a checkpoint of each model of the paper, as the paper authors' code names it (32×32, 10
-classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph with
-our kernels, in ONNX Runtime and OpenVINO. The precision is float32, or on request int8, or bf16 in OpenVINO. For int8,
-both checkouts quantise the graph, calibrated with the same random images. If the kernels of a checkout compute no part
-of its int8 graph, the checkout runs the graph without them, as its users did.
+classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph in
+OpenVINO with our kernels, and in ONNX Runtime. The precision is float32, or on request int8, or bf16 in OpenVINO. For
+int8, both checkouts quantise the graph, calibrated with the same random images. If the kernels of a checkout compute no
+part of a graph, the checkout runs the graph without them, as its users did.
 
 A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
 because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with
@@ -160,7 +160,7 @@ def main() -> int:
             bundles = exported(family, checkouts, folder, precisions)
             results["families"][family] = {}
             for runtime, precision in programs:
-                runner = f"{runtime}+kernels" + (f":{precision}" if precision != "fp32" else "")
+                runner = f"{runtime}:{precision}"
                 times = timed(
                     checkouts,
                     bundles,

@@ -10,7 +10,6 @@ process, and take turns in each round:
     straight export            the same module exported without folding and run with ONNX Runtime's built-in operators,
                                as users do without this project
     straight openvino[:bf16]   the graph of the straight export in OpenVINO, compiled for each batch size
-    onnxruntime+kernels[:int8] our export in ONNX Runtime with our attention kernel
     openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32, bf16 or int8
 
 In int8, our programs run the quantised graph for CPUs that `gmmvit convert` writes.
@@ -47,7 +46,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
 _COPIES = 3
-_IN_INT8: dict[str, Precision] = {"onnxruntime+kernels:int8": "int8", "openvino+kernels:int8": "int8"}
+_IN_INT8: dict[str, Precision] = {"openvino+kernels:int8": "int8"}
 _STRAIGHT: tuple[Precision, ...] = ("fp32", "bf16") if HAS_BF16 else ("fp32",)
 
 

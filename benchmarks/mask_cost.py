@@ -103,7 +103,7 @@ def main() -> None:
         check="check the logits of every program, and time nothing",
         family=["vit"],
         batch=[1],
-        runner=["onnxruntime+kernels"],
+        runner=["openvino+kernels"],
     )
     generator = np.random.default_rng(0)
     cells = list(product(arguments.batch or BATCHES, arguments.runner or RUNNERS))

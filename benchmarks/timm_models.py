@@ -53,9 +53,11 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, summary_of
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph, program_from_onnx, session_from_onnx
+from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx, session_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
+from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.uneven_attention import attention_effects
 
@@ -181,12 +183,12 @@ def precisions_of(proto: onnx.ModelProto, images: Tensor, exact: np.ndarray, noi
 def speed_of(exported: Exported, rounds: int) -> dict[str, Any]:
     """Return batch → times of both programs, their ratio, and the distances of their logits."""
     path = exported.bundle().onnx_path
-    fused, _ = fused_graph(path)
-    ours = program_from_onnx(path, fused=fused)
+    kernels, _ = kernels_for_graph(path, "fp32")
+    ours = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
     session = session_from_onnx(exported.straight())
     programs: dict[str, Program] = {
         "straight export": lambda images: session.run(["logits"], {"tensor": images})[0],
-        "onnxruntime+kernels" if fused else "onnxruntime": ours.run,
+        "openvino+kernels" if kernels else "openvino": ours.run,
     }
     rows: dict[str, Any] = {}
     for batch, repeats in SPEED_BATCHES.items():

@@ -2,10 +2,10 @@
 
 The profiler of each runtime measures the operators of the paper's models, as the paper authors' code names the models,
 and of the systems of `benchmarks/shared/systems.py`, each of which has a result and a run card of its own. The programs
-are those of the runners `onnxruntime+kernels` and `openvino+kernels`: the float32 graph in ONNX Runtime
-and in OpenVINO, the same graph in OpenVINO with bf16, and the int8 graph in OpenVINO. The input is a single image, or a
-chunk of the size into which the runner divides a batch. A single thread runs, so that no operator waits for another
-core. The script takes the median time of each operator over the runs, and sums these times by kind:
+are those of the runner `openvino+kernels`: the float32 graph in OpenVINO, in float32 and with bf16, and the int8 graph.
+The input is a single image, or a chunk of the size into which the runner divides a batch. A single thread runs, so that
+no operator waits for another core. The script takes the median time of each operator over the runs, and sums these
+times by kind:
 
     products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation
     attention   Q Kᵀ, softmax and P V, with the mask if a single kernel of ours or of OpenVINO computes all of these
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import re
 import tempfile
 from collections import defaultdict
@@ -41,7 +40,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.shared.cpu_programs import required_fused_graph, required_kernels, runner_of
+from benchmarks.shared.cpu_programs import required_kernels, runner_of
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
@@ -54,7 +53,6 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
 
@@ -77,36 +75,13 @@ def kind_of(node: str, operator: str) -> str:
         return "layout"
     if operator in _NORMS or node.endswith("/LayerNormalization"):
         return "norms"
-    if operator in ("MaskedAttention", "Reference"):  # our kernels: OpenVINO calls them Reference
+    if operator == "Reference":  # OpenVINO's name of our kernels
         return "attention"
     if operator == "Mul" and ".mask/" in node:
         return "mask"
     if _INSIDE_ATTENTION.search(node):
         return "attention"
     return "products" if operator in _WITH_WEIGHTS else "rest"
-
-
-def in_onnxruntime(path: Path, images: np.ndarray, runs: int, *, kernels: bool) -> Operators:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.enable_profiling = True
-    options.intra_op_num_threads = 1
-    options.profile_file_prefix = str(path.with_suffix(""))
-    graph: bytes | str = str(path)
-    if kernels:
-        fused = required_fused_graph(path)
-        options.register_custom_ops_library(str(fused.library))
-        graph = fused.graph
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    for _ in range(runs):
-        session.run(None, {"tensor": images})
-    operators: Operators = defaultdict(list)
-    for event in json.loads(Path(session.end_profiling()).read_text()):
-        if event["cat"] == "Node" and event["name"].endswith("_kernel_time"):
-            name = event["name"].removesuffix("_kernel_time")
-            operators[name, event["args"]["op_name"]].append(event["dur"] / 1e3)
-    return operators
 
 
 def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision, *, kernels: bool) -> Operators:
@@ -167,7 +142,6 @@ IN_OPENVINO: dict[str, Precision] = {
     "openvino+kernels:int8": "int8",
 }
 PROGRAMS = (
-    Program(name="onnxruntime+kernels", precision="fp32", chunk=ROWS_A_CORE, profile=in_onnxruntime),
     *(
         Program(
             name=name,
@@ -289,7 +263,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--output", type=Path, default=result_of(__file__), help="the result of the paper's families")
     parser.add_argument("--systems-output", type=Path, default=result_of(__file__, suffix=""))
-    arguments = parsed(parser, family=["vit"], program=["onnxruntime+kernels"], runs=2)
+    arguments = parsed(parser, family=["vit"], program=["openvino+kernels"], runs=2)
     chosen = arguments.family or MEASURED
     families = [name for name in chosen if name not in SYSTEMS]
     if families:

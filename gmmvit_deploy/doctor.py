@@ -27,10 +27,9 @@ from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engi
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
-from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library, openvino_library, origin_of, why_recorded
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library, why_recorded
 from gmmvit_deploy.runtimes.programs.cores import cores_in_words
 from gmmvit_deploy.runtimes.programs.onnxruntime_package import import_onnxruntime, require_onnxruntime
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import instruction_set_of, why_not
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,
     CUDA,
@@ -117,10 +116,9 @@ def _parts() -> list[tuple[str, Callable[[], Check]]]:
         _part("package", "onnxruntime", require_onnxruntime, fix=""),
         _part("runner", "eager", _eager, fix="pip install gmmvit-deploy"),
         _part("runner", "onnxruntime", _onnxruntime, fix=""),
-        ("onnxruntime+kernels", lambda: _kernels("onnxruntime", onnxruntime_library, lambda: "attention in f32")),
         *(_part("runner", name, partial(_on_gpu, provider), fix="") for name, provider in _GPU.items()),
         _part("runner", "openvino", _openvino, fix=_install("openvino")),
-        ("openvino+kernels", lambda: _kernels("openvino", openvino_library, _openvino_arithmetic)),
+        _part("kernel", "openvino+kernels", _kernels, fix=""),  # errors about packages state what to type
         _part("runner", "triton-grpc", lambda: _client("grpc"), fix=_install("client")),
         _part("runner", "triton-http", lambda: _client("http"), fix=_install("client")),
         *(_part("engine", name, partial(_builds, name), fix=_install(name)) for name in FLAVORS),
@@ -283,34 +281,19 @@ def _openvino() -> str:
     return f"openvino {openvino.__version__}; computes in {', '.join(computed)} on this CPU"
 
 
-def _openvino_arithmetic() -> str:
+def _kernels() -> str:
+    """Compile and load this project's CPU kernels, and return how they compute."""
+    path, why = openvino_library()
+    if path is None:
+        if record := why_recorded():
+            raise GmmvitError(f"{why} (recorded in {record})", hint=RETRY)
+        raise GmmvitError(
+            why, hint="install g++, or set the variable CXX to another compiler" if "compiler" in why else ""
+        )
     kernels, how = our_kernels("bf16")
     if kernels is None:
         raise GmmvitError(how)
-    return f"attention up to {how}"
-
-
-def _kernels(name: str, library: Callable[[], tuple[Path | None, str]], arithmetic: Callable[[], str]) -> Check:
-    """Check that this project's CPU kernels for a runtime compile and load.
-
-    If the kernels are not available, the returned check has the reason and the command to type.
-    name: the name of the runtime.  library: a function that compiles the kernels and returns (library, reason).
-    arithmetic: a function that returns the data type in which the kernels compute attention, in words.
-    """
-
-    def state() -> str:
-        path, why = library()
-        if path is None:
-            if record := why_recorded(name):
-                raise GmmvitError(f"{why} (recorded in {record})", hint=RETRY)
-            raise GmmvitError(
-                why, hint="install g++, or set the variable CXX to another compiler" if "compiler" in why else ""
-            )
-        if why := why_not(path):
-            raise GmmvitError(why)
-        return f"{arithmetic()} with {instruction_set_of(path)}; {origin_of(path)}"
-
-    return _tried("kernel", f"{name}+kernels", state, fix="")  # errors about packages state what to type
+    return f"attention up to {how} with {kernels.instruction_set}; compiled to {path}"
 
 
 RETRY = "gmmvit doctor --empty-kernel-cache"

@@ -34,7 +34,7 @@ from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.precision import PRECISIONS, precision_behind
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
-from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.serving import model_configs
 from tests.conftest import GOLDEN
@@ -195,7 +195,7 @@ def _run_console(block: Block, shell: Shell) -> None:
 
 def _not_here(line: str) -> bool:
     """Lines about our CPU kernels are not compared where they are not available."""
-    return "+kernels" in line and onnxruntime_library()[0] is None
+    return "+kernels" in line and openvino_library()[0] is None
 
 
 # Names of the program stand in the documentation, and the other way round

@@ -18,13 +18,11 @@ from pathlib import Path
 import pytest
 from release import __main__ as release
 from release.archives import Archives, build, check_metadata, check_sdist, check_wheel
-from release.ready_kernels import GLIBC, KERNELS, check_library, check_ready
 from release.steps import ReleaseError
 from release.versions import check_changelog, check_committed, package_version, supported_pythons, tracked_files
 from release.wheel_in_use import TOLERANCE, find_python, largest_difference, probabilities, serving
 
 import gmmvit_deploy
-from gmmvit_deploy.runtimes.kernels.libraries import ready_name
 from tests.repositories import ROOT, repository_with
 
 pytestmark = pytest.mark.rest
@@ -144,10 +142,6 @@ def test_the_wheel_holds_what_is_not_python(built: Built) -> None:
         "gmmvit_deploy/py.typed",
         "gmmvit_deploy/runtimes/kernels/masked_attention.c",
         "gmmvit_deploy/runtimes/kernels/openvino_operations.cpp",
-        *(
-            f"gmmvit_deploy/runtimes/kernels/ready/{ready_name(ROOT / KERNELS, machine)}"
-            for machine in ("x86_64", "aarch64")
-        ),
         "gmmvit_deploy/demo/run.py",
         "gmmvit_deploy/parity/report_schema.json",
         "gmmvit_deploy/serving/triton_models/network_model.py",
@@ -177,36 +171,6 @@ def test_a_missing_and_a_foreign_file_are_named(built: Built, tmp_path: Path) ->
             archive.addfile(tarfile.TarInfo(f"{top}/{name}"), io.BytesIO())
     with pytest.raises(ReleaseError, match=rf"missing: {top}/PKG-INFO; does not belong: {top}/notes\.txt"):
         check_sdist(sdist, built.tracked, built.version)
-
-
-@needs_a_checkout
-@pytest.mark.process
-def test_the_wheel_has_the_kernels_of_its_sources(built: Built, tmp_path: Path) -> None:
-    with zipfile.ZipFile(built.archives.wheel) as archive:
-        for name in archive.namelist():
-            archive.extract(name, tmp_path)
-    kernels = tmp_path / KERNELS
-    x86, arm = check_ready(kernels)
-    with pytest.raises(ReleaseError, match="expected an ELF file for aarch64, got machine 62"):
-        check_library(kernels / "ready" / x86, "aarch64")
-    newer = kernels / "ready" / arm
-    newer.write_bytes(newer.read_bytes() + b"GLIBC_2.38\0")
-    with pytest.raises(ReleaseError, match=f"expected symbols of glibc {GLIBC[0]}.{GLIBC[1]} at most, got .*(2, 38)"):
-        check_ready(kernels)
-    header = kernels / "masked_attention.h"
-    header.write_text(header.read_text() + "\n")
-    with pytest.raises(ReleaseError, match="expected the kernels for x86_64, compiled from the sources beside them"):
-        check_ready(kernels)
-    with pytest.raises(ReleaseError, match="does not belong: gmmvit_deploy/runtimes/kernels/ready/"):
-        wheel_with_other_kernels(built, tmp_path)
-
-
-def wheel_with_other_kernels(built: Built, folder: Path) -> None:
-    wheel = folder / "other.whl"
-    shutil.copyfile(built.archives.wheel, wheel)
-    with zipfile.ZipFile(wheel, "a") as archive:
-        archive.writestr(f"{KERNELS}/ready/onnxruntime-x86_64-0.so", b"")
-    check_wheel(wheel, built.tracked, built.version)
 
 
 @needs_a_checkout

@@ -7,7 +7,6 @@ The steps, cheapest first:
 1. `versions`: the version in gmmvit_deploy/__init__.py and the topmost heading of CHANGELOG.md agree, and nothing is
    uncommitted.
 2. `archives`: build the sdist from the tracked files alone, and the wheel from the sdist.
-   `ready_kernels`: the wheel also has the kernels for ONNX Runtime, compiled for x86-64 and 64-bit ARM.
 3. `archives`: ``twine check --strict`` passes, and each archive holds exactly the tracked files that belong in it.
 4. `wheel_in_use`: for each supported Python on this machine, install the wheel with its extras ``cpu`` and ``serve``
    into an empty environment, export a checkpoint there, serve it, and compare the server's answers with those of the

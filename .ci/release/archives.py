@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from release.ready_kernels import KERNELS, check_ready, make_ready
 from release.steps import ReleaseError, run
 from release.versions import tracked_files
 
@@ -38,7 +37,7 @@ def build(root: Path, out: Path) -> Archives:
     """Build the sdist from a copy of the tracked files, and the wheel from the sdist, into ``out``.
 
     Only a copy keeps files that merely lie in the working tree out of the sdist.  The wheel shows that the sdist is
-    complete; it also has the kernels ready-made, compiled from the sources of the sdist.  Errors: ReleaseError.
+    complete.  Errors: ReleaseError.
     """
     with tempfile.TemporaryDirectory(prefix="gmmvit-release-") as folder:
         sources, built = Path(folder) / "sources", Path(folder) / "dist"
@@ -52,7 +51,6 @@ def build(root: Path, out: Path) -> Archives:
         with tarfile.open(sdist) as archive:
             archive.extractall(Path(folder) / "unpacked", filter="data")
         (unpacked,) = (Path(folder) / "unpacked").iterdir()
-        make_ready(unpacked / KERNELS)
         run([*command, "--wheel", str(unpacked)], "build the wheel", cwd=Path(folder), environment=os.environ)
         out.mkdir(parents=True, exist_ok=True)
         (wheel,) = built.glob("*.whl")
@@ -73,11 +71,6 @@ def check_wheel(wheel: Path, tracked: Sequence[str], version: str) -> None:
     expected = {f"gmmvit_deploy-{version}.dist-info/{name}" for name in _WRITTEN_BY_BUILD}
     for folder, installed in _PACKAGES.items():
         expected |= {installed + name.removeprefix(folder) for name in tracked if name.startswith(folder)}
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
-        kernels = [name for name in archive.namelist() if name.startswith(f"{KERNELS}/")]
-        for name in kernels:
-            archive.extract(name, folder)
-        expected |= {f"{KERNELS}/ready/{name}" for name in check_ready(Path(folder) / KERNELS)}
     with zipfile.ZipFile(wheel) as archive:
         _compare(wheel, expected, {name for name in archive.namelist() if not name.endswith("/")})
 

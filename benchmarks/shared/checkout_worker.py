@@ -21,22 +21,16 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 import numpy as np  # noqa: E402 - the path comes first
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "preset_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.presets"),
-    "model_from_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.models.build"),
-    "released_state_dict": ("gmmvit_deploy.checkpoints.loading", "gmmvit_deploy.checkpoints.released"),
-    "MaskSpec": ("gmmvit_deploy.models.specs",),
+    "preset_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.families"),
+    "model_from_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.families"),
+    "released_state_dict": ("gmmvit_deploy.checkpoints.loading",),
+    "MaskSpec": ("gmmvit_deploy.models.specs", "gmmvit_deploy.specs"),
     "ExportOptions": ("gmmvit_deploy.export.bundle_from_checkpoint",),
     "bundle_from_checkpoint": ("gmmvit_deploy.export.bundle_from_checkpoint",),
-    "open_bundle": ("gmmvit_deploy.bundle.artifacts",),
-    "open_images": ("gmmvit_deploy.runtimes.programs.image_batches",),
+    "open_bundle": ("gmmvit_deploy.bundle.artifacts", "gmmvit_deploy.artifacts"),
+    "open_images": ("gmmvit_deploy.runtimes.programs.image_batches", "gmmvit_deploy.runtime.image_batches"),
     "variant_from_bundle": ("gmmvit_deploy.export.variants",),
-    "open_runner": (
-        "gmmvit_deploy.runtimes.runners",
-        "gmmvit_deploy.runtimes.runners.open",
-        "gmmvit_deploy.runtimes.runners.opening",
-        "gmmvit_deploy.runtimes.runners.named",
-        "gmmvit_deploy.parity.runners",
-    ),
+    "open_runner": ("gmmvit_deploy.runtimes.runners.open", "gmmvit_deploy.runners.open"),
 }
 """Name → modules that may define the name; the modules of newer checkouts come first."""
 
@@ -53,23 +47,14 @@ def imported(name: str) -> Any:
 
 
 def opened(bundle: Any, runtime: str, precision: str) -> Any:
-    """Open a runner with our kernels: ``<runtime>+kernels``, in older checkouts and float32 ``<runtime>``.
-
-    In int8, the runner has no kernels if they compute no part of the checkout's graph.
-    """
-    try:
-        stated = {} if precision == "fp32" else {"precision": precision}  # the oldest checkouts have float32 only
-        return imported("open_runner")(f"{runtime}+kernels", bundle, **stated)
-    except Exception as exc:
-        if precision == "int8" and "our kernel takes no attention" in str(exc):
-            return imported("open_runner")(runtime, bundle, precision=precision)
-        if "is not known" not in str(exc) or precision != "fp32":
-            raise
-    runner = imported("open_runner")(runtime, bundle)
-    attention = runner.settings.get("attention", "")
-    if not attention.startswith("our own"):
-        raise RuntimeError(f"{runtime}: expected our own attention kernel, got {attention!r}")
-    return runner
+    """Open a runner: OpenVINO with our kernels where they compute a part of the checkout's graph, or ONNX Runtime."""
+    if runtime == "openvino":
+        try:
+            return imported("open_runner")("openvino+kernels", bundle, precision=precision)
+        except Exception as exc:
+            if "our kernel takes no attention" not in str(exc):
+                raise
+    return imported("open_runner")(runtime, bundle, precision=precision)
 
 
 class Worker:

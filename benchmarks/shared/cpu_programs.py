@@ -1,4 +1,4 @@
-"""Load the programs of our CPU runners with our kernels, and straight programs in OpenVINO.
+"""Load our programs in OpenVINO with our kernels, and straight programs in OpenVINO.
 
 If our kernels are not available, the script ends with the reason. If our kernels are available but compute no part of a
 graph, `runner_of` returns the name of the runner without kernels. A program without our kernels is therefore never
@@ -7,7 +7,6 @@ timed under the name of a runner with kernels.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library, openvino_library
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels
-from gmmvit_deploy.runtimes.programs.onnxruntime import FusedGraph, fused_graph, program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, kernels_for_graph
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
@@ -27,7 +25,6 @@ __all__ = [
     "HAS_BF16",
     "RUNNERS",
     "cpu_program",
-    "required_fused_graph",
     "required_kernels",
     "runner_of",
     "straight_openvino",
@@ -35,30 +32,20 @@ __all__ = [
 
 HAS_BF16 = "avx512_bf16" in cpu_features()
 
-RUNNERS: dict[str, Precision] = {"onnxruntime+kernels": "fp32", "openvino+kernels": "fp32"}
+RUNNERS: dict[str, Precision] = {"openvino+kernels": "fp32"}
 """Name of a runner of the float32 graph, as for `open_runner` → precision of the runner's matrix products."""
 if HAS_BF16:
     RUNNERS["openvino+kernels:bf16"] = "bf16"
 
 
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
-    """Load a graph in a runner.  Each call loads a new copy, whose weights have another place in memory.
+    """Load a graph in OpenVINO.  Each call loads a new copy, whose weights have another place in memory.
 
     runner: the name of the runner, with or without a precision behind it, such as ``openvino+kernels:bf16``; with
     ``+kernels`` in the name, the program has our kernels.
-    Errors: as `required_fused_graph` and `required_kernels`; KeyError when the name is unknown.
+    Errors: as `required_kernels`.
     """
-    runtime, plus, _ = runner.partition(":")[0].partition("+")
-    load = {"onnxruntime": _in_onnxruntime, "openvino": _in_openvino}[runtime]
-    return load(path, precision, kernels=bool(plus))
-
-
-def _in_onnxruntime(path: Path, precision: Precision, *, kernels: bool) -> Program:
-    return program_from_onnx(path, fused=required_fused_graph(path) if kernels else None).run
-
-
-def _in_openvino(path: Path, precision: Precision, *, kernels: bool) -> Program:
-    ours = required_kernels(path, precision) if kernels else None
+    ours = required_kernels(path, precision) if "+kernels" in runner else None
     return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=ours).run
 
 
@@ -69,11 +56,10 @@ def runner_of(path: Path, runner: str, precision: Precision) -> tuple[str, str]:
     name is that of the same runner without ``+kernels``.
     Errors: SystemExit with the reason when our kernels are not available on this machine.
     """
-    in_onnxruntime = runner.startswith("onnxruntime")
-    library, why = onnxruntime_library() if in_onnxruntime else openvino_library()
+    library, why = openvino_library()
     if library is None:
         raise SystemExit(f"{path.name} in {runner} cannot be measured: {why}")
-    kernels, why = fused_graph(path) if in_onnxruntime else kernels_for_graph(path, precision)
+    kernels, why = kernels_for_graph(path, precision)
     return (runner, "") if kernels is not None else (runner.replace("+kernels", ""), why)
 
 
@@ -98,18 +84,6 @@ def straight_openvino(path: Path, precision: Precision) -> Program:
 
     core.compile_model(core.read_model(str(path)), "CPU")  # so that a graph that cannot be compiled fails here
     return run
-
-
-@lru_cache(maxsize=2)  # for a model and its plain model, each loaded many times
-def required_fused_graph(path: Path) -> FusedGraph:
-    """Return the graph with our attention kernel for ONNX Runtime.
-
-    Errors: SystemExit with the reason when our kernel is not available.
-    """
-    fused, why = fused_graph(path)
-    if fused is None:
-        raise SystemExit(f"{path.name} in onnxruntime+kernels cannot be measured: {why}")
-    return fused
 
 
 def required_kernels(path: Path, precision: Precision) -> Kernels:

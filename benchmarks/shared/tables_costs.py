@@ -19,7 +19,7 @@ COSTS: Mapping[str, Sequence[str]] = {
 }
 """Marker → the systems of the table at this marker."""
 
-_RUNNERS = ("onnxruntime+kernels", "openvino+kernels", "openvino+kernels:bf16", "openvino+kernels:int8")
+_RUNNERS = ("openvino+kernels", "openvino+kernels:bf16", "openvino+kernels:int8")
 _TWINS = _RUNNERS[:-1]
 
 
@@ -41,7 +41,7 @@ def cost_table(names: Sequence[str], fastest: Mapping[str, Any], costs: Mapping[
     lines = [
         "| model, batch | eager, ms | best straight program, ms: fp32, bf16 "
         f"| {' | '.join(f'{name}, ms' for name in _RUNNERS)} | share of the roofline: openvino+kernels |"
-        + (" with / without the constants: fp32 in ONNX Runtime, fp32 and bf16 in OpenVINO |" if with_twins else ""),
+        + (" with / without the constants: fp32 and bf16 |" if with_twins else ""),
         "|---" * (len(_RUNNERS) + 4 + with_twins) + "|",
     ]
     for name in names:

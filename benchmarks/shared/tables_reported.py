@@ -209,10 +209,8 @@ def limits_table(results: dict[str, Any]) -> str:
 
 CPU_RUNNERS = (
     "straight export",
-    "onnxruntime+kernels",
     "openvino+kernels",
     "openvino+kernels:bf16",
-    "onnxruntime+kernels:int8",
     "openvino+kernels:int8",
 )
 STRAIGHT_RUNNERS = ("torch.compile", "torch.compile:bf16", "straight openvino", "straight openvino:bf16")
@@ -279,7 +277,7 @@ def _speed_up(rows: dict[str, Any], name: str) -> str:
     return interval(row["times_faster_than_eager"]) + (", no kernels" if "without_kernels" in row else "")
 
 
-def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:-2]) -> str:
+def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:-1]) -> str:
     """Return a table with a row for each model and batch; empty if no result has a ratio to a straight program.
 
     The columns are the size of a system, the best program of users without this project in each precision, the time of

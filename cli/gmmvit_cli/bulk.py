@@ -53,7 +53,7 @@ RUNNER = typer.Option(
     "--runner",
     metavar="NAME[:PRECISION]",
     rich_help_panel=_PANEL,
-    show_default="onnxruntime+kernels if available, else onnxruntime",
+    show_default="openvino+kernels if available, else openvino, else onnxruntime",
     help="Runner for --from, such as openvino:bf16.",
 )
 LAUNCHER = typer.Option(

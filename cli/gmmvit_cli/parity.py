@@ -52,7 +52,7 @@ def parity(
         autocompletion=complete(lambda: _ON_BROKEN),
     ),
     runner: str | None = runner_option(
-        None, "onnxruntime, and onnxruntime+kernels if available", "Runners to compare with PyTorch"
+        None, "onnxruntime, and openvino+kernels if available", "Runners to compare with PyTorch"
     ),
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,

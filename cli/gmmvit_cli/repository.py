@@ -51,7 +51,7 @@ def repository(
         None,
         metavar="NAME",
         rich_help_panel=_BACKEND,
-        show_default="onnxruntime, plus kernels if --cpu-kernels allows",
+        show_default="openvino+kernels where available, else openvino, else onnxruntime",
         help=f"Runtime of --backend python: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU kernels.",
         callback=read_by(runtime_from),
         autocompletion=complete(lambda: RUNTIMES),
@@ -132,10 +132,10 @@ def repository(
     from gmmvit_deploy.serving.model_configs import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
-    named, mode = runtime_from(runtime) if runtime is not None else ("onnxruntime", kernels or "auto")
+    named, mode = runtime_from(runtime) if runtime is not None else ("auto", kernels or "auto")
     options = RepositoryOptions(
         backend=backend,  # type: ignore[arg-type]  # checked there, with the error that users see
-        runtime=named,
+        runtime=named,  # type: ignore[arg-type]  # auto becomes the usual runtime
         cpu_kernels=mode,
         name=name,
         max_queue_delay_us=max_queue_delay_us,

@@ -56,7 +56,7 @@ class TuneOptions:
 
     bound_ms: the largest allowed p99 latency, measured by the client.  protocol: the protocol of the requests.
     runtimes: (name, precision) of each runtime to try. The suffix ``+kernels`` adds this project's CPU kernels, as in
-    ``onnxruntime+kernels``. None tries ONNX Runtime in float32 only.
+    ``openvino+kernels``. None tries the usual runtime (`usual_runtime`) in float32 only.
     cpu_kernels: states whether to use this project's CPU kernels if ``runtimes`` is None; None means ``auto``.
     name: the name of the served model.
     """

@@ -13,13 +13,11 @@ from gmmvit_deploy.bulk.shard import ShardProgram
 from gmmvit_deploy.bulk.source import Source
 from gmmvit_deploy.bulk.storage import Claims, Storage
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.precision import precision_behind
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
-from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
+from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, RUNNERS, require_runner
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Runner
@@ -32,7 +30,6 @@ __all__ = [
     "open_bulk_runner",
     "require_bulk_runner",
     "settings_of",
-    "usual_runner",
 ]
 
 BULK_RUNNERS = tuple(name for name in RUNNERS if name not in FLAVORS and name not in DEFAULT_URLS)
@@ -74,12 +71,6 @@ def require_bulk_runner(text: str) -> None:
             "without an engine's folder",
             hint=f"type --runner with one of {', '.join(BULK_RUNNERS)}",
         )
-
-
-def usual_runner(bundle: Bundle) -> str:
-    """Return the runner that is used if the user names none: ONNX Runtime, with our CPU kernels if available."""
-    fused, _ = fused_graph(open_variant(bundle, "fp32").path)
-    return "onnxruntime" if fused is None else f"onnxruntime{KERNELS_SUFFIX}"
 
 
 def settings_of(job: Job, bundle: Bundle) -> Settings:

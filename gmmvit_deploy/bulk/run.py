@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of, usual_runner
+from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of
 from gmmvit_deploy.bulk.local import classify_locally
 from gmmvit_deploy.bulk.page import page_of
 from gmmvit_deploy.bulk.plan import Plan, ShardRecord, settled_plan, shard_name
@@ -23,6 +23,7 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
+from gmmvit_deploy.runtimes.runners.open import fastest_runner
 
 __all__ = ["INDEX_VARIABLE", "LAUNCHERS", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
 
@@ -101,7 +102,7 @@ def classify_source(
 
     Shards that are complete in ``folder`` are kept, so the same call continues an interrupted job.
     source: a folder, file or pattern, as a path or a URL of fsspec.  folder: a path or a URL.
-    runner: name and precision, such as ``openvino:bf16``; None for `usual_runner`.
+    runner: name and precision, such as ``openvino:bf16``; None for `fastest_runner`.
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
     calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
@@ -119,7 +120,7 @@ def classify_source(
         require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
     on_progress(Progress("list the source"))
     listed = open_source(source, column=image_column)
-    chosen = runner or usual_runner(opened)
+    chosen = runner or fastest_runner(opened)[0]
     job = Job(
         bundle=bundle.absolute(),
         source=listed,

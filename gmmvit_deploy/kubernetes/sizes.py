@@ -15,6 +15,7 @@ from typing import Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.gateway.models import Tuned
+from gmmvit_deploy.serving.names import usual_runtime
 
 __all__ = ["FILL_IN", "Sizes", "sizes_from_tuning", "unknown_sizes"]
 
@@ -66,6 +67,7 @@ def unknown_sizes(max_body_bytes: int) -> Sizes:
         shm_mib=_shm_mib(16, max_body_bytes),
         in_flight=16,
         queue_timeout_ms=250,
+        runtime=usual_runtime("python", "fp32"),
     )
 
 

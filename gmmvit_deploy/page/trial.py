@@ -33,10 +33,9 @@ from gmmvit_deploy.reports.pictures.attention_weights import attention_record
 from gmmvit_deploy.reports.pictures.drawings import drawings_of
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
 from gmmvit_deploy.runtimes.programs.server_url import parse_url
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
-from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import fastest_runner, open_runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 
@@ -153,8 +152,8 @@ class Trial:
         self.drawings = drawings_of(self.reference.model)
         self._grids = self.reference.model.observed_grids()
         self.windows = family_of(manifest.spec).windows(manifest.spec)
-        self.notice = fused_graph(bundle.onnx_path)[1] if cpu_kernels else ""
-        self.runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
+        name, self.notice = fastest_runner(bundle, cpu_kernels=cpu_kernels)
+        self.runner = open_runner(name, bundle)
         self.examples = bundle.golden_set().images
         self._server: TritonRunner | None = None
 

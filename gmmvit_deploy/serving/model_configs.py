@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
@@ -25,6 +25,7 @@ from gmmvit_deploy.serving.names import (
     CpuKernels,
     Runtime,
     runtime_from,
+    usual_runtime,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ WARMUP_FILE = "image"
 IMAGE_INPUT = "IMAGE"
 WORKER_REQUESTS = 2
 """The number of requests of maximum size whose large images wait in the preprocessing model; more are refused."""
+_AUTO = cast("Runtime", "auto")
 _CHUNKS = tuple(1 << power for power in range(8))
 _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
 
@@ -59,7 +61,7 @@ class RepositoryOptions:
     """Options of a repository.
 
     backend: the Triton backend that runs the network.
-    runtime: the runtime that the python backend uses.
+    runtime: the runtime that the python backend uses; ``auto`` becomes `usual_runtime`.
     cpu_kernels: states whether the python backend uses this project's CPU kernels. ``auto`` uses the kernels if they
     are available, ``on`` fails if the kernels are not available, and ``off`` uses the runtime's built-in operators.
     precision: the precision of the network, for the backends that run an ONNX graph.
@@ -80,7 +82,7 @@ class RepositoryOptions:
     """
 
     backend: Backend = "python"
-    runtime: Runtime = "onnxruntime"
+    runtime: Runtime = _AUTO
     cpu_kernels: CpuKernels = "auto"
     precision: Precision = "fp32"
     accelerator: str = "none"
@@ -96,6 +98,8 @@ class RepositoryOptions:
         if self.backend not in get_args(Backend):
             raise InputError(f"backend: expected one of {', '.join(get_args(Backend))}, got {self.backend!r}")
         precision_from(self.precision)
+        if self.runtime == _AUTO:
+            object.__setattr__(self, "runtime", usual_runtime(self.backend, self.precision))
         self._check_runtime()
         if self.backend == "tensorrt" and self.precision != "fp32":
             raise InputError(

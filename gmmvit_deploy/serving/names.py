@@ -5,9 +5,12 @@ This module imports no backend and no runtime.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 
 __all__ = [
     "ACCELERATORS",
@@ -19,6 +22,7 @@ __all__ = [
     "CpuKernels",
     "Runtime",
     "runtime_from",
+    "usual_runtime",
 ]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
@@ -31,7 +35,7 @@ DEFAULT_REQUEST_PIXELS = 200_000_000
 """The maximum number of pixels in the images of a request: 16 photographs of 12 megapixels, or 4 of 50 megapixels."""
 TUNING_FILE = "gmmvit_tuning.json"
 """File in a repository of ``gmmvit tune``: all trials, and the rate and latency limit of the best."""
-RUNTIMES = tuple(f"{runtime}{kernels}" for runtime in get_args(Runtime) for kernels in ("", "+kernels"))
+RUNTIMES = ("onnxruntime", "openvino", "openvino+kernels")
 """Runtimes of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""
 
 
@@ -44,3 +48,9 @@ def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:
         raise InputError(f"runtime {name!r} is not known", hint=f"type one of {', '.join(RUNTIMES)}")
     runtime, plus, _ = name.partition("+")
     return runtime, "on" if plus else "off"  # type: ignore[return-value]  # checked above
+
+
+def usual_runtime(backend: str, precision: Precision) -> Runtime:
+    """Return the runtime of a network for which the user names none: OpenVINO where it can run, else ONNX Runtime."""
+    can = backend == "python" and precision in ("fp32", "bf16", "int8") and find_spec("openvino") is not None
+    return "openvino" if can and not (precision == "int8" and int8_saturates()) else "onnxruntime"

@@ -16,7 +16,7 @@ from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import InputError, RepositoryError
-from gmmvit_deploy.files.writing import new_folder, sha256_of_file
+from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
@@ -24,7 +24,6 @@ from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_o
 from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, refusal_reasons
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs import cores, int8_products, onnxruntime_program, openvino_program
-from gmmvit_deploy.runtimes.programs.onnxruntime import FusedGraph, fused_graph
 from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
@@ -119,7 +118,7 @@ def repository_from_bundle(
         shutil.copyfile(source, folder / options.network / "1" / target)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(options, folder / options.network / "1", source, kernels)
+            _copy_programs(options, folder / options.network / "1", kernels)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
         for name, text in (notes or {}).items():
@@ -190,12 +189,10 @@ class _Kernels:
 
     use: states whether the network uses the kernels.
     library: the library of the kernels, which is copied beside the network; None without kernels.
-    fused: the graph in which the kernels replace the attentions; None unless ONNX Runtime runs the kernels.
     """
 
     use: CpuKernelsUse
     library: Path | None = None
-    fused: FusedGraph | None = None
 
 
 def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
@@ -205,11 +202,8 @@ def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
         return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
     if options.cpu_kernels == "off":
         return _Kernels(use=CpuKernelsUse(used=False, why_not="not requested"))
-    if options.runtime == "onnxruntime":
-        fused, why = fused_graph(network)
-        if fused is None:
-            return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
-        return _Kernels(use=CpuKernelsUse(used=True), library=fused.library, fused=fused)
+    if options.runtime != "openvino":
+        return _Kernels(use=CpuKernelsUse(used=False, why_not="the CPU kernels need OpenVINO"))
     kernels, why = kernels_for_graph(network, options.precision)
     library, _ = openvino_library()
     if kernels is None or library is None:
@@ -217,18 +211,15 @@ def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
     return _Kernels(use=CpuKernelsUse(used=True), library=library)
 
 
-def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kernels: _Kernels) -> None:
+def _copy_programs(options: RepositoryOptions, folder: Path, kernels: _Kernels) -> None:
     """Copy the files that the network needs in the server into ``folder``.
 
     The source files of the runner are copied, so that the server runs the same code as a runner in this process. With
-    kernels, the library of the kernels is also copied. For kernels in ONNX Runtime, the graph that calls the kernels is
-    also written.
+    kernels, the library of the kernels is also copied.
     """
     modules: tuple[ModuleType, ...]
     if options.runtime == "onnxruntime":
         package, modules = _ONNXRUNTIME, (cores, int8_products, onnxruntime_program)
-        if kernels.fused is not None:
-            (folder / f"fused-{sha256_of_file(network)[:16]}.onnx").write_bytes(kernels.fused.graph)
     else:
         package = _OPENVINO
         modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks, refusal_reasons)
@@ -236,7 +227,7 @@ def _copy_programs(options: RepositoryOptions, folder: Path, network: Path, kern
     files = [str(module.__file__) for module in modules]
     copies = {file: f"{package}/{Path(file).name}" for file in files}
     if kernels.library is not None:
-        copies[str(kernels.library)] = f"{options.runtime}_kernels.so"
+        copies[str(kernels.library)] = "openvino_kernels.so"
     for source, name in copies.items():
         shutil.copyfile(source, folder / name)
 

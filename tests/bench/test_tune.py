@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -19,8 +19,7 @@ from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library, openvino_library
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.gateway.models import Tuned, read_tuning
@@ -43,8 +42,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "tuned"
-    ours = fused_graph(bundle.onnx_path)[0] is not None
-    names = [f"{runtime}+kernels" if ours else runtime for runtime in ("onnxruntime", "openvino")]
+    ours = our_kernels("fp32")[0] is not None
+    names = ["onnxruntime", "openvino+kernels" if ours else "openvino"]
     options = TuneOptions(bound_ms=2000, runtimes=tuple((name, "fp32") for name in names))
     tuned = tune(bundle, out, options)
     assert tuned.best is not None
@@ -52,7 +51,8 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     settings = [trial.settings for trial in tuned.trials]
     tried = [(each.runtime, each.instances) for each in settings]
     assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
-    assert all(trial.cpu_kernels.used == ours for trial in tuned.trials)  # as the names of the settings state
+    # as the names of the settings state
+    assert all(trial.cpu_kernels.used == (ours and trial.settings.runtime == "openvino") for trial in tuned.trials)
     assert len(tried) == len(set(tried)) >= 2
     assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
@@ -60,7 +60,7 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert notes["peak_bytes"] == tuned.best.peak_bytes > 2**26  # Triton, ONNX Runtime and Python take more than 64 MiB
     assert read_tuning(out) == Tuned(rate=tuned.best.rate, bound_ms=2000)  # what bounds the queue of a gateway
     assert notes["best"]["runtime"] == tuned.best.settings.runtime
-    assert notes["best"]["cpu_kernels"]["used"] == ours
+    assert notes["best"]["cpu_kernels"]["used"] == tuned.best.cpu_kernels.used
     config = (out / "gmmvit_network" / "config.pbtxt").read_text()
     assert f'string_value: "{tuned.best.settings.runtime}"' in config
     with TritonServer(out, options=PORTS) as server, TritonRunner(bundle, server.grpc_url) as runner:
@@ -69,22 +69,16 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize(
-    ("runtime", "precision", "library"),
-    [("openvino", "int8", "openvino_kernels.so"), ("onnxruntime", "fp32", "onnxruntime_kernels.so")],
-)
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_our_kernels_behind_triton_give_the_models_answers(
-    runtime: Literal["openvino", "onnxruntime"],
-    precision: Precision,
-    library: str,
-    precise_bundle: Bundle,
-    tmp_path: Path,
+    precision: Precision, precise_bundle: Bundle, tmp_path: Path
 ) -> None:
-    options = RepositoryOptions(runtime=runtime, precision=precision, instances=2, threads=1)
+    library = "openvino_kernels.so"
+    options = RepositoryOptions(runtime="openvino", precision=precision, instances=2, threads=1)
     repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
     kernel = repository.path / "gmmvit_network" / "1" / library
-    here = our_kernels("int8")[0] is not None if runtime == "openvino" else kernel.exists()
-    assert kernel.exists() == ((openvino_library if runtime == "openvino" else onnxruntime_library)()[0] is not None)
+    here = our_kernels("int8")[0] is not None
+    assert kernel.exists() == (openvino_library()[0] is not None)
     log: list[str] = []
     served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
     with served as server, TritonRunner(precise_bundle, server.grpc_url) as runner:

@@ -167,9 +167,9 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
     answer = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--top", 2, "--json")
     (only,) = json.loads(answer.stdout)
     assert len(only["predictions"]) == 2
-    assert only["runner"] in ("onnxruntime", "onnxruntime+kernels")
+    assert only["runner"] in ("openvino", "openvino+kernels")
     plain = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--cpu-kernels", "off", "--json")
-    assert json.loads(plain.stdout)[0]["runner"] == "onnxruntime"
+    assert json.loads(plain.stdout)[0]["runner"] == "openvino"
     for arguments, message in (
         (("--bundle", bundle, "--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
         (("--url", "grpc://localhost:1", "--cpu-kernels", "off"), "--cpu-kernels needs --bundle"),
@@ -403,10 +403,7 @@ def test_doctor(gmmvit: Gmmvit) -> None:
     for check in checks.values():
         assert check["detail"]
     assert checks["haproxy"]["works"] or checks["haproxy"]["fix"] == "apt-get install haproxy"
-    assert [name for name, check in checks.items() if check["kind"] == "kernel"] == [
-        "onnxruntime+kernels",
-        "openvino+kernels",
-    ]
+    assert [name for name, check in checks.items() if check["kind"] == "kernel"] == ["openvino+kernels"]
     for name in ("onnxruntime-cuda", "onnxruntime-tensorrt"):
         assert checks[name]["works"] or checks["nvidia gpu"]["works"] or "no GPU is visible" in checks[name]["detail"]
     absent = [check for check in checks.values() if check["kind"] == "engine" and not check["works"]]

@@ -17,7 +17,7 @@ from gmmvit_deploy.graphs.proof import constant_nodes
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from tests.timm_graphs import exported
 
 

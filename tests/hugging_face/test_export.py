@@ -21,7 +21,7 @@ from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise

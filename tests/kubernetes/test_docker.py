@@ -111,7 +111,7 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
             capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
-        assert "onnxruntime_kernels.so" in mapped_below(process.pid)
+        assert "openvino_kernels.so" in mapped_below(process.pid)
     finally:
         process.terminate()
         _, errors = process.communicate(timeout=60)

@@ -24,8 +24,10 @@ from gmmvit_deploy.parity.constants import check_constants
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph, program_from_onnx
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
+from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from tests.conftest import golden
 
@@ -123,12 +125,13 @@ def test_kernels_take_attentions_with_and_without_a_mask_in_a_model(tmp_path: Pa
         (LAST, False),
     ]
     assert taken[-1].scale == pytest.approx(16**-0.5)
-    fused, why = fused_graph(bundle.onnx_path)
-    if fused is None:
+    kernels, why = our_kernels("fp32")
+    if kernels is None:
         pytest.skip(why)
-    assert fused.attentions.startswith("3 of 3")
     inputs = np.random.default_rng(0).standard_normal((4, 3, 16, 16), dtype=np.float32)
-    own, plain = program_from_onnx(bundle.onnx_path, fused=fused), program_from_onnx(bundle.onnx_path)
+    own = OpenVinoProgram(str(bundle.onnx_path), hint="f32", kernels=kernels)
+    assert own.fused_attentions == 3
+    plain = program_from_onnx(bundle.onnx_path)
     np.testing.assert_allclose(own.run(inputs), plain.run(inputs), atol=2e-5)
 
 

@@ -13,12 +13,10 @@ from tritonclient.grpc import model_config_pb2
 import gmmvit_deploy.images.preprocess
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
-from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.runtimes import kernels
 from gmmvit_deploy.runtimes import programs as runtime
 from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
@@ -51,10 +49,9 @@ def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_
     assert (network.backend, network.max_batch_size) == (backend, 8)
     assert network.HasField("dynamic_batching")
     assert [sample.batch_size for sample in network.model_warmup] == [1, 8]
-    fused = f"fused-{sha256_of_file(precise_bundle.onnx_path)[:16]}.onnx"
-    ours = {fused, "onnxruntime_kernels.so"} if fused_graph(precise_bundle.onnx_path)[0] else set()
+    ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()
     expected = {
-        "python": {"model.py", "model.onnx", "gmmvit_onnxruntime", *ours},
+        "python": {"model.py", "model.onnx", "gmmvit_openvino", *ours},
         "onnxruntime": {"model.onnx"},
         "tensorrt": {"model.plan"},
     }
@@ -92,7 +89,7 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
     for name, mode in (("off", "off"), ("auto", "auto")):
         written = repository_from_bundle(bundle, tmp_path / name, RepositoryOptions(runtime=runtime, cpu_kernels=mode))
         network = tmp_path / name / "gmmvit_network"
-        ours = [path.name for path in (network / "1").iterdir() if path.suffix == ".so" or "fused" in path.name]
+        ours = [path.name for path in (network / "1").iterdir() if path.suffix == ".so"]
         assert bool(ours) == written.cpu_kernels.used
         stated = config(network / "config.pbtxt").parameters["cpu_kernels"].string_value
         assert stated == ("on" if written.cpu_kernels.used else "off")
@@ -124,7 +121,7 @@ def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -
     assert stated_cpu_kernels(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("runtime", ["openvino"])
 def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     options = RepositoryOptions(runtime=runtime, cpu_kernels="on")
     with pytest.raises(InputError, match=rf"runtime {runtime}\+kernels cannot run on this machine: ") as caught:
@@ -142,7 +139,7 @@ def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None
     off = gmmvit("repository", bundle.path, "-o", tmp_path / "off", "--cpu-kernels", "off")
     assert "cpu kernels: off: not requested" in off.stderr
     for arguments, message in (
-        (("--runtime", "onnxruntime+kernels", "--cpu-kernels", "auto"), "already states whether CPU kernels are used"),
+        (("--runtime", "openvino+kernels", "--cpu-kernels", "auto"), "already states whether CPU kernels are used"),
         (("--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
         (("--runtime", "onnxruntime+", "--json"), "runtime 'onnxruntime+' is not known"),
     ):

@@ -14,7 +14,7 @@ from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of, unknown_operators
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 
 if TYPE_CHECKING:
     from onnx import ModelProto

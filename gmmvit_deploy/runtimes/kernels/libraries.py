@@ -1,24 +1,17 @@
-"""Return the libraries of this project's kernels: ready-made, or compiled on first use and cached.
+"""Compile this project's kernels for OpenVINO on first use, and cache the library.
 
-A wheel contains the library for ONNX Runtime ready-made, for x86-64 and for 64-bit ARM, because ONNX Runtime's C
-interface is stable:
+A compiled OpenVINO operation works with a single version of OpenVINO, so no library is shipped. Compiling needs a C++
+compiler and takes some seconds. OpenVINO's package contains the headers.
 
-    ready/onnxruntime-<machine>-<hash of the sources>.so
-
-A ready-made library of other sources, or a library that this system cannot load, is not used. Without a ready-made
-library, as in a clone, the kernels are compiled. A compiled OpenVINO operation works with a single version of OpenVINO,
-so the kernels for OpenVINO are always compiled. Compiling needs a C++ compiler and takes some seconds. OpenVINO's
-package contains the headers for the OpenVINO kernels. The ONNX Runtime kernel needs no headers of ONNX Runtime.
-
-Every library contains the kernels for all instruction sets of the processor's architecture, and chooses the best when
-the program runs (`instruction_sets.c`).
+The library contains the kernels for all instruction sets of the processor's architecture, and chooses the best when the
+program runs (`instruction_sets.c`).
 
 The key of a library in the cache is a hash of:
 
 - the compiler: its arguments and the output of ``$CXX --version``,
 - the flags,
 - the sources,
-- the version of the runtime.
+- the version of OpenVINO.
 
 If the compiler reports an error in the sources, the cache records the failure under the key of the library
 (`cache.py`), and no process compiles these sources again. A failure from lack of memory or disk space is not recorded.
@@ -26,7 +19,6 @@ If the compiler reports an error in the sources, the cache records the failure u
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -41,17 +33,7 @@ from pathlib import Path
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtimes.kernels.cache import CompileError, SourceError, compiled, empty_cache, recorded_failure
 
-__all__ = [
-    "KERNEL_SOURCES",
-    "READY_MACHINES",
-    "READY_SOURCES",
-    "empty_kernel_cache",
-    "onnxruntime_library",
-    "openvino_library",
-    "origin_of",
-    "ready_name",
-    "why_recorded",
-]
+__all__ = ["KERNEL_SOURCES", "empty_kernel_cache", "openvino_library", "why_recorded"]
 
 _HERE = Path(__file__).parent
 KERNEL_SOURCES = (
@@ -68,13 +50,10 @@ KERNEL_SOURCES = (
     *(f"kernels_{name}.c" for name in ("avx512", "avx2", "neon")),
     *(f"vectors_{name}.h" for name in ("avx512", "avx2", "neon")),
 )
-"""Sources of the kernels themselves, which all libraries contain."""
+"""Sources of the kernels themselves."""
 _FOR_OPENVINO = ("openvino_operations.cpp", *KERNEL_SOURCES)
-READY_SOURCES = ("onnxruntime_operations.c", *KERNEL_SOURCES)
-"""Sources of the library for ONNX Runtime."""
-READY_FOLDER = _HERE / "ready"
-READY_MACHINES = ("x86_64", "aarch64")
-"""Architectures for which the kernels are written, and for which a wheel contains a ready-made library."""
+_MACHINES = ("x86_64", "aarch64")
+"""Architectures for which the kernels are written."""
 _FLAGS = ("-O2", "-shared", "-fPIC")
 _SOURCE_ERROR = re.compile(r":\d+: (fatal )?error: ")
 """Format in which g++ and clang++ report an error in a source: the line number before the message."""
@@ -113,60 +92,13 @@ def openvino_library() -> tuple[Path | None, str]:
     return (None, why) if recipe is None else _library(recipe)
 
 
-@lru_cache
-def onnxruntime_library() -> tuple[Path | None, str]:
-    """Return the library of this project's kernel for ONNX Runtime, in the same form as `openvino_library`.
-
-    The library works with every version of ONNX Runtime, because ONNX Runtime's C interface is stable. A ready-made
-    library is preferred.
-    """
-    ready, _ = _ready_made()
-    return (ready, "") if ready is not None else _library(_ONNXRUNTIME)
-
-
-def ready_name(folder: Path, machine: str) -> str:
-    """Return the file name of the ready-made library that belongs to the sources in ``folder``.
-
-    machine: as ``platform.machine()``.  Errors: OSError when a source cannot be read.
-    """
-    key = [[name, hashlib.sha256((folder / name).read_bytes()).hexdigest()] for name in READY_SOURCES]
-    return f"onnxruntime-{machine}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.so"
-
-
-def origin_of(library: Path) -> str:
-    """Return where a library of the kernels comes from, in words: ready-made, or compiled, and why.
-
-    library: a path that `onnxruntime_library` or `openvino_library` returned.
-    """
-    if library.parent == READY_FOLDER:
-        return f"ready-made: {library}"
-    if not library.name.startswith("onnxruntime"):
-        return f"compiled to {library}"
-    return f"compiled to {library}, because {_ready_made()[1]}"
-
-
-def _ready_made() -> tuple[Path | None, str]:
-    """Return (the ready-made library for ONNX Runtime, "") or (None, the reason why there is no usable library)."""
-    path = READY_FOLDER / ready_name(_HERE, platform.machine())
-    if not path.exists():
-        others = sorted(other.name for other in READY_FOLDER.glob(f"onnxruntime-{platform.machine()}-*.so"))
-        if others:
-            return None, f"the ready-made library {others[0]} was made from other sources"
-        return None, f"this installation has no ready-made library for {platform.machine()}"
-    try:
-        ctypes.CDLL(str(path))
-    except OSError as exc:  # for example on a system with an older C library, or with musl
-        return None, f"the ready-made library cannot be loaded: {exc}"
-    return path, ""
-
-
-def why_recorded(name: str) -> str:
+def why_recorded() -> str:
     """Return the path of the file that records a failed compilation, or "" if no failure is recorded.
 
     While the file exists, the library is not compiled again.
-    name: ``onnxruntime`` or ``openvino``.  Errors: as `openvino_library`.
+    Errors: as `openvino_library`.
     """
-    recipe = _ONNXRUNTIME if name == "onnxruntime" else _openvino_recipe()[0]
+    recipe = _openvino_recipe()[0]
     try:
         path = None if recipe is None else recorded_failure(_stem(recipe, _compiler()))
     except (OSError, RuntimeError, ValueError):  # without a compiler or a home directory, no failure can be recorded
@@ -182,12 +114,8 @@ def empty_kernel_cache() -> tuple[list[Path], list[Path]]:
     OSError when a file cannot be removed.
     """
     emptied = empty_cache()
-    for known in (openvino_library, onnxruntime_library):
-        known.cache_clear()
+    openvino_library.cache_clear()
     return emptied
-
-
-_ONNXRUNTIME = _Recipe("onnxruntime", READY_SOURCES)
 
 
 def _openvino_recipe() -> tuple[_Recipe | None, str]:
@@ -207,7 +135,7 @@ def _openvino_recipe() -> tuple[_Recipe | None, str]:
 
 
 def _library(recipe: _Recipe) -> tuple[Path | None, str]:
-    if platform.machine() not in READY_MACHINES:
+    if platform.machine() not in _MACHINES:
         return None, f"our kernels are written for x86-64 and 64-bit ARM, this processor is {platform.machine()}"
     try:
         compiler = _compiler()

@@ -1,19 +1,17 @@
-"""Implement `GraphView`, the matcher's interface to a graph, for ONNX graphs.
-
-This project's CPU kernel for ONNX Runtime computes in float32 only, so the matcher does not skip casts in ONNX graphs.
-"""
+"""Implement `GraphView`, the matcher's interface to a graph, for ONNX graphs, and list the attentions of a graph."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, attentions_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import GraphProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["OnnxView"]
+__all__ = ["OnnxView", "attentions_of_kernel"]
 
 _KINDS = {
     "MatMul": "matrix product",
@@ -107,3 +105,8 @@ class OnnxView:
 
 def _axis(node: NodeProto, default: int) -> int:
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), default)
+
+
+def attentions_of_kernel(proto: ModelProto) -> list[MatchedAttention | Refusal]:
+    """Return for each softmax of a graph either the attention that the kernel computes, or a refusal with a reason."""
+    return attentions_in(OnnxView(proto.graph))

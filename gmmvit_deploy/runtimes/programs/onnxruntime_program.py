@@ -2,8 +2,7 @@
 
 A batch with at least a row for every core is divided into chunks of at most `ROWS_A_CORE` rows, or of a size that was
 measured. The data of a chunk stays in a core's cache. Each core runs whole chunks, so that no operator waits for
-another core. A smaller batch is not divided: all cores share
-the work of each operator.
+another core. A smaller batch is not divided: all cores share the work of each operator.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
 copied with it.
@@ -11,11 +10,9 @@ copied with it.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +21,7 @@ import numpy as np
 from .cores import cores, is_limited
 from .int8_products import has_vnni
 
-__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "instruction_set_of", "session_options", "why_not"]
+__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "session_options"]
 
 ROWS_A_CORE = 4
 """The maximum number of rows in a chunk, unless the caller gives another size."""
@@ -38,40 +35,11 @@ int8 in pairs, in 16 bits, where a sum can saturate (`int8_products`). With this
 weights as uint8 and adds in 32 bits. With VNNI, the setting would only make an int8 network slower."""
 
 
-def why_not(library: Path) -> str:
-    """Return the reason why our attention kernel cannot run on this machine, or an empty string if it can run.
-
-    library: the compiled onnxruntime_operations.c.
-    """
-    try:
-        return _stated(library, "gmmvit_why_no_instruction_set")
-    except OSError as exc:
-        return f"{library.name} cannot be loaded: {exc}"
-
-
-def instruction_set_of(library: Path) -> str:
-    """Return the instruction set with which our kernels in this library compute: ``avx512``, ``avx2``, ``neon``, ….
-
-    The library chooses the best instruction set of this processor, or the set that the environment variable
-    GMMVIT_CPU_ISA names.
-    Errors: OSError when the library cannot be loaded.
-    """
-    return _stated(library, "gmmvit_instruction_set_name")
-
-
-def _stated(library: Path, function: str) -> str:
-    """Call a function of a library of kernels that returns a string."""
-    stated = getattr(ctypes.CDLL(str(library)), function)
-    stated.restype = ctypes.c_char_p
-    return str(stated().decode())
-
-
-def session_options(threads: int | None, library: Path | None) -> Any:
+def session_options(threads: int | None) -> Any:
     """Return ``onnxruntime.SessionOptions`` for this project's sessions.
 
     threads: the threads of an operator; None leaves the number to ONNX Runtime, which uses a thread per core, unless
     the quota of the cgroup allows fewer cores: ONNX Runtime does not read the quota.
-    library: the shared library of our attention kernel, or None.
     """
     import onnxruntime
 
@@ -84,8 +52,6 @@ def session_options(threads: int | None, library: Path | None) -> Any:
     entries = _SPIN if has_vnni() else _SPIN | _EXACT_INT8
     for entry in entries.items():
         options.add_session_config_entry(*entry)
-    if library is not None:
-        options.register_custom_ops_library(str(library))
     return options
 
 

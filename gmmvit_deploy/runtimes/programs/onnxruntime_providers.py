@@ -168,7 +168,7 @@ def session_on_providers(graph: bytes, name: str, providers: Mapping[str, Mappin
     BundleError when ONNX Runtime cannot load the graph.
     """
     onnxruntime = import_onnxruntime()
-    options = session_options(None, None)
+    options = session_options(None)
     options.add_session_config_entry(_RECORD, "1")
     with _quiet(onnxruntime):
         try:

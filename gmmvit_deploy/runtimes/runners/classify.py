@@ -9,17 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.images.labels import LabelSet, Prediction
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
 from gmmvit_deploy.runtimes.programs.retries import with_retries
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection
-from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import fastest_runner, open_runner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -179,7 +177,7 @@ class TritonClassifier(Classifier):
 
 
 class BundleClassifier(Classifier):
-    """Classifies with a bundle in this process, through ONNX Runtime, without a server."""
+    """Classifies with a bundle in this process, with the fastest runner for this machine's CPU, without a server."""
 
     def __init__(self, bundle: Bundle, *, cpu_kernels: bool = True) -> None:
         """Open a bundle.
@@ -194,10 +192,8 @@ class BundleClassifier(Classifier):
             )
         self._bundle = bundle
         self._image = bundle.manifest.image
-        if cpu_kernels:
-            self.notice = fused_graph(open_variant(bundle, "fp32").path)[1]
-        self._runner = OnnxRuntimeRunner(bundle, kernels=cpu_kernels and not self.notice)
-        self.runner = self._runner.name
+        self.runner, self.notice = fastest_runner(bundle, cpu_kernels=cpu_kernels)
+        self._runner = open_runner(self.runner, bundle)
         self.label_set, self.max_batch = bundle.manifest.label_set, bundle.manifest.max_batch
         self.outputs, self.source = bundle.manifest.output_names, str(bundle.path)
 

@@ -16,7 +16,6 @@ RUNNERS = (
     "compile",
     "compile-gpu",
     "onnxruntime",
-    "onnxruntime+kernels",
     "onnxruntime-cuda",
     "onnxruntime-tensorrt",
     "openvino",

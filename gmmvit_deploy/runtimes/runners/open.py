@@ -1,9 +1,9 @@
 """Open a runner by its name on the command line.
 
 A runner is a runtime, engine or server that computes the logits. ``onnxruntime`` and ``openvino`` run a graph of the
-bundle unchanged, with the runtime's built-in operators. ``onnxruntime+kernels`` and ``openvino+kernels`` run the graph
-with this project's CPU kernels, ``onnxruntime-cuda`` and ``onnxruntime-tensorrt`` run it on a GPU. A precision may
-follow each of these six names after a colon, as in ``openvino+kernels:bf16``.
+bundle unchanged, with the runtime's built-in operators. ``openvino+kernels`` runs the graph with this project's CPU
+kernels, ``onnxruntime-cuda`` and ``onnxruntime-tensorrt`` run it on a GPU. A precision may follow each of these five
+names after a colon, as in ``openvino+kernels:bf16``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -20,8 +21,9 @@ from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision, read_graph
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
+from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, graph_precision, kernels_for_graph, read_graph
 from gmmvit_deploy.runtimes.programs.server_url import protocol_of
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners.eager import CompiledRunner, EagerRunner
@@ -33,7 +35,7 @@ from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 
-__all__ = ["RUNNERS", "default_runners", "open_runner", "open_runners", "proof_programs"]
+__all__ = ["RUNNERS", "default_runners", "fastest_runner", "open_runner", "open_runners", "proof_programs"]
 
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
 _OF_A_GPU = {"onnxruntime-cuda": cuda_runner, "onnxruntime-tensorrt": tensorrt_runner}
@@ -46,13 +48,35 @@ _GOES_WITH = f"--precision, or a precision after the name, is only for {', '.joi
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
     """Return (names of the runners to check by default, a reason for each runner that is left out).
 
-    By default, ONNX Runtime is checked without this project's CPU kernels and, if available, with these kernels.
-    Errors: BundleError when the bundle has no graph in this precision.
+    These are ONNX Runtime, and OpenVINO with this project's CPU kernels, or without if no kernel computes a part of the
+    graph.  Errors: BundleError when the bundle has no graph in this precision.
     """
-    fused, why = fused_graph(open_variant(bundle, precision, for_cpu=True).path)
-    if fused is not None:
-        return ["onnxruntime", "onnxruntime+kernels"], []
-    return ["onnxruntime"], [f"onnxruntime+kernels: {why}"]
+    path = open_variant(bundle, graph_precision(precision), for_cpu=True).path
+    names = ["onnxruntime"] if precision in ONNXRUNTIME_PRECISIONS else []
+    name, why = _in_openvino(path, precision)
+    return [*names, *([name] if name else [])], [why] if why else []
+
+
+def fastest_runner(bundle: Bundle, precision: Precision = "fp32", *, cpu_kernels: bool = True) -> tuple[str, str]:
+    """Return (the runner that is usually the fastest on a CPU, the reason why a faster one cannot run here, or "").
+
+    cpu_kernels: False leaves this project's CPU kernels out.
+    """
+    path = open_variant(bundle, graph_precision(precision), for_cpu=True).path
+    name, why = _in_openvino(path, precision, kernels=cpu_kernels)
+    return name or "onnxruntime", why
+
+
+def _in_openvino(path: Path, precision: Precision, *, kernels: bool = True) -> tuple[str, str]:
+    """Return (the runner of OpenVINO, or "" if there is none for this graph, why it or its kernels cannot run)."""
+    if precision not in OPENVINO_HINTS:
+        return "", f"openvino: computes in {', '.join(OPENVINO_HINTS)}, not in {precision}"
+    if find_spec("openvino") is None:
+        return "", "openvino: not installed; type pip install 'gmmvit-deploy[cpu]'"
+    if precision == "int8" and (saturates := int8_saturates()):
+        return "", f"openvino: {saturates}"
+    ours, why = kernels_for_graph(path, precision) if kernels else (None, "")
+    return ("openvino", f"openvino+kernels: {why}" if why else "") if ours is None else ("openvino+kernels", "")
 
 
 def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
@@ -62,10 +86,6 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
     variant: a graph and its precision; the graph's file may lie outside the bundle. For bf16, OpenVINO runs the
     bundle's float32 graph.
     """
-
-    def onnxruntime(*, kernels: bool) -> Runner:
-        return OnnxRuntimeRunner(bundle, variant=variant, kernels=kernels)
-
     read = cache(read_graph)  # both runners of OpenVINO run the same graph
 
     def openvino(*, kernels: bool) -> Runner:
@@ -73,11 +93,10 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
         graph = variant if precision == variant.precision else open_variant(bundle, precision)
         return OpenVinoRunner(bundle, graph, precision=variant.precision, kernels=kernels, read=read)
 
-    runtimes = {OnnxRuntimeRunner.name: onnxruntime, OpenVinoRunner.name: openvino}
     return {
-        f"{name}{suffix}": partial(open_program, kernels=bool(suffix))
-        for name, open_program in runtimes.items()
-        for suffix in ("", KERNELS_SUFFIX)
+        "onnxruntime": lambda: OnnxRuntimeRunner(bundle, variant=variant),
+        "openvino": partial(openvino, kernels=False),
+        "openvino+kernels": partial(openvino, kernels=True),
     }
 
 
@@ -131,12 +150,12 @@ def open_runner(
         return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
     if name in _OF_A_GPU:
         return _OF_A_GPU[name](bundle, open_variant(bundle, precision))
-    kernels = name.endswith(KERNELS_SUFFIX)
     if name.removesuffix(KERNELS_SUFFIX) == "openvino":
+        kernels = name.endswith(KERNELS_SUFFIX)
         variant = open_variant(bundle, graph_precision(precision), for_cpu=True)
         return OpenVinoRunner(bundle, variant, precision=precision, threads=threads, chunk=chunk, kernels=kernels)
     variant = open_variant(bundle, precision, for_cpu=True)
-    return OnnxRuntimeRunner(bundle, variant=variant, threads=threads, chunk=chunk, kernels=kernels)
+    return OnnxRuntimeRunner(bundle, variant=variant, threads=threads, chunk=chunk)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
 from gmmvit_deploy.reports.pictures.mask_images import sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden

@@ -39,7 +39,7 @@ from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
 from gmmvit_deploy.runtimes.engines.graph_source import source_from_onnx
 from gmmvit_deploy.runtimes.engines.proof import prove_attentions
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
 from tests.checkpoints.test_hostile_files import Calls, Ordinary

@@ -22,7 +22,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
@@ -123,7 +123,7 @@ def test_our_kernels(name: str, precision: Precision, tensor_bundles: dict[str, 
     """The kernels compute the golden logits, or no attention of the graph has a form that the kernels take."""
     bundle = tensor_bundles[name]
     taken, attentions = KERNEL_ATTENTIONS[name]
-    names = ["openvino+kernels:bf16"] if precision == "bf16" else ["onnxruntime+kernels", "openvino+kernels"]
+    names = ["openvino+kernels:bf16" if precision == "bf16" else "openvino+kernels"]
     if not taken:
         for runner_name in names:
             expected = pytest.raises(RunnerUnavailableError, match=f"no attention of this graph: 0 of {attentions}")

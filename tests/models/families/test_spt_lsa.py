@@ -40,7 +40,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner

@@ -15,7 +15,7 @@ import pytest
 from gmmvit_deploy import doctor
 from gmmvit_deploy.runtimes.kernels import cache, libraries
 from gmmvit_deploy.runtimes.kernels.cache import MOST_LIBRARIES, compiled, empty_cache
-from gmmvit_deploy.runtimes.kernels.libraries import empty_kernel_cache, onnxruntime_library, why_recorded
+from gmmvit_deploy.runtimes.kernels.libraries import empty_kernel_cache, openvino_library, why_recorded
 
 
 class Compiler:
@@ -42,9 +42,9 @@ class Compiler:
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_IN_USE", {})
-    onnxruntime_library.cache_clear()
+    openvino_library.cache_clear()
     yield tmp_path / "cache" / "gmmvit-deploy" / "kernels"
-    onnxruntime_library.cache_clear()
+    openvino_library.cache_clear()
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> C
 
 def again() -> tuple[Path | None, str]:
     """Return the library as a process gets it that asks for the first time."""
-    onnxruntime_library.cache_clear()
-    return onnxruntime_library()
+    openvino_library.cache_clear()
+    return openvino_library()
 
 
 def test_it_is_compiled_once(compiler: Compiler) -> None:
@@ -103,15 +103,15 @@ def test_a_failure_is_recorded_and_not_tried_again_until_the_cache_is_emptied(co
     assert again() == again() == (None, why)
     assert compiler.count == 1
     (record,) = folder.glob("*.failed")
-    assert why_recorded("onnxruntime") == str(record)
-    check = doctor._kernels("onnxruntime", onnxruntime_library, str)
+    assert why_recorded() == str(record)
+    check = doctor._tried("kernel", "openvino+kernels", doctor._kernels, fix="")
     assert (check.works, check.fix) == (False, doctor.RETRY)
     assert check.detail == f"{why} (recorded in {record})"
     compiler.write(version="1.0")
     assert again() == (None, why)
     assert empty_kernel_cache() == ([record], [])
-    assert why_recorded("onnxruntime") == ""
-    assert onnxruntime_library()[0] is not None
+    assert why_recorded() == ""
+    assert openvino_library()[0] is not None
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_nothing_half_written_is_left(folder: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        compiled("onnxruntime-0", breaks)
-    assert [path.name for path in folder.iterdir()] == ["onnxruntime-0.lock"]
+        compiled("openvino-0", breaks)
+    assert [path.name for path in folder.iterdir()] == ["openvino-0.lock"]
 
 
 def written(path: Path) -> None:
@@ -163,26 +163,26 @@ def fill(stem: str, age_s: int) -> None:
 
 def test_the_least_recently_used_are_removed(folder: Path) -> None:
     for age_s in range(MOST_LIBRARIES + 2, 0, -1):
-        fill(f"onnxruntime-{age_s}", age_s)
+        fill(f"openvino-{age_s}", age_s)
     compiled("openvino-new", written)
     kept = {path.stem for path in folder.glob("*.so")}
-    assert kept == {"openvino-new", *(f"onnxruntime-{age_s}" for age_s in range(1, MOST_LIBRARIES))}
+    assert kept == {"openvino-new", *(f"openvino-{age_s}" for age_s in range(1, MOST_LIBRARIES))}
     assert {path.stem for path in folder.glob("*.lock")} == kept
 
 
 def test_a_library_in_use_by_another_process_is_never_removed(folder: Path) -> None:
-    fill("onnxruntime-used", 1000)
+    fill("openvino-used", 1000)
     code = (
         "from gmmvit_deploy.runtimes.kernels.cache import compiled\n"
-        "compiled('onnxruntime-used', lambda path: None); print('holds', flush=True); input()"
+        "compiled('openvino-used', lambda path: None); print('holds', flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holds\n"
-        used = folder / "onnxruntime-used.so"
+        used = folder / "openvino-used.so"
         os.utime(used, (1, 1))
         for age_s in range(MOST_LIBRARIES):
-            fill(f"onnxruntime-{age_s}", age_s)
+            fill(f"openvino-{age_s}", age_s)
         compiled("openvino-new", written)
         assert used.exists()
         removed, left = empty_cache()
@@ -198,9 +198,7 @@ def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: p
 
     from gmmvit_cli.main import app
 
-    monkeypatch.setattr(
-        doctor, "examine", lambda on_progress: [doctor._kernels("onnxruntime", onnxruntime_library, str)]
-    )
+    monkeypatch.setattr(doctor, "examine", lambda on_progress: [] if openvino_library()[0] else None)
     compiler.write(version="1.0", fails=True)
     assert again()[0] is None
     compiler.write(version="1.0")
@@ -212,9 +210,9 @@ def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: p
 
 def test_processes_use_a_library_at_the_same_time(compiler: Compiler) -> None:
     """A process holds its library for as long as it lives, and no other waits for it."""
-    library, _ = onnxruntime_library()
+    library, _ = openvino_library()
     ask = (
-        "from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library as ask; "
+        "from gmmvit_deploy.runtimes.kernels.libraries import openvino_library as ask; "
         "print(ask()[0], flush=True); input()"
     )
     others = [
@@ -234,7 +232,7 @@ def test_processes_use_a_library_at_the_same_time(compiler: Compiler) -> None:
 
 
 def test_processes_that_compile_at_the_same_time_compile_once(compiler: Compiler, folder: Path) -> None:
-    ask = "from gmmvit_deploy.runtimes.kernels.libraries import onnxruntime_library as ask; print(ask()[0])"
+    ask = "from gmmvit_deploy.runtimes.kernels.libraries import openvino_library as ask; print(ask()[0])"
     others = [
         subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
         for _ in range(3)

@@ -19,7 +19,7 @@ from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.runtimes import kernels
 from gmmvit_deploy.runtimes import programs as runtime
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, attentions_in, summary_of
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
 from tests.conftest import RELEASED
 from tests.runtimes.kernels.test_masked_attention import _graph as openvino_graph

@@ -21,9 +21,9 @@ from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engi
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph, program_from_onnx
+from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from tests.models.families.small_models import failing_rules
@@ -70,12 +70,9 @@ def test_the_kernel_takes_rows_columns_and_the_whole_grid(release: str, tmp_path
 @pytest.mark.first(1)
 @needs_kernel
 @each_release
-def test_logits_through_the_kernel_in_both_runtimes(release: str, tmp_path: Path) -> None:
+def test_logits_through_the_kernel_and_in_onnxruntime(release: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph_of(release), path)
-    fused, why = fused_graph(path)
-    assert fused is not None, why
-    assert fused.attentions == "3 of 3"
     kernels, why = our_kernels("fp32")
     in_openvino = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
     assert in_openvino.fused_attentions == 3, why
@@ -83,7 +80,7 @@ def test_logits_through_the_kernel_in_both_runtimes(release: str, tmp_path: Path
         images = np.random.default_rng(batch).standard_normal((batch, 3, 24, 24), dtype=np.float32)
         with torch.inference_mode():
             expected = model(release)(torch.from_numpy(images)).numpy()
-        for program in (program_from_onnx(path, fused=fused), in_openvino):
+        for program in (program_from_onnx(path), in_openvino):
             np.testing.assert_allclose(program.run(images), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 

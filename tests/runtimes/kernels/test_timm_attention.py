@@ -14,9 +14,8 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, attentions_in
-from gmmvit_deploy.runtimes.kernels.onnxruntime_kernels import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
-from gmmvit_deploy.runtimes.programs.onnxruntime import fused_graph, program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
@@ -69,22 +68,6 @@ def test_windows_that_share_the_first_dimension_with_the_batch() -> None:
         assert match.windows == windows
         assert match.bias is not None
         assert match.bias.size == max(1, *windows, 1) * match.heads * match.tokens**2
-
-
-@pytest.mark.first(1)
-@needs_kernel
-@pytest.mark.parametrize("name", FUSED)
-def test_onnxruntime_with_the_kernel_computes_the_same_logits(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(graph_of(name), path)
-    fused, why = fused_graph(path)
-    assert fused is not None, why
-    taken, reasons = EXPECTED[name]
-    assert fused.attentions.startswith(f"{taken} of {taken + len(reasons)}")
-    own, plain = program_from_onnx(path, fused=fused), program_from_onnx(path)
-    for batch in (1, 5):
-        images = images_for(graph_of(name), batch)
-        np.testing.assert_allclose(own.run(images), plain.run(images), atol=2e-5)
 
 
 @pytest.mark.first(1)

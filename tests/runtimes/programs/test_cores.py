@@ -203,7 +203,7 @@ machine = describe_machine()
 print(json.dumps({
     "cores": cores(), "quota": cpu_quota(), "limited": is_limited(), "torch": [before, torch.get_num_threads()],
     "card": [machine["cores_allowed"], machine["cpu_quota"]],
-    "session": session_options(None, None).intra_op_num_threads,
+    "session": session_options(None).intra_op_num_threads,
     "variable": os.environ["OPENBLAS_NUM_THREADS"],
 }))
 """

@@ -25,7 +25,7 @@ import onnxruntime
 if sys.argv[3] == "ours":
     from gmmvit_deploy.runtimes.programs import onnxruntime_program
     onnxruntime_program.has_vnni = lambda: False  # in the emulator, the list of CPUs is that of the real CPU
-    options = onnxruntime_program.session_options(1, None)
+    options = onnxruntime_program.session_options(1)
 else:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -64,7 +64,7 @@ def quantised_product(path: Path) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("vnni", [True, False, None])
 def test_the_setting_is_for_cpus_without_vnni(vnni: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime_program, "has_vnni", lambda: vnni)
-    options = onnxruntime_program.session_options(1, None)
+    options = onnxruntime_program.session_options(1)
     if vnni:
         with pytest.raises(RuntimeError, match="does not have configuration"):
             options.get_session_config_entry("session.x64quantprecision")

@@ -72,15 +72,6 @@ def test_doctor_lists_both_packages_with_the_command(both: Path, monkeypatch: py
         assert check.fix.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
 
 
-def test_doctor_names_no_package_for_a_processor_without_our_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gmmvit_deploy import doctor
-
-    monkeypatch.setattr(doctor, "why_not", lambda library: "this processor has no instructions for it")
-    for runtime in ("onnxruntime", "openvino"):
-        check = doctor._kernels(runtime, lambda: (Path("library.so"), ""), lambda: "attention in f32")
-        assert (check.works, check.detail, check.fix) == (False, "this processor has no instructions for it", "")
-
-
 @pytest.mark.usefixtures("neither")
 def test_neither_package_names_both_extras() -> None:
     with pytest.raises(MissingDependencyError, match="onnxruntime is not installed") as caught:

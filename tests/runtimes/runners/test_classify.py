@@ -13,7 +13,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images.data.files import image_files
-from gmmvit_deploy.runtimes.programs import onnxruntime as runtime_module
+from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.classify import (
     BundleClassifier,
     Classifier,
@@ -164,11 +164,13 @@ class TestImageFiles:
 def test_answers_carry_the_reason_why_our_kernels_are_not_used(
     folder: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
+    monkeypatch.setattr(runtime_module, "openvino_library", lambda: (None, "no C++ compiler"))
     (folder / "1.png").write_bytes(b"")
     with BundleClassifier(bundle) as opened:
         answers = classify_files(opened, [folder / "0.png", folder / "1.png"])
-    assert [(answer.runner, answer.notice) for answer in answers] == [("onnxruntime", "no C++ compiler")] * 2
+    assert [(answer.runner, answer.notice) for answer in answers] == [
+        ("openvino", "openvino+kernels: no C++ compiler")
+    ] * 2
     with BundleClassifier(bundle, cpu_kernels=False) as opened:
         (answer,) = classify_files(opened, [folder / "0.png"])
-    assert (answer.runner, answer.notice) == ("onnxruntime", "")
+    assert (answer.runner, answer.notice) == ("openvino", "")

@@ -12,19 +12,20 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runtimes.programs import onnxruntime as runtime_module
+from gmmvit_deploy.runtimes.programs import openvino as runtime_module
+from gmmvit_deploy.runtimes.runners import open as opening
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
-from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, open_runner, open_runners
+from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, fastest_runner, open_runner, open_runners
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-OURS = ("onnxruntime+kernels", "openvino+kernels")
+OURS = ("openvino+kernels",)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_the_plain_runner_runs_the_file_as_it_lies_on_disk(name: str, bundle: Bundle) -> None:
     with open_runner(name, bundle) as runner:
         assert (runner.name, runner.label, runner.callers, runner.server) == (name, name, 1, None)
-        assert "our own" not in runner.settings["attention"]
+        assert "our own" not in runner.settings.get("attention", "")
         provenance = runner.provenance()
     assert provenance["graph"] == "model.onnx"
     assert provenance["graph SHA-256"] == sha256_of_file(bundle.onnx_path)
@@ -60,8 +61,6 @@ def test_inner_values_are_those_of_the_graph_that_runs(name: str, bundle: Bundle
         np.testing.assert_allclose(values[LOGITS], runner.run(inputs), atol=1e-5)
         assert values[last].shape[0] == 5
         assert graph.values(inputs, []).keys() == {LOGITS}
-    ours = any(node.domain == "gmmvit" for node in graph.proto.graph.node)
-    assert ours == (name == "onnxruntime+kernels")
     assert ("with our kernels" in graph.name) == name.endswith("+kernels")
 
 
@@ -83,20 +82,29 @@ def test_kernels_that_take_nothing_of_a_graph(name: str, tensor_bundles: dict[st
 def test_kernels_that_cannot_be_compiled_are_skipped_with_the_reason(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_module, "onnxruntime_library", lambda: (None, "no C++ compiler"))
-    assert default_runners(bundle) == (["onnxruntime"], ["onnxruntime+kernels: no C++ compiler"])
-    with pytest.raises(InputError, match=r"onnxruntime\+kernels cannot run here: no C\+\+ compiler"):
-        open_runner("onnxruntime+kernels", bundle)
+    monkeypatch.setattr(runtime_module, "openvino_library", lambda: (None, "no C++ compiler"))
+    assert default_runners(bundle) == (["onnxruntime", "openvino"], ["openvino+kernels: no C++ compiler"])
+    with pytest.raises(InputError, match=r"openvino\+kernels cannot run here: no C\+\+ compiler"):
+        open_runner("openvino+kernels", bundle)
+
+
+def test_the_fastest_runner_is_openvino_where_it_can_run(
+    bundle: Bundle, precise_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fastest_runner(bundle, cpu_kernels=False) == ("openvino", "")
+    assert fastest_runner(precise_bundle, "fp16")[0] == "onnxruntime"
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    name, why = fastest_runner(bundle)
+    assert name == "onnxruntime"
+    assert "pip install 'gmmvit-deploy[cpu]'" in why
 
 
 @needs_kernel
-def test_a_precision_goes_behind_any_of_the_four(precise_bundle: Bundle) -> None:
-    names = ["onnxruntime:fp16", "onnxruntime+kernels", "openvino:int8", "openvino+kernels:int8"]
+def test_a_precision_goes_behind_the_name(precise_bundle: Bundle) -> None:
+    names = ["onnxruntime:fp16", "onnxruntime", "openvino:int8", "openvino+kernels:int8"]
     with open_runners(names, precise_bundle) as runners:
         assert [runner.label for runner in runners] == names
         assert [runner.precision for runner in runners] == ["fp16", "fp32", "int8", "int8"]
-    with pytest.raises(InputError, match=r"onnxruntime\+kernels:fp16 cannot run here: our kernel takes no attention"):
-        open_runner("onnxruntime+kernels", precise_bundle, precision="fp16")
 
 
 def test_names_that_are_no_runner(bundle: Bundle) -> None:
@@ -141,7 +149,7 @@ def test_no_code_compares_the_class_or_name_of_a_runner() -> None:
         'if name in ("onnxruntime", "openvino"):',
         'if runner.label.startswith("triton"):',
         'if name.endswith("+kernels"):',
-        'words = {"onnxruntime": "ONNX Runtime", "onnxruntime+kernels": "with our kernels"}',
+        'words = {"openvino": "OpenVINO", "openvino+kernels": "with our kernels"}',
     ],
 )
 def test_the_guard_sees_what_it_forbids(line: str) -> None:
