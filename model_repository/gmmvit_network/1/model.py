@@ -7,7 +7,6 @@ the files that ``gmmvit repository`` copies into this folder.
 Triton's dynamic batcher passes several requests at once. The model runs these requests as a single batch.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ class TritonPythonModel:
             types = parameters["openvino_hint"], parameters["attention"]
             network = _openvino(graph, threads, chunk, *types, kernels)
         else:
-            network = _onnxruntime(graph, threads, chunk, kernels)
+            network = _onnxruntime(graph, threads, chunk)
         network.prepare(self.max_batch)
         self.program = network.answers
 
@@ -72,24 +71,14 @@ class TritonPythonModel:
             start = end
 
 
-def _onnxruntime(graph: str, threads: int, chunk: int, kernels: bool) -> Any:
+def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
     import onnxruntime
-    from gmmvit_onnxruntime.onnxruntime_program import OnnxRuntimeProgram, session_options, why_not
+    from gmmvit_onnxruntime.onnxruntime_program import OnnxRuntimeProgram, session_options
 
-    library = None
-    network = graph
-    if kernels:
-        folder = Path(__file__).parent
-        library = folder / "onnxruntime_kernels.so"
-        # The file's name contains the hash of model.onnx, so that a fused graph of an older model.onnx is never used.
-        fused = folder / f"fused-{hashlib.sha256(Path(graph).read_bytes()).hexdigest()[:16]}.onnx"
-        _require_kernels(why_not(library) if fused.exists() else f"there is no {fused.name}")
-        network = str(fused)
-    _log_attention("ONNX Runtime", kernels)
+    _log_attention("ONNX Runtime", kernels=False)
 
     def session(number: int) -> Any:
-        options = session_options(number, library)
-        return onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(graph, session_options(number), providers=["CPUExecutionProvider"])
 
     return OnnxRuntimeProgram(session, threads=threads, chunk=chunk)
 

@@ -1,0 +1,310 @@
+"""Replace the attentions and norms of an OpenVINO model by operations that this project's kernels compute.
+
+    Split, Reshape, Transpose, MatMul, Multiply by the mask, Add, Softmax, MatMul, Transpose, Reshape
+        →  MaskedAttention, which `masked_attention.c` computes in a single pass over the data in the processor's cache
+
+    Add, LayerNorm, QuantizeLinear, in a quantised graph
+        →  ResidualNorm, which `residual_norm.c` computes
+
+Swin divides the tokens into windows between LayerNorm and QuantizeLinear.  ResidualNorm then stands before this
+division, which moves int8 values instead of float32 values.
+
+`matcher.py` decides which attentions are replaced, and gives the reason for every other attention. OpenVINO computes
+all other nodes with its built-in operators.
+
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
+copied with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Relative imports also work in the folder of a served model, where the package has another name.
+from .matcher import MatchedAttention, attentions_in, summary_of
+from .openvino_view import (
+    OpenVinoView,
+    constant,
+    constant_and_other,
+    down,
+    nodes_of,
+    static,
+    takers,
+    takers_behind_layout,
+    up,
+)
+from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
+
+__all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
+
+_ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
+_FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """An int8 value, and where it comes from.
+
+    node: the node that holds the int8 value.
+    source: the float32 value that is quantised: an output of the replaced node, or of the last of several nodes that
+    only move the values of this output, such as a Transpose.
+    """
+
+    node: Any
+    source: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A part of a graph, and the operation of ours that replaces this part.
+
+    attributes, inputs, constants: the arguments of the operation.
+    last: the node whose output the operation computes.
+    quantised: the int8 values that the operation computes instead of this output; empty if a node reads the output in
+    another type.
+    rounded: whether the operation reads its ``inputs`` in bfloat16, and writes its output in bfloat16.
+    sum: the value of the sum of the inputs, if the operation returns this sum as a second output; otherwise None.
+    """
+
+    attributes: dict[str, Any]
+    inputs: list[Any]
+    constants: list[Any]
+    last: Any
+    quantised: tuple[Quantised, ...] = ()
+    sum: Any = None
+    rounded: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """The operations of this project, loaded into OpenVINO.
+
+    arithmetic: the type in which attention is computed.  instruction_set: the instructions with which the operations
+    compute, such as ``avx2``.
+    """
+
+    arithmetic: Arithmetic
+    instruction_set: str
+    _factory: Any
+
+    def fuse_attention(self, model: Any, *, hint: Arithmetic = "f32") -> int:
+        """Replace the attentions of an OpenVINO model and the quantisation of their outputs.
+
+        hint: the type in which OpenVINO will compute all other operators. With bf16, an attention that is computed in
+        bf16 also reads and writes bf16, so that OpenVINO converts nothing before and after it.
+        Returns the number of replaced attentions.
+        """
+        matches = attentions_in(OpenVinoView(model))
+        forms = [_form_of(match, self.arithmetic, hint) for match in matches if isinstance(match, MatchedAttention)]
+        grids = [_quantised(form.last, through_layout=False) for form in forms]
+        if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
+            grids = [(None, ()) for _ in forms]
+        for form, (step, quantised) in zip(forms, grids, strict=True):
+            attributes = {**form.attributes, "steps": 1 / step if step else 0.0}
+            self._put("MaskedAttention", replace(form, attributes=attributes, quantised=quantised))
+        model.validate_nodes_and_infer_types()
+        return len(forms)
+
+    def describe_attention(self, model: Any) -> str:
+        """Return how many attentions of a model `fuse_attention` would replace, with the reasons, as `summary_of`."""
+        return summary_of(attentions_in(OpenVinoView(model)))
+
+    def unused(self, attentions: str) -> str:
+        """Return why the kernels replace no operator of a model.  attentions: the answer of `describe_attention`."""
+        return f"our kernel takes no attention of this graph: {attentions}"
+
+    def fuse_norms(self, model: Any) -> int:
+        """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised.
+
+        The replacement is faster only for many rows, because OpenVINO needs some microseconds to call an operation of
+        ours.
+        Returns the number of replaced LayerNorms.
+        """
+        nodes = nodes_of(model, "MVN")
+        if not _quantises_beside(model, sum(len(form.quantised) for node in nodes if (form := _matched_norm(node)))):
+            return 0
+        replaced = 0
+        for node in nodes:
+            form = _matched_norm(node)  # matched again: the previous replacement may have changed this norm's input
+            if form is not None:
+                self._put("ResidualNorm", form)
+                replaced += 1
+        model.validate_nodes_and_infer_types()
+        return replaced
+
+    def _put(self, operation: str, form: Form) -> None:
+        from openvino import opset13
+
+        constants = [opset13.constant(values) for values in form.constants]
+        inputs = [opset13.convert(value, "bf16").output(0) for value in form.inputs] if form.rounded else form.inputs
+        fused = self._factory.create(operation, [*inputs, *constants], form.attributes)
+        fused.set_friendly_name(form.last.get_friendly_name())
+        output = fused.output(0)
+        replaced = form.last.output(0)
+        if form.rounded and not form.quantised:
+            output = opset13.convert(fused, replaced.get_element_type().get_type_name()).output(0)
+        for value in form.quantised:
+            value.node.output(0).replace(output if value.source == replaced else value.source)
+        replaced.replace(output)
+        if form.sum is not None:
+            form.sum.replace(fused.output(1))
+
+
+def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, str]:
+    """Load this project's kernels.
+
+    library: the compiled openvino_operations.cpp, for the installed version of OpenVINO.
+    requested: the type in which attention is computed. On a processor without bf16, float32 replaces bf16.
+    Returns (the kernels, the type in which attention is computed) or (None, the reason why the kernels cannot be
+    loaded).
+    """
+    from openvino.utils.node_factory import NodeFactory
+
+    try:
+        kernels = ctypes.CDLL(str(library))
+        for stated in (kernels.gmmvit_instruction_set_name, kernels.gmmvit_why_no_instruction_set):
+            stated.restype = ctypes.c_char_p
+        support = int(kernels.masked_attention_support())
+        factory = NodeFactory()
+        factory.add_extension(str(library))
+    # OpenVINO raises RuntimeError for a library that was compiled for another version of OpenVINO.
+    except (OSError, RuntimeError) as exc:
+        return None, f"{library.name} cannot be loaded: {exc}"
+    for arithmetic in (requested, *_FALLBACK[requested]):
+        if support >= _ARITHMETIC[arithmetic]:
+            return Kernels(arithmetic, kernels.gmmvit_instruction_set_name().decode(), factory), arithmetic
+    return None, kernels.gmmvit_why_no_instruction_set().decode()
+
+
+# ---- make an operation from an attention -------------------------------------------------------------------------
+
+
+def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmetic) -> Form:
+    """Return the form of an attention.  Attention is computed in float32 if the mask does not fit ``arithmetic``."""
+    inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
+    masks, biases, grid, scale = [], [], 0, 1.0
+    mixings = [matrix for matrix in attention.mixing if matrix is not None]
+    if attention.mask is None:
+        scale = attention.scale * LOG2_E
+    else:
+        mask = prepared_mask(attention.mask, arithmetic)
+        masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
+    if attention.bias is not None:
+        tokens = attention.queries, attention.tokens
+        biases = [prepared_bias(attention.bias, attention.heads, tokens, attention.windows)]
+    attributes = {
+        "heads": attention.heads,
+        "queries": attention.queries,
+        "n": attention.tokens,
+        "d": attention.head_dim,
+        "grid": grid,
+        "parts": [number for part in parts for number in part],
+        "masked": bool(masks),
+        "biased": bool(biases),
+        "mixings": len(mixings),
+        "scale": scale,
+        "arithmetic": _ARITHMETIC[arithmetic],
+    }
+    rounded = hint == arithmetic == "bf16"
+    return Form(attributes, inputs, [*masks, *biases, *mixings], attention.last.get_node(), rounded=rounded)
+
+
+def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
+    """Return (the distinct values of ``ends``, the pairs of ``ends`` with each value's index instead of the value).
+
+    ends: (value, column) pairs.
+    """
+    inputs: list[Any] = []
+    keys: list[tuple[str, int]] = []
+    parts = []
+    for value, column in ends:
+        key = (value.get_node().get_name(), value.get_index())
+        if key not in keys:
+            keys.append(key)
+            inputs.append(value)
+        parts.append((keys.index(key), column))
+    return inputs, tuple(parts)
+
+
+# ---- find norms and quantised values ------------------------------------------------------------------------------
+
+
+def _matched_norm(mvn: Any) -> Form | None:
+    """Match Quantize(norm(x)) or Quantize(norm(x + branch)), with a norm that nothing else reads.
+
+    Nodes that only move values may stand between the norm and Quantize.
+    mvn: OpenVINO's node of the normalisation.  Returns the form, or None for every other normalisation.
+    """
+    attributes = mvn.get_attributes()
+    scaled = down(mvn, "Convert")
+    weight = constant_and_other(scaled, "Multiply") if scaled is not None else None
+    shifted = down(scaled, "Convert") if weight is not None else None
+    bias = constant_and_other(shifted, "Add") if shifted is not None else None
+    if weight is None or bias is None or attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
+        return None
+    step, quantised = _quantised(shifted, through_layout=True)
+    x = up(mvn.input_value(0), "Convert")
+    width = static(x)[-1:]
+    if step is None or len(static(x)) != 3 or width[0] % LANES:
+        return None
+    constants = [np.asarray(vector[0], np.float32).reshape(-1) / np.float32(step) for vector in (weight, bias)]
+    if any(vector.size != width[0] for vector in constants):
+        return None
+    summands = _summands(x)
+    attributes = {"adds": bool(summands), "epsilon": float(attributes["eps"])}
+    return Form(attributes, [*(summands or (x,))], constants, shifted, quantised, x if summands else None)
+
+
+def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[Quantised, ...]]:
+    """Return (step of the grid, int8 values) if all readers of a node's output quantise it to int8 on the same grid.
+
+    through_layout: whether other nodes may move the values before they are quantised.
+    Returns (None, ()) otherwise.
+    """
+    steps: set[float] = set()
+    values: list[Quantised] = []
+    for reader in takers_behind_layout(node) if through_layout else takers(node):
+        bounds = [constant(reader.input_value(index)) for index in range(1, len(reader.inputs()))]
+        if reader.get_type_name() != "FakeQuantize" or any(bound is None or bound.size != 1 for bound in bounds):
+            return None, ()
+        low, high, least, most = (float(bound.reshape(())) for bound in bounds)
+        levels = reader.get_attributes()["levels"]
+        if (least, most, levels) != (-128, 127, 256) or not np.isclose(low * 127, high * -128):
+            return None, ()
+        steps.add(high / 127)
+        source = up(reader.input_value(0), "Convert")
+        values += [Quantised(target.get_node(), source) for target in reader.output(0).get_target_inputs()]
+    whole = all(value.node.get_output_element_type(0).get_type_name() == "i8" for value in values)
+    return (steps.pop(), tuple(values)) if len(steps) == 1 and whole else (None, ())
+
+
+def _quantises_beside(model: Any, taken: int) -> bool:
+    """Return whether a FakeQuantize stays in the graph if our operations replace ``taken`` FakeQuantize nodes.
+
+    OpenVINO computes matrix products in int8 only in graphs that contain a FakeQuantize.
+    """
+    return len(nodes_of(model, "FakeQuantize")) > taken
+
+
+def _over_last_axis(mvn: Any) -> bool:
+    """Return whether the normalisation runs over the last axis.  OpenVINO's importer may write the axes as a Range."""
+    axes = mvn.input_value(1).get_node()
+    values = constant(mvn.input_value(1))
+    if values is None and axes.get_type_name() == "Range":
+        ends = [constant(axes.input_value(index)) for index in range(3)]
+        values = None if any(end is None for end in ends) else np.arange(*(int(end.reshape(())) for end in ends))
+    return values is not None and values.reshape(-1).tolist() in ([-1], [2])
+
+
+def _summands(value: Any) -> tuple[Any, ...]:
+    """Return both inputs of an addition if neither is constant or broadcast, otherwise an empty tuple."""
+    node = value.get_node()
+    if node.get_type_name() != "Add":
+        return ()
+    both = (node.input_value(0), node.input_value(1))
+    return both if all(constant(addend) is None and static(addend) == static(value) for addend in both) else ()
