@@ -22,8 +22,8 @@ from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, at
 from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
 from tests.conftest import RELEASED
+from tests.runtimes.kernels.onnx_graphs import graph as onnx_graph
 from tests.runtimes.kernels.test_masked_attention import _graph as openvino_graph
-from tests.runtimes.kernels.test_onnxruntime_attention import graph as onnx_graph
 
 NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
 EXPECTED: dict[str, tuple[int, list[str]]] = {
