@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -74,6 +75,8 @@ def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
 
 
 def pytest_configure() -> None:
+    # A shell that starts the tests in the background has them, and all that they start, ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("repeatable", derandomize=True, database=None)
     settings.load_profile("repeatable")
     # Imports of torch and onnx leave millions of permanent objects, and tracing a model makes millions more for

@@ -30,7 +30,6 @@ from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
 from tests.test_quiet import PROGRESS
-from tests.waiting import best_of
 
 pytestmark = [pytest.mark.server, pytest.mark.rest, pytest.mark.timeout(900)]  # a test waits for the whole demo
 
@@ -164,50 +163,6 @@ def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
     enough = gmmvit("parity", bundle, "--data", "digits", "--gate", "0.98", "--require-accuracy")
     assert enough.exit_code == 0, enough.stdout
     assert enough.stdout.splitlines()[-1] == "passed"
-
-
-_MEASURE = """
-import resource, sys
-from pathlib import Path
-from gmmvit_deploy.bundle.artifacts import open_bundle
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.inputs import open_images_of
-from gmmvit_deploy.runtimes.runners.open import open_runner
-
-bundle, data = open_bundle(Path(sys.argv[1])), open_images_of(sys.argv[2])
-seen = []
-with open_runner("onnxruntime", bundle) as runner:
-    for limit in (500, int(sys.argv[3])):
-        report = check_parity(
-            bundle, [runner], ParityOptions(data=data, limit=limit, on_broken="skip"),
-            on_progress=lambda event: seen.append(event.done),
-        )
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(report.verdict, report.data["images"], report.data["broken"], peak, max(seen))
-"""
-
-
-@pytest.mark.alone
-def test_ten_thousand_images_in_bounded_memory(demo: Demo, tmp_path: Path) -> None:
-    """A folder with links to the held-out digits, and a broken image."""
-    images = sorted((demo.path / "images").glob("*/*.png"))
-    for index in range(10_000):
-        source = images[index % len(images)]
-        link = tmp_path / "many" / source.parent.name / f"{index:05d}.png"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(source)
-    (tmp_path / "many" / "3" / "broken.png").write_bytes(b"no image")
-    command = [sys.executable, "-c", _MEASURE, str(demo.bundle.path), str(tmp_path / "many"), "10001"]
-
-    def growth_kib() -> int:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-        few, many = (line.split() for line in answer.stdout.splitlines())
-        assert many[:3] == ["passed", "10000", "1"]  # enough of them for the gate of 99.9 %
-        assert int(many[4]) == 10_001  # progress was reported to the end
-        return int(many[3]) - int(few[3])
-
-    limit_kib = 32 * 1024  # 10,000 images as float32 alone would be 120 MiB
-    assert best_of(3, growth_kib, enough=limit_kib) <= limit_kib
 
 
 def test_demo_keeps_what_is_there(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_an_export_hashes_each_file_once(tmp_path: Path, monkeypatch: pytest.Mon
         hashed.append(path.name)
         return sha256_of_file(path)
 
-    for each in ("artifacts", "checkpoints.reading", "export.bundle_from_checkpoint", "variants"):
+    for each in ("bundle.artifacts", "checkpoints.reading", "export.bundle_from_checkpoint", "bundle.variants"):
         monkeypatch.setattr(f"gmmvit_deploy.{each}.sha256_of_file", counted)
     case = golden(NAMES[0])
     bundle = bundle_from_checkpoint(case.path, tmp_path / "bundle", cifar_options(), hints=case.hints)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -375,8 +374,6 @@ def test_an_interrupt_stops_the_builder_and_leaves_nothing(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # a shell that started the tests in the background would have them, and this, ignore SIGINT
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     child = _builder_of(process.pid)
     os.kill(child, signal.SIGSTOP)  # so that the build outlasts the interrupt
