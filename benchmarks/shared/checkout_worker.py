@@ -21,22 +21,16 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(
 import numpy as np  # noqa: E402 - the path comes first
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "preset_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.presets"),
-    "model_from_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.models.build"),
-    "released_state_dict": ("gmmvit_deploy.checkpoints.loading", "gmmvit_deploy.checkpoints.released"),
-    "MaskSpec": ("gmmvit_deploy.models.specs",),
+    "preset_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.families"),
+    "model_from_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.families"),
+    "released_state_dict": ("gmmvit_deploy.checkpoints.loading",),
+    "MaskSpec": ("gmmvit_deploy.models.specs", "gmmvit_deploy.specs"),
     "ExportOptions": ("gmmvit_deploy.export.bundle_from_checkpoint",),
     "bundle_from_checkpoint": ("gmmvit_deploy.export.bundle_from_checkpoint",),
-    "open_bundle": ("gmmvit_deploy.bundle.artifacts",),
-    "open_images": ("gmmvit_deploy.runtimes.programs.image_batches",),
+    "open_bundle": ("gmmvit_deploy.bundle.artifacts", "gmmvit_deploy.artifacts"),
+    "open_images": ("gmmvit_deploy.runtimes.programs.image_batches", "gmmvit_deploy.runtime.image_batches"),
     "variant_from_bundle": ("gmmvit_deploy.export.variants",),
-    "open_runner": (
-        "gmmvit_deploy.runtimes.runners",
-        "gmmvit_deploy.runtimes.runners.open",
-        "gmmvit_deploy.runtimes.runners.opening",
-        "gmmvit_deploy.runtimes.runners.named",
-        "gmmvit_deploy.parity.runners",
-    ),
+    "open_runner": ("gmmvit_deploy.runtimes.runners.open", "gmmvit_deploy.runners.open"),
 }
 """Name → modules that may define the name; the modules of newer checkouts come first."""
 

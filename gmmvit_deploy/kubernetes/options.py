@@ -16,6 +16,7 @@ STYLES: tuple[Style, ...] = get_args(Style)
 _SCHEMES = ("oci", "pvc", "s3")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
+_TAG = re.compile(r":[^:/]*$")  # a colon before a slash begins the port of a registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,8 @@ def model_uri(text: str) -> ModelUri:
 def tag_warnings(images: Mapping[str, str]) -> tuple[str, ...]:
     """Return a warning for each image, by option, that is named by a tag, which can change."""
     return tuple(
-        f"{option} {image}: a tag can change; name the digest, {image.partition('@')[0].rpartition(':')[0] or image}"
-        "@sha256:…, which docker buildx imagetools inspect prints"
+        f"{option} {image}: a tag can change; name the digest, {_TAG.sub('', image.partition('@')[0])}@sha256:…, which "
+        "docker buildx imagetools inspect prints"
         for option, image in images.items()
         if image and not _PINNED.fullmatch(image)
     )
