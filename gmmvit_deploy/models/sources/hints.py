@@ -245,9 +245,9 @@ def settings_from(texts: Sequence[str]) -> dict[str, Any]:
     """Read texts of the form NAME=VALUE.  Errors: InputError for an unknown name or a value of another form."""
     values = {}
     for text in texts:
-        name, _, value = text.partition("=")
+        name, equals, value = text.partition("=")
         known = SETTINGS.get(name)
-        if known is None:
+        if known is None or not equals:
             raise InputError(
                 f"--set {text}: expected NAME=VALUE with one of the names {', '.join(SETTINGS)}",
                 hint="type for example --set heads=3",
