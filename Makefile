@@ -15,6 +15,8 @@ WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 # If a worker crashes, the run stops and names its test.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0
+# Fast tests never wait, so they get no worker more than there are cores.
+PYTEST_FAST := $(BIN)/python -m pytest -n $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4))) --max-worker-restart 0
 FAST := not (server or engine or export or process or browser or further or rest or alone)
 
 # Other CPU instructions and another order of sums than this machine's; no test may depend on them.
@@ -25,10 +27,10 @@ NUMERIC := $(addprefix tests/,models/scores models/layers models/folding models/
 # docs/pages/developing.md states what each target holds.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "not (rest or alone)"
-	OMP_WAIT_POLICY=PASSIVE $(OTHER_ARITHMETIC) $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC)
+	OMP_WAIT_POLICY=PASSIVE $(OTHER_ARITHMETIC) $(PYTEST_FAST) --dist worksteal -m "$(FAST)" $(NUMERIC)
 
 test-fast: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "$(FAST)"
+	OMP_NUM_THREADS=1 $(PYTEST_FAST) --dist worksteal -m "$(FAST)"
 
 # All tests that make test leaves out, the fast numeric tests with AVX2, and last, one at a time, those that judge a time.
 test-rest: $(INSTALLED)

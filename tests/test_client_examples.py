@@ -30,8 +30,8 @@ from gmmvit_deploy.serving.service import GatewayService
 from tests.certificates import Certificate, self_signed
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, Block, blocks, commands
+from tests.images.test_preprocess import encoded, photo
 from tests.serving.gateways import KEY, key_file, request, require_haproxy
-from tests.test_preprocess import encoded, photo
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.process]

@@ -32,6 +32,7 @@ from gmmvit_deploy.images.data.open import KINDS
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes
+from gmmvit_deploy.models.sources.hints import SETTINGS
 from gmmvit_deploy.precision import PRECISIONS, precision_behind
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
@@ -239,6 +240,8 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
         for option in re.findall(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", code):
             if command or option.startswith("--"):
                 assert option in known, f"{where}: {code}: {option}"
+        for name in re.findall(r"--set (\w+)", code):
+            assert name in {*SETTINGS, "NAME"}, f"{where}: {code}: --set {name}"
 
 
 def test_the_command_reference_has_every_command_and_option() -> None:

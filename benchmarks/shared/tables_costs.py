@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.shared.results import best_straight_of, cross_of, interval, row_of
 from benchmarks.shared.systems import LSA_FAMILIES, SYSTEMS
 
-__all__ = ["COSTS", "cost_table", "cost_tables"]
+__all__ = ["COSTS", "cost_table", "cost_tables", "masked_attention_table"]
 
 COSTS: Mapping[str, Sequence[str]] = {
     "cost_deepvit": ("deepvit",),
@@ -83,3 +83,16 @@ def _time(rows: Mapping[str, Any], runner: str) -> str:
 def _share(rows: Mapping[str, Any], runner: str) -> str:
     row = row_of(rows, runner)
     return f"{row['share_of_roofline']:.0%}" if row is not None and "share_of_roofline" in row else ""
+
+
+def masked_attention_table(attentions: Mapping[str, Any]) -> str:
+    """Return a table with a row for each shape and data type: the time of each program / the time of ``plain``.
+
+    attentions: shape and data type → name of a program → its row in the result of ``masked_attention_gpu``.
+    """
+    programs = [name for name in next(iter(attentions.values())) if name != "plain"]
+    lines = [f"| shape, data type | plain, ms | {' | '.join(programs)} |", "|---" * (len(programs) + 2) + "|"]
+    for name, rows in attentions.items():
+        ratios = " | ".join(interval(rows[program]["over_plain"]) for program in programs)
+        lines.append(f"| {name} | {rows['plain']['ms']:.3f} | {ratios} |")
+    return "\n".join(lines)

@@ -110,7 +110,7 @@ def _of_systems(systems: dict[str, dict[str, Any]]) -> list[str]:
         return []
     lines = [
         "",
-        "The third table has the engines of the [systems with another attention](../../../docs/pages/engines.md), each "
+        "The third table has the engines of the [systems with another attention](../../docs/pages/engines.md), each "
         "at the size of its preset.",
         "",
         "| system | precision | layers | kernels | fused attentions | reasons for the others | other type | MiB "

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
 from benchmarks.shared.tables_bulk import bulk_table
-from benchmarks.shared.tables_costs import cost_tables
+from benchmarks.shared.tables_costs import cost_tables, masked_attention_table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
 from benchmarks.shared.tables_rollout import rollout_table, soak_table
@@ -26,6 +26,7 @@ __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
 SHOWN = {
     "fastest_gpu": ("fastest_gpu", "mask_free_gpu"),
+    "masked_attention_gpu": ("masked_attention",),
     "fastest_cpu": ("fastest_cpu", "best_straight"),
     "mask_cost": ("mask_free",),
     "served": ("served",),
@@ -70,6 +71,7 @@ def documented_tables() -> dict[str, str]:
         "target": target_sentence(where),
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
+        "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
         "engines": engines_table(engines),
         "head_dims": head_dims_table(engines),
         "timm_models": timm_table(by_run("timm_models")),

@@ -39,7 +39,7 @@ JOBS: Mapping[str, Mapping[str, str]] = {
         "rollout": "Replace the bundle of a running service, without lost requests.",
         "gateway": "Write a configuration for your own HAProxy in front of Triton.",
         "manifests": "Write manifests for Kubernetes.",
-        "pack": "Pack a model as an OCI image, without a daemon.",
+        "pack": "Write the build context of a model's image.",
         "classify": "Classify images with a Triton server, or locally with a bundle.",
         "tune": "Find the fastest server settings within a latency limit.",
     },

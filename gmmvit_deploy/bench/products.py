@@ -13,7 +13,7 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtimes.programs.cores import cores, limit_torch
 from gmmvit_deploy.runtimes.runners.runner import Device
 
-__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "product_on_one_core", "rate"]
+__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
 
 Shape = tuple[int, int, int]
 """The shape (rows, inner, columns) of a product (rows, inner) × (inner, columns)."""
@@ -134,15 +134,10 @@ def _product_graph(shape: Shape) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def product_on_one_core(shape: Shape) -> Program:
-    """Return a program that computes a float32 product of this shape in ONNX Runtime on a single thread."""
-    return _onnxruntime(shape, threads=1)
-
-
-def _onnxruntime(shape: Shape, threads: int | None = None) -> Program:
+def _onnxruntime(shape: Shape) -> Program:
     from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
 
-    session = session_from_bytes(_product_graph(shape), "product", threads=threads)
+    session = session_from_bytes(_product_graph(shape), "product")
     values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
     return lambda: session.run(None, {"x": values})
 

@@ -39,14 +39,12 @@ class NetworkWork:
 
     batch: the batch size.  operations: the number of operations, as the docstring of the module defines it.
     products: shape (rows, inner, columns) of a matrix product with a weight → number of such matrix products.
-    multiplications: the number of all matrix products and convolutions.
     weight_values: the number of weights.  input_bytes, output_bytes: the sizes of the input and of the logits.
     """
 
     batch: int
     operations: int
     products: dict[Shape, int]
-    multiplications: int
     weight_values: int
     input_bytes: int
     output_bytes: int
@@ -105,7 +103,7 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
         if node.op_type == "Constant" and node.attribute[0].name == "value"
     }
     products: Counter[Shape] = Counter()
-    operations = multiplications = 0
+    operations = 0
     for node in proto.graph.node:
         if node.op_type not in ("MatMul", "Gemm", "Conv"):
             continue
@@ -114,7 +112,6 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
             raise ValueError(f"{node.name}: the shapes of this node cannot be inferred")
         # Each output value of a convolution is a sum over the window of the filter and over the channels of a group.
         inner = int(np.prod(right[1:])) if node.op_type == "Conv" else left[-1]
-        multiplications += 1
         operations += 2 * int(np.prod(out)) * inner
         if node.op_type != "Conv" and node.input[1] in weights:
             products[int(np.prod(out[:-1])), inner, out[-1]] += 1
@@ -123,7 +120,6 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
         batch=batch,
         operations=operations,
         products=dict(products),
-        multiplications=multiplications,
         weight_values=sum(int(np.prod(shape)) for shape in weights.values()),
         input_bytes=int(np.prod(shapes[entry.name])) * element,
         output_bytes=int(np.prod(shapes[proto.graph.output[0].name])) * 4,

@@ -204,7 +204,7 @@ def tune(
         return max(trials, key=lambda trial: trial.rate)
 
     delays = len(_DELAYS_US) - 1  # the earlier trials already used the first delay
-    best = tried(options.settings(), later=1 + delays)
+    best = tried(options.settings(), later=(cores() > 1) + delays)
     instances = 2
     while instances <= cores():
         divided = replace(best.settings, instances=instances, threads=cores() // instances)

@@ -55,6 +55,7 @@ MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
 MANIFEST_FILE = "manifest.json"
 _MOST_BATCH, _MOST_BLOCKS = 2**20, 1000
 """Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
+_EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to make a bundle"
 _EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 InputKind = Literal["pixels", "tensor"]
 OutputMeaning = Literal["class logits", "pooled features"]
@@ -322,13 +323,12 @@ def _read_manifest(path: Path) -> Manifest:
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         problem = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise BundleError(
-            f"{path}: expected a bundle, but this path {problem}",
-            hint="type gmmvit export CHECKPOINT -o BUNDLE to make a bundle",
-        )
+        raise BundleError(f"{path}: expected a bundle, but this path {problem}", hint=_EXPORT)
     try:
         data = json.loads(manifest_path.read_text(encoding="utf-8"))
         bundle_format = data.get("format")
+        if bundle_format is None:
+            raise BundleError(f"{path}: expected a bundle, but its manifest.json is not that of a bundle", hint=_EXPORT)
         if bundle_format != BUNDLE_FORMAT:
             raise BundleError(
                 f"{path}: expected a bundle of format {BUNDLE_FORMAT!r}, got {bundle_format!r}",

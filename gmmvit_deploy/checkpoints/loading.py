@@ -269,9 +269,9 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
             f"{source}: --set heads={hints.heads}, but {evidence} {spec.first_heads}",
             hint=f"omit --set heads, or type --set heads={spec.first_heads}",
         )
-    if hints.closed_form and not spec.mask.closed_form:
+    if hints.closed_form not in (None, spec.mask.closed_form):
         raise CheckpointError(
-            f"{source}: --set closed_form=yes was given, but {evidence} a {spec.mask} mask",
+            f"{source}: {hints.typed()['closed_form']} was given, but {evidence} a {spec.mask} mask",
             hint="leave --set closed_form out",
         )
     _check_preset(family_of(spec), hints)

@@ -209,7 +209,7 @@ def require_checkpoint(path: Path) -> None:
                 f"{path}: {EXPECTED} on this machine; gmmvit downloads nothing",
                 hint="download the model folder yourself, and give the folder",
             )
-        raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist")
+        raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist", hint="correct the path")
 
 
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:

@@ -18,7 +18,7 @@ from gmmvit_deploy.bundle.golden import bytes_from_golden
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.errors import ExportError, InputError, OutputError
 from gmmvit_deploy.export.batch_proof import require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.numeric_proof import golden_features, golden_rows, proven_features, proven_programs
@@ -69,9 +69,12 @@ def bundle_from_checkpoint(
         completely.
         ExportError: the exporter fails, a check of the graph fails, the difference of a runtime's logits from PyTorch's
         logits exceeds the limit, or no runtime on this machine can run the graph.
-        OutputError: ``out`` exists and ``force`` is not set, or writing fails.
+        OutputError: ``out`` exists and ``force`` is not set, ``out`` holds the checkpoint or is no earlier output, or
+        writing fails.
     """
     require_free(out, force=force)
+    if out.resolve() in checkpoint.resolve().parents:
+        raise OutputError(f"{out} holds the checkpoint {checkpoint}", hint="type -o with another path")
     steps = _Steps(on_progress)
     steps.begin("read the checkpoint")
     loaded = load_checkpoint(checkpoint, hints)

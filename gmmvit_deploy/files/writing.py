@@ -39,7 +39,8 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     folder never appears at ``path``, not even after a loss of power. What killed processes left beside ``path`` and in
     the folder for temporary files is removed first.
     force: True to replace an existing folder at ``path`` when the new folder is complete.
-    Errors: OutputError when ``path`` exists and ``force`` is False, or when writing fails.
+    Errors: OutputError when ``path`` exists and ``force`` is False, when ``path`` holds files but less than half of
+    the names of the new folder, so that it is no earlier output, or when writing fails.
     """
     named, path = path, Path(os.path.abspath(path))
     remove_leftovers()
@@ -120,6 +121,7 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
         staging.rename(path)
         _sync(path.parent)
         return
+    _require_earlier_output(path, staging)
     old, lock = locked_folder(f".{path.name}.replaced-", path.parent)
     try:
         path.rename(old / path.name)
@@ -132,6 +134,16 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
     finally:
         shutil.rmtree(old, ignore_errors=True)
         os.close(lock)
+
+
+def _require_earlier_output(path: Path, staging: Path) -> None:
+    """Errors: OutputError when ``path`` holds files, and less than half of the names of the new folder."""
+    held, names = sorted(entry.name for entry in path.iterdir()), {entry.name for entry in staging.iterdir()}
+    if held and 2 * len(names & {*held}) < len(names):
+        raise OutputError(
+            f"{path}: --force replaces an earlier output of this command, but the folder holds {', '.join(held[:6])}",
+            hint="type -o with another path, or remove the folder",
+        )
 
 
 def _sync(path: Path) -> None:

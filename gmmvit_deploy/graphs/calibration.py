@@ -1,8 +1,8 @@
 """Choose the quantisation range of each projection's input from the magnitudes of this input on real images.
 
-A projection is a linear map that `graphs.quantize` quantises. `runtime/graph_calibration.py` runs the graph on the
-images and fills a histogram of |x| for each input x. The bound of x is the magnitude that becomes the largest quantised
-value; larger magnitudes saturate.
+A projection is a linear map that `graphs.quantize` quantises. `runtimes/programs/graph_calibration.py` runs the graph
+on the images and fills a histogram of |x| for each input x. The bound of x is the magnitude that becomes the largest
+quantised value; larger magnitudes saturate.
 
 For fp8 the bound is the largest |x|, because the steps between fp8 values grow with the value. For int8 all steps are
 equal, so a single large |x| would make every step coarser. The int8 bound is therefore the cut-off c with the smallest

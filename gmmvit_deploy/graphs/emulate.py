@@ -1,7 +1,7 @@
 """Rewrite bfloat16 nodes as float32 nodes whose results are rounded to bfloat16.
 
-A runtime that cannot compute in bfloat16 can run the rewritten graph. `runtime/emulated_precision.py` runs the
-rewritten graph in ONNX Runtime.
+A runtime that cannot compute in bfloat16 can run the rewritten graph. `runtimes/programs/emulated_precision.py` runs
+the rewritten graph in ONNX Runtime.
 """
 
 from __future__ import annotations

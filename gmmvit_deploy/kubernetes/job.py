@@ -96,8 +96,8 @@ class JobOptions:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know, a sentence each."""
-        model = {"--model-uri": self.model.place} if self.model.scheme == "oci" else {}
-        return tag_warnings({"--image": self.image, "--fetch-image": self.fetch_image, **model})
+        images = {"--image": self.image, "--fetch-image": self.fetch_image, "--model-uri": self.model.image}
+        return tag_warnings(images)
 
     @property
     def uses_store(self) -> bool:

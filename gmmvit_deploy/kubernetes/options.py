@@ -16,6 +16,7 @@ STYLES: tuple[Style, ...] = get_args(Style)
 _SCHEMES = ("oci", "pvc", "s3")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
+_TAG = re.compile(r":[^:/]*$")  # a colon before a slash begins the port of a registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,11 @@ class ModelUri:
     scheme: str
     place: str
     path: str
+
+    @property
+    def image(self) -> str:
+        """The image that holds the model; "" for a claim or a bucket."""
+        return self.place if self.scheme == "oci" else ""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.place}" + (f"/{self.path}" if self.path else "")
@@ -45,10 +51,10 @@ def model_uri(text: str) -> ModelUri:
 
 
 def tag_warnings(images: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a warning for each image, by option, that is named by a tag, which can change."""
+    """Return a warning for each image, by option, that is named by a tag, which can change; none for the image ""."""
     return tuple(
-        f"{option} {image}: a tag can change; name the digest, {image.partition('@')[0].rpartition(':')[0] or image}"
-        "@sha256:…, which docker buildx imagetools inspect prints"
+        f"{option} {image}: a tag can change; name the digest, {_TAG.sub('', image.partition('@')[0])}@sha256:…, which "
+        "docker buildx imagetools inspect prints"
         for option, image in images.items()
         if image and not _PINNED.fullmatch(image)
     )
@@ -89,8 +95,8 @@ class ManifestOptions:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know, a sentence each."""
-        model = {"--model-uri": self.model.place} if self.model.scheme == "oci" else {}
-        return tag_warnings({"--image": self.image, "--fetch-image": self.fetch_image, **model})
+        images = {"--image": self.image, "--fetch-image": self.fetch_image, "--model-uri": self.model.image}
+        return tag_warnings(images)
 
     @property
     def tls(self) -> bool:

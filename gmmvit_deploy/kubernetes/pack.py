@@ -84,8 +84,10 @@ def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) 
     stated = " \\\n    ".join(f'{name}="{value}"' for name, value in labels.items())
     with new_folder(out, force=force) as folder:
         shutil.copytree(files, folder / "models")
+        for path in (folder / "models", *(folder / "models").rglob("*")):  # the pod runs as another user
+            path.chmod(0o755 if path.is_dir() else 0o644)
         (folder / "Dockerfile").write_text(f"FROM scratch\nLABEL {stated}\nCOPY models /models\n", encoding="utf-8")
-    size = sum(path.stat().st_size for path in (out / "models").rglob("*"))
+    size = sum(path.stat().st_size for path in (out / "models").rglob("*") if path.is_file())
     return ModelContext(path=out, labels=labels, size=size)
 
 
@@ -111,7 +113,6 @@ def _tuned_options(file: Path, bundle: str, options: RepositoryOptions) -> Repos
         measured = data["bundle"]["sha256"]
         instances, threads = int(best["instances"]), int(best["threads"])
         settings = {key: best[key] for key in ("backend", "runtime", "precision", "max_queue_delay_us")}
-        settings["chunk"] = int(best.get("chunk", 0))  # files of an earlier version have none
         used = bool(best["cpu_kernels"]["used"])
         cores = int(data["machine"]["cores_allowed"])
     except (OSError, ValueError, KeyError, TypeError) as exc:

@@ -212,7 +212,7 @@ class TestImagesOfReleasedCheckpoints:
         grey = released(tmp_path / "grey.pth", replace(SPEC, channels=1))
         with pytest.raises(CheckpointError, match=r"takes 16 values per patch.*expected 3·p·p") as caught:
             load_checkpoint(grey)
-        assert "--set channels=1 or 4" in caught.value.hint
+        assert "--set channels=1 or --set channels=4" in caught.value.hint
         assert load_checkpoint(grey, LoadHints(channels=1)).spec == replace(SPEC, channels=1)
 
     @pytest.mark.parametrize(

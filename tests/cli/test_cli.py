@@ -17,8 +17,8 @@ from tests.checkpoints.test_loading import released_state, saved
 from tests.checkpoints.test_reading import RunsCode
 from tests.cli.terminal import without_progress
 from tests.conftest import GOLDEN
+from tests.images.test_preprocess import encoded, photo
 from tests.serving.shared import Running
-from tests.test_preprocess import encoded, photo
 
 Gmmvit = Callable[..., "subprocess.CompletedProcess[str]"]
 COMMANDS = ("demo", "inspect", "export", "parity", "repository", "serve", "classify", "doctor")

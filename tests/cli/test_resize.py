@@ -10,8 +10,8 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from tests.export.test_channels import SPEC, saved_checkpoint
-from tests.test_preprocess import encoded, photo
-from tests.test_timm_preprocess import by_timm
+from tests.images.test_preprocess import encoded, photo
+from tests.images.test_timm_preprocess import by_timm
 
 pytestmark = pytest.mark.export
 

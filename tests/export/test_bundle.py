@@ -235,13 +235,26 @@ class TestNothingHalfWritten:
         assert (out / "precious").read_text() == "mine"
 
     @pytest.mark.export
-    def test_force_replaces_a_folder(self, tmp_path: Path) -> None:
+    def test_force_replaces_a_bundle(self, tmp_path: Path, bundle: Bundle) -> None:
         out = tmp_path / "bundle"
-        out.mkdir()
+        shutil.copytree(bundle.path, out)
         (out / "old").write_text("old")
         self.export(out, force=True)
         assert not (out / "old").exists()
         assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+    @pytest.mark.export
+    def test_force_does_not_replace_the_files_of_others(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.txt").write_text("mine")
+        with pytest.raises(OutputError, match=r"--force replaces an earlier output .* the folder holds thesis\.txt"):
+            self.export(tmp_path, force=True)
+        assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+    def test_force_does_not_replace_the_checkpoint(self, tmp_path: Path) -> None:
+        checkpoint = Path(shutil.copy(GOLDEN / "vit_gmm.pth", tmp_path))
+        with pytest.raises(OutputError, match="holds the checkpoint"):
+            bundle_from_checkpoint(checkpoint, tmp_path, cifar_options(), force=True)
+        assert checkpoint.exists()
 
     def test_force_does_not_replace_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "bundle").write_text("a file")

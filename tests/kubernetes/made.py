@@ -25,7 +25,7 @@ def tuning_file(
     """Write the fields of a file of ``gmmvit tune`` that manifests read; `test_tune.py` holds them to the writer."""
     best = {"backend": "python", "runtime": "onnxruntime", "precision": "fp32", "cpu_kernels": {"used": False}}
     data = {
-        "best": {**best, "instances": instances, "threads": threads, "chunk": 8, "max_queue_delay_us": 500},
+        "best": {**best, "instances": instances, "threads": threads, "max_queue_delay_us": 500},
         "rate": 400.0,
         "bound_ms": 50.0,
         "peak_bytes": 500 * 2**20,

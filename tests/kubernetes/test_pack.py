@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,6 @@ def test_a_bundle_becomes_a_repository_with_the_tuned_settings(bundle: Bundle, t
     assert 'key: "threads"' in text
     assert "count: 2" in text
     assert 'string_value: "4"' in text  # a thread for each core of the measurement, shared by two instances
-    assert 'key: "chunk"\n  value {\n    string_value: "8"' in text
     assert "max_queue_delay_microseconds: 500" in text
 
 
@@ -50,6 +50,16 @@ def test_a_bundle_as_it_is(bundle: Bundle, tmp_path: Path) -> None:
     context = pack(bundle.path, tmp_path / "image", contents="bundle")
     assert context.labels["gmmvit.contents"] == "bundle"
     assert hashes(context.path / "models") == hashes(bundle.path)
+
+
+def test_every_user_can_read_the_files(bundle: Bundle, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    shutil.copytree(bundle.path, private)
+    for path in (private, *private.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    models = pack(private, tmp_path / "image", contents="bundle").path / "models"
+    modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in (models, *models.rglob("*"))}
+    assert modes == {(True, 0o755), (False, 0o644)}
 
 
 @pytest.mark.process

@@ -24,7 +24,15 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.kubernetes.pod import KEYS
-from gmmvit_deploy.kubernetes.timing import EXIT_S, GRACE_S, PRE_STOP_S
+from gmmvit_deploy.kubernetes.timing import (
+    EXIT_S,
+    GRACE_S,
+    LIVENESS,
+    PRE_STOP_S,
+    RESTART_S,
+    START_TIMEOUT_S,
+    STARTUP,
+)
 from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
 from gmmvit_deploy.serving.gateway.service import _STOP_S
@@ -303,6 +311,11 @@ def _first_port(pid: int) -> int:
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     listening = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
     return int(min(listening, key=lambda row: int(row[9]))[1].partition(":")[2], 16) if listening else 0
+
+
+def test_the_probes_wait_for_a_start_and_for_a_restart() -> None:
+    assert STARTUP.patience_s >= START_TIMEOUT_S
+    assert LIVENESS.patience_s >= RESTART_S
 
 
 def test_the_end_of_the_server_takes_what_the_timing_states() -> None:

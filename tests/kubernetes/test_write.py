@@ -14,7 +14,8 @@ import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.kubernetes.options import ManifestOptions, model_uri
+from gmmvit_deploy.kubernetes.options import ManifestOptions, model_uri, tag_warnings
+from gmmvit_deploy.kubernetes.timing import GRACE_S
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
@@ -96,6 +97,18 @@ def test_a_pod_has_no_rights_that_it_does_not_need(bundle: Bundle, tmp_path: Pat
     }
 
 
+def test_the_objects_name_each_other(bundle: Bundle, tmp_path: Path) -> None:
+    objects = {item["kind"]: item for item in objects_in(write(bundle, tmp_path / "out").apply)}
+    deployment = objects["Deployment"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [deployment["spec"]["selector"]["matchLabels"], objects["Service"]["spec"]["selector"]]
+    selectors += [objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]]
+    selectors += [objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]]
+    assert all(selector and selector.items() <= labels for selector in selectors)
+    assert objects["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == GRACE_S
+
+
 def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
     written = write(bundle, tmp_path / "out")
     sizes = written.sizes
@@ -106,6 +119,8 @@ def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> Non
     assert sizes.memory == "1088Mi"  # 1.25 · 500 MiB + 192 MiB + 256 MiB, in steps of 64 MiB
     deployment = next(item for item in objects_in(written.apply) if item["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    memory = {"medium": "Memory", "sizeLimit": "192Mi"}
+    assert {"name": "shared-memory", "emptyDir": memory} in deployment["spec"]["template"]["spec"]["volumes"]
     assert container["resources"]["limits"] == {"cpu": "7", "memory": "1088Mi"}
     assert "--in-flight 20 --queue-timeout 50" in " ".join(container["args"])
 
@@ -158,6 +173,20 @@ def test_wrong_options_are_refused(changes: dict[str, Any], message: str) -> Non
     model = changes.pop("model", OCI)
     with pytest.raises(InputError, match=message):
         ManifestOptions(**{"style": "deployment", "image": IMAGE, "model": model_uri(model), **changes})
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("server:1", "server"),
+        ("host:5000/server", "host:5000/server"),
+        ("host:5000/server:1", "host:5000/server"),
+        ("host:5000/server@sha256:12", "host:5000/server"),
+    ],
+)
+def test_the_warning_of_a_tag_names_the_image(image: str, name: str) -> None:
+    (warning,) = tag_warnings({"--image": image})
+    assert warning.startswith(f"--image {image}: a tag can change; name the digest, {name}@sha256:…,")
 
 
 def test_a_bundle_with_a_digest_is_stated(bundle: Bundle, tmp_path: Path) -> None:

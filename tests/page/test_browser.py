@@ -29,8 +29,8 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES
+from tests.images.test_preprocess import encoded, photo, png_bomb
 from tests.page.conftest import Served, Visitor, served
-from tests.test_preprocess import encoded, photo, png_bomb
 
 if TYPE_CHECKING:
     from playwright.sync_api import APIResponse, Browser, Locator, Route

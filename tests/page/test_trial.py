@@ -19,8 +19,8 @@ from gmmvit_deploy.page.trial import Answer, Trial
 from gmmvit_deploy.page.view import data_from_url
 from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
+from tests.images.test_preprocess import encoded, photo, png_bomb
 from tests.serving.shared import Running
-from tests.test_preprocess import encoded, photo, png_bomb
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
+from tests.images.test_preprocess import png
 from tests.serving.commands import Serve
 from tests.serving.processes import wait_gone
 from tests.serving.stand_in import write_stand_in
-from tests.test_preprocess import png
 
 REQUEST_PIXELS = 60_000_000
 

@@ -25,8 +25,8 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.export.test_channels import LABELS, SPEC, exported
-from tests.test_preprocess import encoded, photo
-from tests.test_timm_preprocess import by_timm
+from tests.images.test_preprocess import encoded, photo
+from tests.images.test_timm_preprocess import by_timm
 
 pytestmark = [pytest.mark.export, pytest.mark.rest]
 

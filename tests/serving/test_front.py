@@ -25,9 +25,9 @@ from gmmvit_deploy.serving.front import process as front_process
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, FrontOptions, options_from_json
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
 from gmmvit_deploy.serving.server import TritonServer
+from tests.images.test_preprocess import encoded, photo, png, png_16_bits, progressive
 from tests.serving.conftest import flat_png
 from tests.serving.shared import Running
-from tests.test_preprocess import encoded, photo, png, png_16_bits, progressive
 from tests.waiting import everything_was_read, wait_until
 
 SECRET = os.urandom(16).hex()

@@ -33,9 +33,9 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder, Job, LargeImages
 from tests.conftest import FREE_PORTS, rgb
+from tests.images.test_preprocess import encoded, photo, png
 from tests.serving.conftest import flat_png
 from tests.serving.processes import kinds_of, processes_naming
-from tests.test_preprocess import encoded, photo, png
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rest

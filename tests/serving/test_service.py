@@ -15,9 +15,9 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import GatewayService
 from tests.conftest import FREE_PORTS
+from tests.images.test_preprocess import encoded, photo
 from tests.serving.gateways import key_file, request, require_haproxy
 from tests.serving.stand_in import answers_held, held_file
-from tests.test_preprocess import encoded, photo
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]

@@ -146,6 +146,7 @@ def _drained_s(running: Serve) -> float:
     for thread in clients.threads:
         thread.join(timeout=30)
     assert status == 0, errors
+    assert {outcome for when, _, outcome in clients.outcomes if when <= began} == {"200"}
     refused = {"503", "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected", "BrokenPipeError"}
     assert {outcome for _, kind, outcome in clients.outcomes if kind != "grpc"} <= {"200", *refused}
     over_grpc = {outcome for _, kind, outcome in clients.outcomes if kind == "grpc"}

@@ -113,8 +113,8 @@ class LoadHints:
         int,
     )
     weights: WeightsKind | None = setting(
-        "weights to take from a checkpoint that holds both: trained, as the optimiser left them, or averaged, their "
-        "moving average (EMA)",
+        "weights to take from a checkpoint that holds both, required there: trained, as the optimiser left them, or "
+        "averaged, their moving average (EMA)",
         "averaged",
         names=WEIGHTS_KINDS,
     )
@@ -198,11 +198,19 @@ class LoadHints:
         ``model_args`` is left out: its values are those of the training code, for which this package has no names.
         """
         typed = {} if self.image_size is None else {"image_size": f"--image-size {self.image_size}"}
-        for name in ("heads", "channels", "weights", "source", "pool", "scale_adjustment", "decomposed_stages"):
+        for name in (
+            "heads",
+            "closed_form",
+            "channels",
+            "weights",
+            "source",
+            "pool",
+            "scale_adjustment",
+            "decomposed_stages",
+            "transform_scale",
+        ):
             if (value := getattr(self, name)) is not None:
                 typed[name] = f"--set {name}={_text_of(value)}"
-        if self.transform_scale is not None:
-            typed["transform_scale"] = f"--set transform_scale={_text_of(self.transform_scale)}"
         return typed
 
     def own(self) -> dict[OwnHint, str]:
@@ -237,9 +245,9 @@ def settings_from(texts: Sequence[str]) -> dict[str, Any]:
     """Read texts of the form NAME=VALUE.  Errors: InputError for an unknown name or a value of another form."""
     values = {}
     for text in texts:
-        name, _, value = text.partition("=")
+        name, equals, value = text.partition("=")
         known = SETTINGS.get(name)
-        if known is None:
+        if known is None or not equals:
             raise InputError(
                 f"--set {text}: expected NAME=VALUE with one of the names {', '.join(SETTINGS)}",
                 hint="type for example --set heads=3",

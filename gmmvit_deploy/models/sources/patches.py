@@ -29,11 +29,12 @@ def image_of_patches(
         sides = {c: side for c, side in sides.items() if _tiles(hints.image_size, side, grid)} or sides
     if not sides:
         possible = [c for c in CHANNELS if exact_root(values / c) is not None]
+        fitting = " or ".join(f"--set channels={c}" for c in possible)
         expected = f"{hints.channels}·p·p" if hints.channels else "c·p·p for 1 to 4 channels"
         raise CheckpointError(
             f"{source}: {name}.weight takes {values} values of a patch of the image; expected {expected} and patches "
             "of p × p pixels",
-            hint=f"omit --set channels, or type --set channels={' or '.join(map(str, possible))}, which fits the file"
+            hint=f"omit --set channels, or type {fitting}, which fits the file"
             if possible
             else "use another file: no supported number of channels makes these patches square",
         )

@@ -127,7 +127,7 @@ class Shapes:
             raise CheckpointError(
                 f"{self.source}: {name} takes {values} values per patch; expected {product} for {given} and "
                 "square patches of p × p pixels",
-                hint=f"type --set channels={' or '.join(map(str, possible))}, which fits the file"
+                hint=f"type {' or '.join(f'--set channels={c}' for c in possible)}, which fits the file"
                 if possible
                 else "use another file: no supported number of channels makes these patches square",
             )
@@ -232,7 +232,7 @@ def infer_heads(
         other_preset = "" if hints.preset is None else f"omit --preset {hints.preset}, and "
         raise CheckpointError(
             f"{source}: the width of q, k and v ({width}) is not a multiple of {heads} heads",
-            hint=f"{other_preset}type --set heads with the number of heads that the model was trained with: one of "
+            hint=f"{other_preset}type --set heads=N with the number of heads that the model was trained with: one of "
             f"{_divisors(width)}",
         )
     return heads

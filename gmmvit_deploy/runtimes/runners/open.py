@@ -111,7 +111,6 @@ def open_runner(
     precision: Precision = "fp32",
     takes_other_bundle: bool = False,
     threads: int = 0,
-    chunk: int = 0,
 ) -> Runner:
     """Open a runner by its name on the command line.
 
@@ -121,7 +120,6 @@ def open_runner(
     precision: precision of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
     takes_other_bundle: as in `TritonRunner`.
     threads: number of threads of ONNX Runtime or OpenVINO on a CPU; 0 uses a thread per core.
-    chunk: the largest number of images that a core computes at once there; 0 uses the default of the runtime.
     Errors: InputError when the name is unknown, or when an option does not fit the runner.
     RunnerUnavailableError when the name ends in ``+kernels`` and this project's CPU kernels are not available, or when
     ONNX Runtime cannot run the graph on the GPU.
@@ -153,9 +151,9 @@ def open_runner(
     if name.removesuffix(KERNELS_SUFFIX) == "openvino":
         kernels = name.endswith(KERNELS_SUFFIX)
         variant = open_variant(bundle, graph_precision(precision), for_cpu=True)
-        return OpenVinoRunner(bundle, variant, precision=precision, threads=threads, chunk=chunk, kernels=kernels)
+        return OpenVinoRunner(bundle, variant, precision=precision, threads=threads, kernels=kernels)
     variant = open_variant(bundle, precision, for_cpu=True)
-    return OnnxRuntimeRunner(bundle, variant=variant, threads=threads, chunk=chunk)
+    return OnnxRuntimeRunner(bundle, variant=variant, threads=threads)
 
 
 @contextmanager

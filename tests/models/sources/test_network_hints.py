@@ -31,7 +31,7 @@ def test_a_setting_is_read(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("heads", "--set heads: expected a whole number, got ''"),
+        ("heads", "--set heads: expected NAME=VALUE"),
         ("heads=four", "--set heads: expected a whole number, got 'four'"),
         ("decomposed_stages=1,,2", "--set decomposed_stages: expected numbers separated by commas, or none"),
         ("transform_scale=1", "--set transform_scale: expected yes or no, got '1'"),

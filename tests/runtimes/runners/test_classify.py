@@ -21,8 +21,8 @@ from gmmvit_deploy.runtimes.runners.classify import (
     classify_files,
 )
 from tests.conftest import cifar_options, golden
+from tests.images.test_preprocess import encoded, photo
 from tests.serving.shared import Running
-from tests.test_preprocess import encoded, photo
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
 
 def _refuse_options(source: str, hints: LoadHints) -> None:
     """Errors: CheckpointError for an option that describes what ``config.json`` states."""
-    options = {"--model": hints.model, "--head": hints.head, "--set closed_form": hints.closed_form or None}
+    options = {"--model": hints.model, "--head": hints.head, "--set closed_form": hints.closed_form}
     for option, value in options.items():
         if value is not None:
             raise CheckpointError(

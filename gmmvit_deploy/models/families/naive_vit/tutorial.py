@@ -110,7 +110,7 @@ def _given_image(source: str, hints: LoadHints, *, values: int) -> tuple[int, in
         raise CheckpointError(
             f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
             f"p × p pixels tile an image of {image_size} × {image_size} pixels",
-            hint="type --image-size and --set channels with the values that the model was trained with",
+            hint="type --image-size PIXELS and --set channels=C with the values that the model was trained with",
         )
     return image_size, channels, patch_size
 
@@ -127,7 +127,7 @@ def _image_of_grid(source: str, hints: LoadHints, *, values: int, grid: int) -> 
     if patch_size is None:
         raise CheckpointError(
             f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p for patches of p × p pixels",
-            hint="type --set channels with the number that the model was trained with",
+            hint="type --set channels=C with the number that the model was trained with",
         )
     return grid * patch_size, channels, patch_size
 

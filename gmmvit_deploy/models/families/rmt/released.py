@@ -57,7 +57,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
     if given is not None and max(given, default=0) > stages:
         raise CheckpointError(
             f"{source}: --set decomposed_stages={','.join(map(str, given))}, but the file has {stages} stages",
-            hint="type the numbers of the stages, counted from 1, or --set decomposed_stages=none",
+            hint="type for example --set decomposed_stages=1,2 (the first stage is 1), or --set decomposed_stages=none",
         )
     preset, _, reason = _preset(shapes, hints, sizes)
     image_size = hints.image_size

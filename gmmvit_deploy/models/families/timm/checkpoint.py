@@ -79,6 +79,11 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
             )
         return MaskSpec(kind="elm" if "mask" in parts else "plain")
     closed = "mask" not in parts
+    if hints.closed_form is False and closed:
+        raise CheckpointError(
+            f"{shapes.source}: --set closed_form=no, but the file holds no stored base mask",
+            hint="leave --set closed_form out: without a stored base, masks of gmmvit_deploy.timm have the closed form",
+        )
     if hints.closed_form and not closed:
         raise CheckpointError(
             f"{shapes.source}: --set closed_form=yes, but the file holds the stored base mask {parts['mask']}.mask",

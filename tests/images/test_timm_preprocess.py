@@ -18,11 +18,11 @@ from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, RESAMPLING, UnusableImage
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, fit_of, resize_rule_from_timm
 from gmmvit_deploy.images.spec import ImageSpec, image_from_json
-from tests.test_preprocess import encoded, photo
+from tests.images.test_preprocess import encoded, photo
 
 pytest.importorskip("timm")
 
-GOLDEN = Path(__file__).parent / "golden" / "timm" / "timm_transforms.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "timm" / "timm_transforms.json"
 RECORD = json.loads(GOLDEN.read_text())
 MEAN, STD = tuple(RECORD["mean"]), tuple(RECORD["std"])
 MODES_OF_TIMM = ("center", "squash", "border")
