@@ -51,6 +51,19 @@ def test_light_rooms_import_no_torch() -> None:
     assert answer.stdout == "[]\n"
 
 
+@pytest.mark.process
+def test_importing_openvino_reports_nothing_over_the_network() -> None:
+    code = """    import sys, time
+    seen = []
+    sys.addaudithook(lambda event, _: event in ("socket.getaddrinfo", "os.fork") and seen.append(event))
+    from gmmvit_deploy.extras import require
+    require("openvino", package="openvino", extra="openvino")
+    time.sleep(1)  # a report would be sent by a process of its own
+    print(seen)"""
+    answer = subprocess.run([sys.executable, "-c", inspect.cleandoc(code)], capture_output=True, text=True, check=True)
+    assert answer.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("name", modules("gmmvit_deploy"))
 def test_public_names_are_sorted_and_there(name: str) -> None:
     module = importlib.import_module(name)

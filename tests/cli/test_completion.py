@@ -40,7 +40,7 @@ def test_names(command: str, option: str, names: list[str]) -> None:
 
 def test_lists_go_on_after_a_comma() -> None:
     assert completions("parity", "--runner", "eager,onn") == [
-        f"eager,onnxruntime{rest}" for rest in ("", "+kernels", "-cuda", "-tensorrt")
+        f"eager,onnxruntime{rest}" for rest in ("", "-cuda", "-tensorrt")
     ]
     assert "eager,eager" not in completions("parity", "--runner", "eager,")
     assert completions("export", "--precision", "fp1") == ["fp16"]

@@ -122,7 +122,7 @@ class TestAnswer:
     def test_normalisation_outside_the_graph_is_a_step(self, tensor_bundle: Bundle, data: bytes) -> None:
         with Trial(tensor_bundle, cpu_kernels=False) as trial:
             answer = trial.answer(data)
-        assert [step.name for step in answer.steps] == ["decode and resize", "normalise", "onnxruntime"]
+        assert [step.name for step in answer.steps] == ["decode and resize", "normalise", "openvino"]
         assert answer.agreements[0].agrees
 
 

@@ -68,7 +68,7 @@ def fastest_runner(bundle: Bundle, precision: Precision = "fp32", *, cpu_kernels
 
 
 def _in_openvino(path: Path, precision: Precision, *, kernels: bool = True) -> tuple[str, str]:
-    """Return (the runner of OpenVINO, or "" if there is none for this graph, why it or its kernels cannot run)."""
+    """Return (the runner of OpenVINO, or "" if it cannot run the graph, why the runner or its kernels cannot run)."""
     if precision not in OPENVINO_HINTS:
         return "", f"openvino: computes in {', '.join(OPENVINO_HINTS)}, not in {precision}"
     if find_spec("openvino") is None:

@@ -8,6 +8,7 @@ Triton's dynamic batcher passes several requests at once. The model runs these r
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
 
 
 def _openvino(graph: str, threads: int, chunk: int, hint: str, attention: str, kernels: bool) -> Any:
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # OpenVINO would report its import
     from gmmvit_openvino.openvino_program import OpenVinoProgram, UnusedKernelsError
 
     if not kernels:
