@@ -53,7 +53,8 @@ def test_light_rooms_import_no_torch() -> None:
 
 @pytest.mark.process
 def test_importing_openvino_reports_nothing_over_the_network() -> None:
-    code = """    import sys, time
+    code = """
+    import sys, time
     seen = []
     sys.addaudithook(lambda event, _: event in ("socket.getaddrinfo", "os.fork") and seen.append(event))
     from gmmvit_deploy.extras import require
