@@ -2,15 +2,10 @@
 
 The service is ``gmmvit serve --gateway --state``. Clients send requests over gRPC and HTTP, on kept and on new
 connections, at half of the rate that the same clients reach in closed loop, while bundles of ViT are rolled out in
-sequence, each with a canary. Every answer is compared with the logits of the bundle that the answer states.
+sequence. Every answer is compared with the logits of the bundle that the answer states.
 
     first, second   three blocks, nearly the same weights: each must be promoted in place of the other
-    slow            27 blocks, rolled out without canary images: its canary must fail because of its latency
-    decisions       three blocks, other weights: its labels of the canary images differ, so it must be refused
-
-Of ten rollouts, three are of a bundle that its canary must refuse: two because of the latency of its share of the
-traffic, and one because of its decisions on the canary images. No canary can fail because of errors here: each error
-would be the answer to a request of a client, which then counts as lost (test_canary.py has errors).
+    decisions       three blocks, other weights: its labels of the compared images differ, so it must be refused
 
 A lost request, a wrong answer and an unexpected outcome of a rollout make the result INVALID and the exit status 1.
 
@@ -39,10 +34,9 @@ from tests.random_bundles import bundle_of, fine_tuned, random_vit
 from tests.serving.rollout.checked_load import KINDS, CheckedLoad
 from tests.serving.rollout.state_service import StateService
 
-DEPTH, SLOW_DEPTH = 3, 27
-CANARY = {"canary_share": 0.2, "canary_requests": 200, "canary_timeout_s": 120.0, "canary_slower": 2.5}
-CANARY_IMAGES = 40
-REFUSED = {"slow": "the canary failed", "decisions": "the same label as the old server"}
+DEPTH = 3
+IMAGES = 40
+REFUSED = {"decisions": "the same label as the old server"}
 """Bundle that must be refused → a part of the reason."""
 _SHOWN = 20
 """The number of lost and of wrong requests that the result describes."""
@@ -53,8 +47,8 @@ _PROGRESS_S = 15.0
 
 def plan(count: int) -> list[str]:
     """Return the bundles of ``count`` rollouts in order; the service starts with the bundle ``first``."""
-    good, bad = ("second", "first"), tuple(REFUSED)
-    return [bad[index // 3 % 2] if index % 3 == 1 else good[(index - (index + 1) // 3) % 2] for index in range(count)]
+    good = ("second", "first")
+    return ["decisions" if index % 3 == 1 else good[(index - (index + 1) // 3) % 2] for index in range(count)]
 
 
 def written_bundles(folder: Path, names: Collection[str]) -> dict[str, Bundle]:
@@ -62,7 +56,6 @@ def written_bundles(folder: Path, names: Collection[str]) -> dict[str, Bundle]:
     models = {
         "first": random_vit(depth=DEPTH),
         "second": fine_tuned(random_vit(depth=DEPTH), share=0.01),
-        "slow": random_vit(depth=SLOW_DEPTH),
         "decisions": random_vit(depth=DEPTH, seed=7),
     }
     bundles = {name: bundle_of(models[name], folder, name=name) for name in names}
@@ -77,7 +70,7 @@ def written_bundles(folder: Path, names: Collection[str]) -> dict[str, Bundle]:
 
 def written_images(folder: Path) -> list[str]:
     generator = np.random.default_rng(0)
-    paths = [folder / f"canary_{number}.png" for number in range(CANARY_IMAGES)]
+    paths = [folder / f"{number}.png" for number in range(IMAGES)]
     for path in paths:
         Image.fromarray(generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
     return [str(path) for path in paths]
@@ -108,8 +101,7 @@ def rolled_out(
 ) -> dict[str, Any]:
     """Roll out a bundle, and return the outcome.  answers: of the service during the rollout, by bundle."""
     before, total, started = Counter(load.answered), load.total, time.monotonic()
-    shown = [] if name == "slow" else images  # its labels differ, too, and the latency is to decide
-    event = service.order(bundle=str(bundles[name].path), canary_images=shown, **CANARY)
+    event = service.order(bundle=str(bundles[name].path), images=images)
     row = {
         "bundle": name,
         "expected": "refused" if name in REFUSED else "promoted",
@@ -190,8 +182,8 @@ def main() -> None:
     parser.add_argument("--closed-loop", type=float, default=10.0, metavar="SECONDS", help="time of the closed loop")
     parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, requests=500, rollouts=1, closed_loop=2.0)
-    settings = {"requests": arguments.requests, "rollouts": arguments.rollouts, "depth": DEPTH, **CANARY}
-    card = run_card.written(arguments.output, Path(__file__).name, timed=False, slow_depth=SLOW_DEPTH, **settings)
+    settings = {"requests": arguments.requests, "rollouts": arguments.rollouts, "depth": DEPTH, "images": IMAGES}
+    card = run_card.written(arguments.output, Path(__file__).name, timed=False, **settings)
     with card as results, tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         bundles = written_bundles(folder, dict.fromkeys(("first", *plan(arguments.rollouts))))

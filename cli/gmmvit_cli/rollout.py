@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,13 @@ import typer
 from gmmvit_cli.options import INPUT, OUTPUT, TARGET
 from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
 from gmmvit_deploy.errors import InputError, ServerError
-from gmmvit_deploy.serving.rollout.canary import CanaryOptions
+from gmmvit_deploy.serving.names import DEFAULT_AGREEMENT
 
 EXAMPLE = """gmmvit rollout new-bundle --to service
-gmmvit rollout new-bundle --to service --canary 5% --canary-images photos/
+gmmvit rollout new-bundle --to service --images photos/
 gmmvit rollout --abort --to service"""
 
-_CANARY = "Canary"
-_DEFAULTS = CanaryOptions()
+_COMPARE = "Comparison"
 
 
 def rollout(
@@ -26,43 +24,15 @@ def rollout(
     to: Path = typer.Option(
         ..., "--to", metavar="DIR", rich_help_panel=TARGET, help="State folder of the service (gmmvit serve --state)."
     ),
-    canary: str | None = typer.Option(
+    images: list[str] = typer.Option(
+        [], metavar="IMAGE|FOLDER|GLOB", rich_help_panel=_COMPARE, help="Images that both bundles classify; repeatable."
+    ),
+    agreement: float | None = typer.Option(
         None,
         metavar="SHARE",
-        rich_help_panel=_CANARY,
-        help="Share of the requests that the new bundle gets before it gets all requests, such as 5%.",
-    ),
-    canary_requests: int | None = typer.Option(
-        None,
-        min=1,
-        metavar="N",
-        rich_help_panel=_CANARY,
-        show_default=str(_DEFAULTS.requests),
-        help="Number of requests that the new bundle must answer before the two bundles are compared.",
-    ),
-    canary_timeout: float | None = typer.Option(
-        None,
-        metavar="S",
-        rich_help_panel=_CANARY,
-        show_default=f"{_DEFAULTS.timeout_s:g}",
-        help="Maximum time in seconds until the new bundle has answered these requests; then the rollout fails.",
-    ),
-    canary_slower: float | None = typer.Option(
-        None,
-        metavar="RATIO",
-        rich_help_panel=_CANARY,
-        show_default=f"{_DEFAULTS.slower:g}",
-        help="Maximum ratio of the mean times of a request, new bundle divided by old bundle.",
-    ),
-    canary_images: list[str] = typer.Option(
-        [], metavar="IMAGE|FOLDER|GLOB", rich_help_panel=_CANARY, help="Images that both bundles classify; repeatable."
-    ),
-    canary_agreement: float | None = typer.Option(
-        None,
-        metavar="SHARE",
-        rich_help_panel=_CANARY,
-        show_default=f"{_DEFAULTS.agreement:g}",
-        help="Minimum share of the images of --canary-images that get the same label from both bundles.",
+        rich_help_panel=_COMPARE,
+        show_default=f"{DEFAULT_AGREEMENT:g}",
+        help="Minimum share of the images of --images that get the same label from both bundles.",
     ),
     allow_contract_change: bool = typer.Option(
         False,
@@ -82,11 +52,10 @@ def rollout(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
-    beside the first. If the new server gives the golden answers (the logits that are stored in its bundle) and passes
-    the comparisons of --canary and --canary-images, it gets all requests, and the first server ends. Otherwise the
-    first server keeps all requests, and the exit status is 1.
+    beside the first. If the new server gives the golden answers (the logits that are stored in its bundle), and the
+    same labels to the images of --images, it gets all requests, and the first server ends. Otherwise the first server
+    keeps all requests, and the exit status is 1.
     """
-    from gmmvit_deploy.serving.rollout.canary import share_from
     from gmmvit_deploy.serving.rollout.control import send_order
 
     if sum((bundle is not None, abort, status)) != 1:
@@ -94,15 +63,8 @@ def rollout(
             "expected BUNDLE, --abort or --status, without the other two",
             hint=f"type gmmvit rollout BUNDLE --to {to}, or gmmvit rollout --abort --to {to}",
         )
-    compared = {
-        "--canary-requests": canary_requests,
-        "--canary-timeout": canary_timeout,
-        "--canary-slower": canary_slower,
-    }
-    if canary is None:
-        _require_needed("--canary", "--canary 5%", compared)
-    if not canary_images:
-        _require_needed("--canary-images", "--canary-images FOLDER", {"--canary-agreement": canary_agreement})
+    if agreement is not None and not images:
+        raise InputError("--agreement needs --images", hint="add --images FOLDER, or remove --agreement")
     order: dict[str, Any] = {"order": "abort" if abort else "status"}
     if bundle is not None:
         from gmmvit_deploy.bundle.artifacts import open_bundle
@@ -111,12 +73,8 @@ def rollout(
         order = {
             "order": "rollout",
             "bundle": str(bundle.absolute()),
-            "canary_share": None if canary is None else share_from(canary),
-            "canary_requests": canary_requests or _DEFAULTS.requests,
-            "canary_timeout_s": _DEFAULTS.timeout_s if canary_timeout is None else canary_timeout,
-            "canary_slower": _DEFAULTS.slower if canary_slower is None else canary_slower,
-            "canary_images": _image_paths(canary_images),
-            "canary_agreement": _DEFAULTS.agreement if canary_agreement is None else canary_agreement,
+            "images": _image_paths(images),
+            "agreement": DEFAULT_AGREEMENT if agreement is None else agreement,
             "allow_contract_change": allow_contract_change,
         }
     last: dict[str, Any] = {}
@@ -134,17 +92,6 @@ def rollout(
         print_json(last)
     else:
         typer.echo(str(last["done"]))
-
-
-def _require_needed(needed: str, typed: str, given: Mapping[str, object]) -> None:
-    """Refuse options that have no effect without the option ``needed``.
-
-    given: option → its value, or None if the option was not given.
-    Errors: InputError.
-    """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(f"{option} needs {needed}", hint=f"add {typed}, or remove {option}")
 
 
 def _image_paths(images: list[str]) -> list[str]:

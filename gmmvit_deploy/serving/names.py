@@ -15,6 +15,7 @@ from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 __all__ = [
     "ACCELERATORS",
     "BACKENDS",
+    "DEFAULT_AGREEMENT",
     "DEFAULT_REQUEST_PIXELS",
     "RUNTIMES",
     "TUNING_FILE",
@@ -33,6 +34,8 @@ ACCELERATORS = ("none", "cuda", "tensorrt")
 """Providers of the server's ONNX Runtime; with any but none, the network runs on the GPU."""
 DEFAULT_REQUEST_PIXELS = 200_000_000
 """The maximum number of pixels in the images of a request: 16 photographs of 12 megapixels, or 4 of 50 megapixels."""
+DEFAULT_AGREEMENT = 0.95
+"""The smallest share of the images to which an old and a new bundle must give the same label, in a rollout."""
 TUNING_FILE = "gmmvit_tuning.json"
 """File in a repository of ``gmmvit tune``: all trials, and the rate and latency limit of the best."""
 RUNTIMES = ("onnxruntime", "openvino", "openvino+kernels")

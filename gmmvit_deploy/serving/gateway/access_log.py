@@ -31,7 +31,6 @@ class AccessLog:
     """Writes the lines that arrive at `descriptor`, up to `close`.
 
     descriptor: HAProxy inherits it, and writes to it.
-    on_request: called with every line, also of a request of the front, in a thread; None calls nothing.
     """
 
     def __init__(self, path: Path | None, on_message: Callable[[str], None]) -> None:
@@ -43,7 +42,6 @@ class AccessLog:
         """
         self._target = _opened(path) if path is not None else os.dup(2)
         self._on_message = on_message
-        self.on_request: Callable[[bytes], None] | None = None
         self._source, self.descriptor = os.pipe()
         with contextlib.suppress(OSError):  # users with many pipes get small pipes
             fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -74,9 +72,6 @@ class AccessLog:
         with contextlib.suppress(OSError):  # the disk is full, or the reader of stderr has ended
             while requests:
                 requests = requests[os.write(self._target, requests) :]
-        if (on_request := self.on_request) is not None:
-            for line in lines:
-                on_request(line)
         for line in lines:
             if line and not line.startswith(b"{"):
                 self._on_message(line.decode(errors="replace"))

@@ -268,10 +268,6 @@ class Gateway:
         """True while a HAProxy with a configuration from before the last `serve` has connections, at most 30 s."""
         return self._haproxy is not None and self._haproxy.leaving
 
-    def watch_requests(self, on_request: Callable[[bytes], None] | None) -> None:
-        """Pass every line of the access log to ``on_request``, which a thread calls; None ends this."""
-        self._log.on_request = on_request
-
     def answers_with(self, bundle: str) -> bool:
         """Return whether the next request through the gateway is answered by a server with the bundle ``bundle``."""
         try:

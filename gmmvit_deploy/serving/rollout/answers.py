@@ -85,16 +85,14 @@ def label_agreement(files: Sequence[Path], old_url: str, new_url: str, go_on: Ca
         ServerError: a server does not answer.
     """
     if not files:
-        raise InputError("--canary-images: expected images, the folder has none")
+        raise InputError("--images: expected images, the folder has none")
     answered = []
     for url in (old_url, new_url):
         with TritonClassifier(url) as classifier:
             results = classify_files(classifier, files, top=1, on_progress=lambda progress: go_on())
         for result in results:
             if result.error:
-                raise InputError(
-                    f"{result.path}: {result.error}", hint="remove this file from the folder of --canary-images"
-                )
+                raise InputError(f"{result.path}: {result.error}", hint="remove this file from the folder of --images")
         answered.append([", ".join(classifier.label_set.decided(result.predictions)) for result in results])
     pairs = zip(files, *answered, strict=True)
     return Agreement(

@@ -16,7 +16,6 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving.metric_text import metric_text
-from gmmvit_deploy.serving.rollout.canary import CanaryOptions
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send
 from gmmvit_deploy.serving.rollout.slots import Slots
 from gmmvit_deploy.serving.rollout.state import State
@@ -178,13 +177,9 @@ class _Order:
         self.served = ""
         try:
             self._bundle = Path(data["bundle"])
-            share = data["canary_share"]
-            shared = {name: data[f"canary_{name}"] for name in ("requests", "timeout_s", "slower", "agreement")}
-            checked = CanaryOptions(**shared, **({} if share is None else {"share": share}))
             self._options = RolloutOptions(
-                canary=checked if share is not None else None,
-                agreement=checked.agreement,
-                canary_images=[Path(path) for path in data["canary_images"]],
+                images=[Path(path) for path in data["images"]],
+                agreement=float(data["agreement"]),
                 allow_contract_change=bool(data["allow_contract_change"]),
             )
         except (KeyError, TypeError, ValueError) as exc:

@@ -22,15 +22,13 @@ from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.installs import ServerInstall
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
-from gmmvit_deploy.serving.rollout.canary import Counts
-from gmmvit_deploy.serving.rollout.traffic import Traffic
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
 
 __all__ = ["Slots"]
 
-_WEIGHTS = 256
-"""HAProxy's largest weight of a server."""
+_WEIGHT = 256
+"""HAProxy's weight of the server that gets the requests; the other has 0."""
 _POLL_S = 0.05
 _SERVES_S = 15.0
 """The maximum time in which a HAProxy that is started again passes requests to the new server."""
@@ -72,7 +70,6 @@ class Slots:
         self._old: _Slot | None = None
         self._new: _Slot | None = None
         self._new_death = ""
-        self._traffic = Traffic()
 
     @property
     def _places(self) -> Places:
@@ -106,16 +103,8 @@ class Slots:
     def urls(self) -> tuple[str, str]:
         return self._served().server.grpc_url, self._begun().server.grpc_url
 
-    def counts(self) -> tuple[Counts, Counts]:
-        old, new = self._served(), self._begun()
-        return self._traffic.counts(old.place), self._traffic.counts(new.place)
-
-    def share(self, new: float) -> None:
-        old, begun = self._served(), self._begun()
-        self._traffic = Traffic()
-        self._gateway.watch_requests(self._traffic.count if new < 1 else None)
-        weight = min(_WEIGHTS, max(1, round(_WEIGHTS * new)))
-        self._places.set_weights({begun.place: weight, old.place: _WEIGHTS - weight if new < 1 else 0})
+    def switch(self) -> None:
+        self._places.set_weights({self._begun().place: _WEIGHT, self._served().place: 0})
 
     def death_of_new(self) -> str:
         new = self._new
@@ -142,9 +131,8 @@ class Slots:
         new = self._new
         if new is None:
             return
-        self._gateway.watch_requests(None)
         try:
-            self._places.set_weights({self._served().place: _WEIGHTS, new.place: 0})
+            self._places.set_weights({self._served().place: _WEIGHT, new.place: 0})
         finally:
             try:
                 self._end(new)

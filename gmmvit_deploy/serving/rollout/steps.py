@@ -1,12 +1,11 @@
 """Roll out a bundle: the steps, in order. A failed step and an abort end the new server; the old server was never away.
 
 open → contract → copy → start the new server beside the old → golden answers
-     → labels of the canary images → a share of the traffic → all of the traffic → record → end the old server
+     → labels of the user's images → all of the traffic → record → end the old server
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Protocol
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
+from gmmvit_deploy.serving.names import DEFAULT_AGREEMENT
 from gmmvit_deploy.serving.rollout.answers import label_agreement, require_golden_answers
-from gmmvit_deploy.serving.rollout.canary import CanaryOptions, Counts, canary_verdict
 from gmmvit_deploy.serving.rollout.contract import contract_changes, require_same_contract
 from gmmvit_deploy.serving.rollout.state import State
 
 __all__ = ["Backends", "RolloutOptions", "roll_out"]
 
-_POLL_S = 0.2
 _SHOWN = 5
 """The number of images with different labels that an error lists."""
 
@@ -30,16 +28,23 @@ _SHOWN = 5
 class RolloutOptions:
     """Options of a rollout.
 
-    canary: the share of the traffic and the comparison before all traffic goes to the new server; None leaves them out.
-    canary_images: images that both servers classify before the new server gets traffic; empty leaves this out.
+    images: images that both servers classify before the new server gets traffic; empty leaves this out.
     agreement: the smallest share of these images with the same label from both servers.
     allow_contract_change: True permits other labels, another input and a smaller batch.
+    Errors: InputError when ``agreement`` is not between 0 and 1.
     """
 
-    canary: CanaryOptions | None = None
-    canary_images: Sequence[Path] = field(default=())
-    agreement: float = 0.95
+    images: Sequence[Path] = field(default=())
+    agreement: float = DEFAULT_AGREEMENT
     allow_contract_change: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.agreement <= 1.0:
+            likely = self.agreement / 100 if 1 < self.agreement <= 100 else DEFAULT_AGREEMENT
+            raise InputError(
+                f"--agreement: expected a share from 0 to 1, got {self.agreement:g}",
+                hint=f"type --agreement {likely:g}",
+            )
 
 
 class Backends(Protocol):
@@ -55,11 +60,8 @@ class Backends(Protocol):
     def urls(self) -> tuple[str, str]:
         """Return the gRPC URLs of the old and of the new server."""
 
-    def counts(self) -> tuple[Counts, Counts]:
-        """Return what clients got from the old and from the new server since the last `share`."""
-
-    def share(self, new: float) -> None:
-        """Send the share ``new`` of new requests to the new server, and the rest to the old server."""
+    def switch(self) -> None:
+        """Send all new requests to the new server."""
 
     def death_of_new(self) -> str:
         """Return why the new server is dead; empty while it lives."""
@@ -89,7 +91,7 @@ def roll_out(
     Errors, each of which leaves the old server with all of the traffic:
         BundleError: ``path`` is no bundle, or a damaged bundle.
         InputError: clients would notice a change, or the bundle is served already.
-        ServerError: the new server does not start, gives other answers, fails its canary, or the rollout was aborted.
+        ServerError: the new server does not start, gives other answers, or the rollout was aborted.
         OutputError: the state folder cannot be written.
     """
     bundle = open_bundle(path)
@@ -119,11 +121,9 @@ def roll_out(
         go_on()
         report(require_golden_answers(copied, backends.urls()[1], go_on))
         _compare_labels(backends, options, report, go_on)
-        if options.canary is not None:
-            _run_canary(backends, options.canary, report, go_on)
         go_on()
         report("all traffic to the new server")
-        backends.share(1.0)
+        backends.switch()
         backends.require_serving()
         go_on()
         state.promote(copied)
@@ -145,52 +145,20 @@ def roll_out(
 def _compare_labels(
     backends: Backends, options: RolloutOptions, report: Callable[[str], None], go_on: Callable[[], None]
 ) -> None:
-    if not options.canary_images:
+    if not options.images:
         return
     least = options.agreement
-    agreement = label_agreement(options.canary_images, *backends.urls(), go_on)
+    agreement = label_agreement(options.images, *backends.urls(), go_on)
     same = agreement.images - len(agreement.differing)
-    report(f"canary images: both servers give the same label to {same} of {agreement.images}")
+    report(f"images: both servers give the same label to {same} of {agreement.images}")
     if agreement.share < least:
         shown = "".join(f"\n  {line}" for line in agreement.differing[:_SHOWN])
         if more := len(agreement.differing[_SHOWN:]):
             shown += f"\n  and {more} more"
         raise ServerError(
-            f"the new server gives the same label as the old server to {agreement.share:.1%} of the canary images, "
+            f"the new server gives the same label as the old server to {agreement.share:.1%} of the images, "
             f"expected at least {least:.1%} (FILE: label of the old server → label of the new server):{shown}",
-            hint="look at the images with other labels; if the new labels are right, repeat with a smaller "
-            "--canary-agreement",
-        )
-
-
-def _run_canary(
-    backends: Backends, options: CanaryOptions, report: Callable[[str], None], go_on: Callable[[], None]
-) -> None:
-    """Give the new server its share until it has answered enough requests, then compare.  Errors: ServerError."""
-    report(
-        f"{100 * options.share:.3g}% of the traffic to the new server until it has answered {options.requests} requests"
-    )
-    backends.share(options.share)
-    deadline = time.monotonic() + options.timeout_s
-    while True:
-        time.sleep(_POLL_S)
-        go_on()
-        old, new = backends.counts()
-        if new.answered + new.failed >= options.requests:
-            break
-        if time.monotonic() > deadline:
-            raise ServerError(
-                f"the new server got {new.answered + new.failed} requests in {options.timeout_s:g} s, expected at "
-                f"least {options.requests} for a verdict",
-                hint="repeat with a larger --canary, a smaller --canary-requests or a longer --canary-timeout",
-            )
-    verdict = canary_verdict(old, new, options)
-    for reason in verdict.reasons:
-        report(reason)
-    if not verdict.good:
-        raise ServerError(
-            "the canary failed: " + "; ".join(verdict.reasons),
-            hint="the old server has all of the traffic again; see the service's log for the errors of the new server",
+            hint="look at the images with other labels; if the new labels are right, repeat with a smaller --agreement",
         )
 
 

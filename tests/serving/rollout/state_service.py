@@ -17,15 +17,11 @@ __all__ = ["ORDER", "StateService"]
 
 ORDER: dict[str, Any] = {
     "order": "rollout",
-    "canary_share": None,
-    "canary_requests": 40,
-    "canary_timeout_s": 60.0,
-    "canary_slower": 50.0,
-    "canary_images": [],
-    "canary_agreement": 0.95,
+    "images": [],
+    "agreement": 0.95,
     "allow_contract_change": False,
 }
-"""An order for a rollout without a canary and without its bundle."""
+"""An order for a rollout, without its bundle."""
 _STOP_S = 60.0
 
 

@@ -34,15 +34,14 @@ STEPS = {
     "copy": "copy bundle",
     "start": "start the new server",
     "golden": "golden answers",
-    "canary": "of the traffic",
     "all": "all traffic",
     "end": "end the old server",
 }
 """Step → a part of its sentence."""
 AT = {
-    "HAProxy": ("golden", "start", "canary", "all", "end"),
-    "new server": ("canary", "start", "golden", "all", "end"),
-    "service": ("all", "copy", "start", "golden", "canary", "end"),
+    "HAProxy": ("golden", "start", "all", "end"),
+    "new server": ("golden", "start", "all", "end"),
+    "service": ("all", "copy", "start", "golden", "end"),
 }
 """Process → the steps at which it is killed."""
 
@@ -71,10 +70,9 @@ def killed(service: StateService, victim: str, old: set[int]) -> None:
 def rolled_out_with_kill(service: StateService, bundle: Bundle, victim: str, step: str) -> dict[str, Any]:
     """Roll out a bundle, kill the process at the step, and return the last event, which may be empty."""
     old, last, done = processes(service, "tritonserver"), {}, False
-    order = {**ORDER, "bundle": str(bundle.path), "canary_share": 0.4}
-    if step == "golden":  # the new server has no share yet, and the images take longer than the start of HAProxy
-        images = [str(photo(service))] * IMAGES
-        order |= {"canary_share": None, "canary_images": images, "canary_agreement": 0.0}
+    order = {**ORDER, "bundle": str(bundle.path)}
+    if step == "golden":  # the images take longer than the start of HAProxy
+        order |= {"images": [str(photo(service))] * IMAGES, "agreement": 0.0}
     with suppress(ServerError):
         for last in send_order(service.state, order):
             if STEPS[step] in last.get("step", "") and not done:
@@ -132,7 +130,7 @@ def test_a_kill_at_each_step_leaves_a_service_that_serves_what_its_state_names(
         assert promoted(service) == new.sha256
     if victim == "HAProxy":
         assert "done" in last, last
-    if victim == "new server" and step in ("golden", "canary"):
+    if victim == "new server" and step == "golden":
         assert "the new server ended during the rollout" in last["error"]
         assert "signal" in last["error"]
         assert promoted(service) == before

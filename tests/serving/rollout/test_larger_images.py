@@ -60,7 +60,7 @@ def test_larger_images_wait_after_their_bundle_was_promoted(bundle: Bundle, larg
             clients.await_more(5)
             # Refused after the gateway has changed for both bundles, so it changes back.
             order = {"bundle": str(larger.path), "allow_contract_change": True}
-            refused = service.order(**order, canary_images=[str(photo)] * 3, canary_agreement=1.0)
+            refused = service.order(**order, images=[str(photo)] * 3, agreement=1.0)
             clients.await_more(5)
         assert "the same label as the old server" in refused["error"]
         assert (clients.lost, clients.wrong) == ([], [])

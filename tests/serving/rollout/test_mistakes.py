@@ -16,46 +16,28 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.rollout.canary import CanaryOptions, share_from
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
 from gmmvit_deploy.serving.rollout.service import Rollouts
 from gmmvit_deploy.serving.rollout.state import State
+from gmmvit_deploy.serving.rollout.steps import RolloutOptions
 from tests.cli.terminal import gmmvit_here
 
 pytestmark = pytest.mark.rest
 
 
-@pytest.mark.parametrize(
-    ("options", "needs"),
-    [
-        (("--canary-requests", "30"), "--canary-requests needs --canary"),
-        (("--canary-timeout", "600"), "--canary-timeout needs --canary"),
-        (("--canary-slower", "1.5"), "--canary-slower needs --canary"),
-        (("--canary-agreement", "0.9"), "--canary-agreement needs --canary-images"),
-        (("--canary", "5%", "--canary-agreement", "0.9"), "--canary-agreement needs --canary-images"),
-    ],
-)
-def test_an_option_without_effect_is_refused(options: tuple[str, ...], needs: str, tmp_path: Path) -> None:
-    answer = gmmvit_here("rollout", "bundle", "--to", tmp_path, *options)
+def test_an_agreement_without_images_is_refused(tmp_path: Path) -> None:
+    answer = gmmvit_here("rollout", "bundle", "--to", tmp_path, "--agreement", "0.9")
     assert answer.status == 1
-    error, hint = answer.err.splitlines()
-    assert error == f"Error: {needs}"
-    assert hint == f"hint: add {needs.split()[-1]} {'FOLDER' if 'images' in needs else '5%'}, or remove {options[-2]}"
-
-
-@pytest.mark.parametrize(
-    ("typed", "hint"), [("150%", "--canary 5%"), ("5", "--canary 5%"), ("12", "--canary 12%"), ("0", "--canary 5%")]
-)
-def test_a_share_that_is_none_gets_a_share_to_type(typed: str, hint: str) -> None:
-    with pytest.raises(InputError, match=f"got '{typed}'") as caught:
-        share_from(typed)
-    assert caught.value.hint == f"type {hint}"
+    assert answer.err.splitlines() == [
+        "Error: --agreement needs --images",
+        "hint: add --images FOLDER, or remove --agreement",
+    ]
 
 
 def test_percent_of_agreement_gets_a_share_to_type() -> None:
-    with pytest.raises(InputError, match="--canary-agreement: expected a share from 0 to 1, got 95") as caught:
-        CanaryOptions(agreement=95.0)
-    assert caught.value.hint == "type --canary-agreement 0.95"
+    with pytest.raises(InputError, match="--agreement: expected a share from 0 to 1, got 95") as caught:
+        RolloutOptions(agreement=95.0)
+    assert caught.value.hint == "type --agreement 0.95"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "photo.png"])
@@ -89,12 +71,8 @@ def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
 
 ORDER = {
     "order": "rollout",
-    "canary_share": None,
-    "canary_requests": 1,
-    "canary_timeout_s": 1.0,
-    "canary_slower": 1.5,
-    "canary_images": [],
-    "canary_agreement": 0.9,
+    "images": [],
+    "agreement": 0.9,
     "allow_contract_change": False,
 }
 

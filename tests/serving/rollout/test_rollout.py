@@ -22,9 +22,9 @@ from gmmvit_deploy.serving.rollout.control import send_order
 from gmmvit_deploy.serving.rollout.service import first_bundle
 from gmmvit_deploy.serving.rollout.state import State
 from tests.documented import ROOT
-from tests.serving.gateways import Answer, key_file, request, require_haproxy
+from tests.serving.gateways import key_file, request, require_haproxy
 from tests.serving.rollout.services import classifying, load, other_bundle, png, processes, promoted
-from tests.serving.rollout.state_service import ORDER, StateService
+from tests.serving.rollout.state_service import StateService
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
@@ -44,7 +44,7 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
 ) -> None:
     with load(service, bundles) as clients:
         clients.await_more(12)
-        answer = service.order(bundle=str(bundles["elm"].path), canary_share=0.3)
+        answer = service.order(bundle=str(bundles["elm"].path))
         assert "done" in answer, answer
         clients.await_more(12)
         assert promoted(service) == bundles["elm"].sha256
@@ -62,58 +62,7 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
 
 
 @pytest.mark.rest
-def test_a_canary_that_fails_goes_back_under_load(service: StateService, bundles: dict[str, Bundle]) -> None:
-    before = promoted(service)
-    with load(service, bundles) as clients:
-        # No server can answer in a thousandth of the other's time, so the verdict on the latency is certain.
-        answer = service.order(bundle=str(bundles["elm"].path), canary_share=0.3, canary_slower=0.001)
-        clients.await_more(10)
-    assert "the canary failed" in answer["error"]
-    counted = re.search(r" of (\d+) requests failed in the new server, \d+ of (\d+) in the old", answer["error"])
-    assert counted is not None
-    new, old = (int(number) for number in counted.groups())
-    assert new / (new + old) == pytest.approx(0.3, abs=0.1)
-    assert (clients.lost, clients.wrong) == ([], [])
-    assert clients.answered[bundles["elm"].sha256] >= ORDER["canary_requests"]
-    assert promoted(service) == before
-    pixels = request(service.where["http"], "/v2/models/gmmvit/config")
-    assert pixels.headers["x-gmmvit-bundle"] == before
-
-
-@pytest.mark.rest
-def test_a_canary_counts_requests_of_clients_only(service: StateService, bundles: dict[str, Bundle]) -> None:
-    """Probes and checks reach both servers every second; without clients, the canary has nothing to judge."""
-    before = promoted(service)
-    answer = service.order(
-        bundle=str(other_bundle(service, bundles).path), canary_share=0.5, canary_requests=3, canary_timeout_s=4.0
-    )
-    assert "the new server got 0 requests in 4 s, expected at least 3 for a verdict" in answer["error"]
-    assert "--canary-timeout" in answer["hint"]
-    assert promoted(service) == before
-
-
-@pytest.mark.rest
-def test_a_canary_counts_images_sent_to_classify(service: StateService, bundles: dict[str, Bundle]) -> None:
-    other = other_bundle(service, bundles)
-    results: list[dict[str, Any]] = []
-    # No server can answer in a thousandth of the other's time: the canary fails as soon as it has its five requests.
-    canary = {"canary_share": 0.5, "canary_requests": 5, "canary_timeout_s": 20.0, "canary_slower": 0.001}
-    order = {"bundle": str(other.path), **canary}
-    thread = threading.Thread(target=lambda: results.append(service.order(**order)))
-    thread.start()
-    while thread.is_alive():
-        assert request(service.where["http"], "/classify", png()).status == 200
-    thread.join()
-    assert "latency" in results[0]["error"], results
-    logged = access_log(service)
-    assert {line["model"] for line in logged if line["path"] == "/classify"} == {"gmmvit"}
-    assert {line["protocol"] for line in logged} <= {"http", "grpc"}  # not the requests of the front
-
-
-@pytest.mark.rest
-def test_another_decision_on_canary_images_goes_back(
-    service: StateService, bundles: dict[str, Bundle], tmp_path: Path
-) -> None:
+def test_other_labels_of_the_images_go_back(service: StateService, bundles: dict[str, Bundle], tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     paths = []
     for number in range(8):
@@ -122,9 +71,9 @@ def test_another_decision_on_canary_images_goes_back(
     before = promoted(service)
     answer = service.order(
         bundle=str(bundles["labels"].path),
-        canary_images=[str(path) for path in paths],
+        images=[str(path) for path in paths],
         allow_contract_change=True,
-        canary_agreement=1.0,
+        agreement=1.0,
     )
     if "error" in answer:
         assert "the same label as the old server" in answer["error"]
@@ -177,28 +126,30 @@ def test_the_served_bundle_is_not_rolled_out_again(service: StateService, bundle
 
 
 @pytest.mark.rest
-def test_an_abort_under_load_goes_back_and_refuses_no_image(service: StateService, bundles: dict[str, Bundle]) -> None:
+def test_an_abort_under_load_goes_back_and_refuses_no_image(
+    service: StateService, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
     before, other = promoted(service), other_bundle(service, bundles)
     with classifying(service) as answers:
-        abort_a_canary(service, before, other, answers)
+        abort_a_rollout(service, before, other, tmp_path)
         count = len(answers)
         wait_until(lambda: len(answers) >= count + 20, "20 answers after the abort")
     assert [(answer.status, answer.body) for answer in answers if answer.status != 200] == []
-    assert {answer.headers["x-gmmvit-bundle"] for answer in answers} == {before, other.sha256}
+    assert {answer.headers["x-gmmvit-bundle"] for answer in answers} == {before}
     assert promoted(service) == before
     assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
+    assert {line["model"] for line in access_log(service) if line["path"] == "/classify"} == {"gmmvit"}
 
 
-def abort_a_canary(service: StateService, before: str, other: Bundle, answers: list[Answer]) -> None:
-    """Abort a canary from which clients have answers."""
+def abort_a_rollout(service: StateService, before: str, other: Bundle, folder: Path) -> None:
+    """Abort a rollout while both servers classify images."""
+    (folder / "image.png").write_bytes(png())
     results: list[dict[str, Any]] = []
-    order = {"bundle": str(other.path), "canary_share": 0.5, "canary_requests": 100_000}
+    order = {"bundle": str(other.path), "images": [str(folder / "image.png")] * 2000, "agreement": 0.0}
     thread = threading.Thread(target=lambda: results.append(service.order(**order)))
     thread.start()
-    of_canary = lambda: any(answer.headers.get("x-gmmvit-bundle") == other.sha256 for answer in [*answers])  # noqa: E731
-    wait_until(of_canary, "an answer of the canary")
-    (status,) = send_order(service.state, {"order": "status"})
-    assert "of the traffic" in status["status"]["step"]
+    step = lambda: next(iter(send_order(service.state, {"order": "status"})))["status"]["step"]  # noqa: E731
+    wait_until(lambda: "golden answers" in step(), "the comparison of the images")
     second = service.order(bundle=str(other.path))
     assert "another rollout is running" in second["error"]
     (aborted,) = send_order(service.state, {"order": "abort"})
