@@ -19,6 +19,7 @@ from gmmvit_deploy.extras import require
 __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "image_packages"]
 
 _SERVES = (
+    "cryptography",
     "httpx",
     "numpy",
     "pillow",

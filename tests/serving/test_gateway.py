@@ -258,40 +258,6 @@ class TestHttp:
         assert request(gateway.http_url, INFER, b"[" * (MOST_BODY_BYTES - 1), headers=headers).status == 400
         assert (triton.pid, request(triton.http_url, "/v2/health/ready").status) == (pid, 200)
 
-    @pytest.mark.parametrize(
-        ("text", "reason"),
-        [
-            ('{"inputs":[{I,"d\\u0061ta":[300]}]}', "a key of other characters"),
-            ('{"inputs":[{I},{I,"data":[300]}]}', "tensors in JSON are refused"),
-            ('{"inputs":[{I,"data":[[[[[[[300]]]]]]]}]}', "tensors in JSON are refused"),
-            ('{"inputs":[{I}],"inputs":[{I,"data":[300]}]}', "a key twice"),
-            ('{"inputs":[{I,"extra":[[1]]}]}', "an unknown key"),
-            ('{"inputs":[{I}],"parameters":{"a":[1]}}', "unexpected type"),
-            ('{"inputs":[{I}],"model_name":[[[300]]]}', "malformed"),
-            ('{"inputs":[{I}],"model_name":"a","model_version":"1"}', "an unknown key"),
-            ('{"inputs":[{I}]}{"inputs":[]}', "malformed"),
-            ('{"inputs":[{I,}]}', "a key of other characters"),
-            ('{"id":"\t","inputs":[{I}]}', "malformed"),
-            ('{"id":01x,"inputs":[{I}]}', "malformed"),
-            ('{"inputs":[{"name":"pixels","shape":[1,-32,32,3]}]}', "whole numbers"),
-            ('{"inputs":[{"name":"pixels","shape":[1.5,32,32,3]}]}', "whole numbers"),
-            ('{"inputs":[{"name":"pixels","shape":[1,4294967328,32,3]}]}', "too large"),
-            ('{"inputs":[{I}],"outputs":' + "[" * 3000, "unexpected type"),
-            ('{"inputs":[{I}', "malformed"),
-            ('{"id":"1","model_name":"other","inputs":[{I}]}', ""),
-            ("", ""),
-        ],
-    )
-    def test_only_the_json_of_a_request(self, text: str, reason: str, gateway: Running, pixels: np.ndarray) -> None:
-        size = '"name":"pixels","shape":[1,32,32,3],"datatype":"UINT8","parameters":{"binary_data_size":3072}'
-        text = text or ' { "id" : "a\\u0022\\n", "inputs" : [ {I} ] ,\n"outputs":[],"parameters":{"a":-1.5e3}} '
-        head = text.replace("I}", f"{size}}}", 1).replace("{I", f"{{{size}").encode()
-        headers = {"Inference-Header-Content-Length": str(len(head))}
-        answer = request(gateway.http_url, INFER, head + pixels[:1].tobytes(), headers=headers)
-        assert answer.status == (400 if reason else 200), answer.body
-        if reason:
-            assert reason in answer.json()["error"]
-
     @pytest.mark.parametrize("length", [2**31 + 1000, 3_000_000_000, 2**32 + 1000])
     @pytest.mark.parametrize("path", [INFER, "/v2"])
     def test_no_length_wraps(self, length: int, path: str, gateway: Running) -> None:
@@ -321,20 +287,6 @@ class TestHttp:
             answer = connection.makefile("rb").read()
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
         assert text in answer.partition(b"\r\n\r\n")[2].decode()
-
-    @pytest.mark.parametrize("batch", [10**6, 2**32 + 1, 2**54 + 1])
-    def test_no_batch_wraps(self, batch: int, gateway: Running, pixels: np.ndarray) -> None:
-        """Triton computes 2**32 + 1 images as a single image."""
-        tensor = {"name": "pixels", "shape": [batch, *pixels.shape[1:]], "datatype": "UINT8"}
-        head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 3072}}]}).encode()
-        headers = {"Inference-Header-Content-Length": str(len(head))}
-        answer = request(gateway.http_url, INFER, head + bytes(3072), headers=headers)
-        assert (answer.status, answer.json()["error"]) == (400, "the first number of the shape is too large")
-        message = grpc_request("pixels", np.zeros((1, 32, 32, 3), np.uint8))
-        message.inputs[0].shape[0] = batch
-        with Stub(gateway.grpc_url) as stub:
-            code, text = stub.code("ModelInfer", message)
-        assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "the first number of the shape is too large")
 
     def test_raw_form(self, gateway: Running, bundle: Bundle, pixels: np.ndarray) -> None:
         answer = request(gateway.http_url, INFER, pixels[:1].tobytes(), headers=RAW)
@@ -493,47 +445,6 @@ class TestGrpc:
             assert "compressed" in text
             assert stub.call("ModelInfer", grpc_request("pixels", pixels))[0].model_name == "gmmvit_network"
 
-    @pytest.mark.parametrize("rows", [1, 30], ids=["in the buffer", "above the buffer"])
-    @pytest.mark.parametrize("field", ["uint_contents", "int_contents"])
-    def test_no_number_of_typed_contents_wraps(self, rows: int, field: str, gateway: Running) -> None:
-        message = service_pb2.ModelInferRequest(model_name="gmmvit_network", id="a")
-        message.parameters["priority"].int64_param = 1
-        tensor = message.inputs.add(name="pixels", datatype="UINT8", shape=[rows, 32, 32, 3])
-        tensor.parameters["unused"].bool_param = True
-        getattr(tensor.contents, field).extend([300] * rows * 3072)
-        message.outputs.add(name="logits")
-        with Stub(gateway.grpc_url) as stub:
-            code, text = stub.code("ModelInfer", message)
-            assert code == grpc.StatusCode.INVALID_ARGUMENT
-            assert "raw_input_contents" in text
-
-    @pytest.mark.parametrize("before", ["group", "unknown fields", "long name", "raw", "padded key", "unpacked shape"])
-    @pytest.mark.parametrize("batch", [1, 2**32 + 1], ids=["300", "batch"])
-    def test_no_field_hides_the_inputs(self, before: str, batch: int, gateway: Running) -> None:
-        """A group or 60,000 numbers in front of the inputs ended the search of the gateway: 300 became 44."""
-        named = service_pb2.ModelInferRequest(model_name="gmmvit_network").SerializeToString()
-        message = service_pb2.ModelInferRequest()
-        tensor = message.inputs.add(name="pixels", datatype="UINT8", shape=[batch, 32, 32, 3])
-        if batch == 1:
-            tensor.contents.uint_contents.extend([300] * 3072)
-        inputs = message.SerializeToString()
-        raw = b"\x3a\x80\x18" + bytes(3072)
-        rest = inputs if batch == 1 else inputs + raw
-        hidden = {
-            "group": b"\xa3\x06\xa4\x06" + rest,
-            "unknown fields": b"\xa0\x06\x01" * 60_000 + rest,
-            "long name": b"\x1a\x80\x80\x10" + b"i" * 2**18 + rest,
-            "raw": raw + inputs,
-            "padded key": b"\xaa\x00" + rest[1:],
-            "unpacked shape": rest.replace(b"\x1a", b"\x18\x01\x1a", 1),
-        }[before]
-        with Stub(gateway.grpc_url) as stub:
-            call = stub.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            with pytest.raises(grpc.RpcError) as caught:
-                call(named + hidden, timeout=10, metadata=stub.metadata)
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "too long" in caught.value.details() or "order of their numbers" in caught.value.details()
-
     def test_typed_contents_that_cannot_wrap_are_left_alone(self, gateway: Running) -> None:
         image = io.BytesIO()
         Image.new("RGB", (32, 32)).save(image, "PNG")
@@ -554,21 +465,6 @@ class TestGrpc:
                     call(body, timeout=10, metadata=stub.metadata)
                 assert caught.value.code() != grpc.StatusCode.INTERNAL, caught.value.details()
         assert request(gateway.http_url, "/v2").status == 200
-
-    @pytest.mark.parametrize("field", ["model_name", "model_version", "id", "input", "datatype", "shape", "output"])
-    def test_long_names_are_refused(self, field: str, gateway: Running) -> None:
-        """Triton repeats most of them in an error that HAProxy could not pass on: clients got UNAVAILABLE."""
-        message = grpc_request("pixels", np.zeros((1, 32, 32, 3), np.uint8))
-        if field == "shape":
-            message.inputs[0].shape.extend([1] * 100_000)
-        else:
-            places = {"input": (message.inputs[0], "name"), "datatype": (message.inputs[0], "datatype")}
-            places["output"] = (message.outputs[0], "name")
-            setattr(*places.get(field, (message, field)), "a" * 1_000_000)
-        with Stub(gateway.grpc_url) as stub:
-            code, text = stub.code("ModelInfer", message)
-        assert code == grpc.StatusCode.INVALID_ARGUMENT
-        assert "too long" in text
 
     def test_what_triton_refuses_keeps_its_status(self, gateway: Running) -> None:
         with Stub(gateway.grpc_url) as stub:

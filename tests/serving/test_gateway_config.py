@@ -45,7 +45,6 @@ from tests.cli.terminal import gmmvit_here, without_progress
 from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, request, require_haproxy
 from tests.waiting import wait_until
 
-PROGRAMS = ("messages.lua", "refuse.lua")
 HASH = hashlib.sha256(KEY.encode()).hexdigest().upper()
 PORTS = (8443, 8444, 8445)
 
@@ -215,8 +214,6 @@ class TestConfig:
         config.write_text(config_text(made))
         (tmp_path / "keys.map").write_text(f"{HASH} web\n")
         (tmp_path / "bundles.map").write_text(bundles_text(made.upstreams))
-        for name in PROGRAMS:
-            shutil.copy(Path(files.__file__).with_name(name), tmp_path)
         check_config(program, config)
 
     @pytest.mark.process
@@ -331,7 +328,7 @@ class TestOwnGateway:
         answer = gmmvit_here("gateway", bundle.path, "-o", out, *arguments, "--json")
         assert answer.status == 0, answer.err
         assert json.loads(answer.out)["checked_with"].startswith(haproxy_version(find_haproxy()))
-        names = ["bundles.map", "haproxy.cfg", "keys.map", *PROGRAMS, "tls.pem"]
+        names = ["bundles.map", "haproxy.cfg", "keys.map", "tls.pem"]
         assert sorted(file.name for file in out.iterdir()) == ["alerts.yml", *names]
         assert (out / "alerts.yml").read_bytes() == ALERTS.read_bytes()
         assert {(out / name).stat().st_mode & 0o777 for name in names} == {0o600}

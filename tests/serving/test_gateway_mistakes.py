@@ -18,7 +18,6 @@ from gmmvit_deploy.runtimes.programs.triton_errors import Request, error_from_tr
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.triton_http import Triton
 from gmmvit_deploy.serving.gateway.access_log import AccessLog
-from gmmvit_deploy.serving.gateway.expiry import expiry_of
 from gmmvit_deploy.serving.gateway.files import tls_pem
 from gmmvit_deploy.serving.gateway.keys import readable_by_others
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
@@ -41,13 +40,6 @@ def test_an_expired_certificate_is_refused_with_file_and_date(tmp_path: Path) ->
         with pytest.raises(InputError, match=rf"old\.\w+: the certificate expired on {day} at ") as caught:
             tls_pem(settings)
         assert "openssl x509 -noout -enddate" in caught.value.hint
-
-
-@pytest.mark.parametrize("days", [1, 20_000])  # the form of the date changes in 2050
-def test_expiry_is_that_of_the_certificate(days: int, tmp_path: Path) -> None:
-    pem = self_signed(tmp_path, days=days).both.read_text()
-    left = expiry_of(pem) - datetime.now(timezone.utc)
-    assert timedelta(0) <= timedelta(days=days) - left < timedelta(minutes=1)
 
 
 def test_the_client_of_an_expired_certificate_asks_the_operator() -> None:

@@ -4,9 +4,8 @@
             ──> frontend grpc ──> backend triton_grpc ──> Triton, gRPC
             ──> frontend metrics
 
-A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue.
-``refuse.lua`` answers after it has read the body, of strangers at most 1 MiB. A request that is not refused waits in
-its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself
+A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue. A
+request that is not refused waits in its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself
 then answers 503.
 
 Only a request whose whole body fits into a buffer may wait: HAProxy 2.6 cannot end an HTTP/2 stream properly before it
@@ -18,14 +17,13 @@ from __future__ import annotations
 
 import re
 
-from gmmvit_deploy.serving.gateway.grpc_frontend import grpc_errors, grpc_frontend
+from gmmvit_deploy.serving.gateway.grpc_frontend import GRPC_REFUSAL, grpc_errors, grpc_frontend
 from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, FRONT_HEADER, NOWHERE, GatewayOptions, Upstream
 from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
     CLIENT,
     COMPRESSED,
     INTERNAL_LOG,
-    LARGE_BATCH,
     LARGE_LENGTH,
     NO_KEY,
     NO_TIME,
@@ -50,7 +48,6 @@ _MOST_CONNECTIONS = 2000
 _MOST_STREAMS = 100
 """The maximum number of requests on a connection of HTTP/2.  With fewer, a client that sends three times the capacity
 on a single connection waits for itself, and never gets the refusals of the gateway."""
-_JSON_START = f"req.body,bytes(0,{MOST_JSON_HEADER_BYTES})"
 
 
 def config_text(options: GatewayOptions) -> str:
@@ -65,8 +62,8 @@ def config_text(options: GatewayOptions) -> str:
         _triton_grpc(options),
         *_metrics_backends(options),
         *_internal(options),
-        refusing("refusing_http", _http_errors()),
-        refusing("refusing_grpc", grpc_errors()),
+        refusing("refusing_http", _http_refusals(), _http_errors()),
+        refusing("refusing_grpc", [GRPC_REFUSAL], grpc_errors()),
     ]
     if options.front is not None:
         sections.append(_front(options))
@@ -86,9 +83,6 @@ def _global(options: GatewayOptions) -> list[str]:
         "hard-stop-after 30s",
         f"tune.bufsize {options.buffer_bytes}",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
-        # lua-load-per-thread finds a relative path for the first thread only: HAProxy does not start with more threads.
-        f"lua-load {options.files.refuse}",
-        f"lua-load {options.files.messages}",
     ]
     if options.threads:
         lines.append(f"nbthread {options.threads}")
@@ -158,9 +152,6 @@ def _http(options: GatewayOptions) -> list[str]:
         ),
         *_json_rules(options),
         f"http-request wait-for-body time {BODY_TIME_S}s if body_rules !refused",
-        f"http-request lua.gmmvit_json {'allow' if options.json_bytes else 'refuse'} if infer !refused",
-        # Triton keeps a batch in 32 bits.  HAProxy writes a number from 10**6 on with an exponent, such as 1e+06.
-        refuse(400, LARGE_BATCH, f"infer {{ {_JSON_START},json_query('$.inputs[0].shape[0]') -m sub e+ }}"),
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_http"),
         *overload_rules(options, 503, large, "body_rules"),
@@ -207,6 +198,17 @@ def _json_rules(options: GatewayOptions) -> list[str]:
         return [*rules, refuse(400, message, f"infer !{number}")]
     message = f"tensors in JSON are refused above {options.json_bytes} bytes; send binary tensors"
     return [*rules, refuse(400, message, f"infer !{given} {{ req.hdr_val(content-length) gt {options.json_bytes} }}")]
+
+
+def _http_refusals() -> list[str]:
+    """Return a rule for each status of a refused request, with the message as JSON."""
+    message = "%[var(txn.refused),bytes(4)]"  # behind the status and a space
+    body = f'content-type application/json lf-string \'{{"error":"{message}"}}\''
+    headers = {401: "hdr www-authenticate Bearer "}
+    return [
+        f"http-request return status {status} {headers.get(status, '')}{body} if {{ var(txn.refused) -m beg {status} }}"
+        for status in (400, 401, 404, 411, 413, 415, 503, 505)
+    ]
 
 
 def _http_errors() -> list[str]:

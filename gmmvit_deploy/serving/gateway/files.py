@@ -1,4 +1,4 @@
-"""Write the folder from which HAProxy runs: configuration, hashes of the keys, Lua program, certificate."""
+"""Write the folder from which HAProxy runs: configuration, hashes of the keys, certificate."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
-from gmmvit_deploy.serving.gateway.expiry import require_not_expired
 from gmmvit_deploy.serving.gateway.handover import buffer_bytes
 from gmmvit_deploy.serving.gateway.keys import map_text
 from gmmvit_deploy.serving.gateway.models import ServedModels, read_tuning
@@ -102,9 +103,23 @@ def tls_pem(settings: GatewaySettings) -> str:
             f"{named}: expected a certificate and its private key without a password, both in PEM form: {exc}",
             hint=_TLS_HINT,
         ) from exc
-    require_not_expired(paths[0], texts[0])
+    _require_not_expired(paths[0], texts[0])
     # An empty line ends a command to HAProxy, so the text must have none.
     return "".join(f"{line}\n" for text in texts for line in text.splitlines() if line.strip())
+
+
+def _require_not_expired(path: Path, pem: str) -> None:
+    """Refuse a file whose first certificate, which the gateway would send to clients, has expired.
+
+    Errors: InputError that names the file and the time.
+    """
+    x509 = require("cryptography.x509", package="cryptography", extra="serve")
+    expiry = x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc
+    if expiry <= datetime.now(timezone.utc):
+        raise InputError(
+            f"{path}: the certificate expired on {expiry:%Y-%m-%d} at {expiry:%H:%M} UTC, so clients would refuse it",
+            hint=f"replace {path} by a new certificate; openssl x509 -noout -enddate -in {path} prints the date",
+        )
 
 
 _TLS_HINT = "type --tls-cert CHAIN.pem --tls-key KEY.pem, or --tls-cert with a file that contains both"
@@ -116,8 +131,6 @@ def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], 
         CONFIG_FILE: config_text(options),
         options.files.keys: map_text(keys),
         options.files.bundles: bundles_text(options.upstreams),
-        options.files.refuse: (_HERE / "refuse.lua").read_text(encoding="utf-8"),
-        options.files.messages: (_HERE / "messages.lua").read_text(encoding="utf-8"),
         **({options.files.tls: pem} if pem else {}),
     }
     for name, text in texts.items():

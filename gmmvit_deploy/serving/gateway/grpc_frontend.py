@@ -17,8 +17,13 @@ from gmmvit_deploy.serving.gateway.rules import (
     waiting_bytes,
 )
 
-__all__ = ["GRPC_METHODS", "grpc_errors", "grpc_frontend"]
+__all__ = ["GRPC_METHODS", "GRPC_REFUSAL", "grpc_errors", "grpc_frontend"]
 
+GRPC_REFUSAL = (
+    "http-request return status 200 content-type application/grpc hdr grpc-status %[var(txn.refused),word(1,\\ )] "
+    "hdr grpc-message \"%[var(txn.refused),regsub('^[0-9]+ ','')]\""
+)
+"""The rule that answers a refused request with its status and its message."""
 GRPC_METHODS = (
     "ModelConfig",
     "ModelInfer",
@@ -62,9 +67,6 @@ def grpc_frontend(options: GatewayOptions) -> list[str]:
             f"{{ var(txn.length) -m int gt {options.max_body_bytes} }}",
         ),
         f"http-request wait-for-body time {BODY_TIME_S}s if !refused",
-        # Triton computes a batch of 2**32 + 1 as 1, and 300 in ``uint_contents`` as 44. With --allow-json, users accept
-        # both.
-        f"http-request lua.gmmvit_message {'allow' if options.json_bytes else 'refuse'} if infer !refused",
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_grpc"),
         *overload_rules(options, 8, large, "allowed"),

@@ -25,7 +25,6 @@ INSTALL_HAPROXY = "apt-get install haproxy"
 _LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
 _OLDEST = (2, 6)
 _LINES_KEPT = 100
-_POOLS = ("Dumping pools usage.", "  - Pool ", "Total: ")
 _END_S = 1.0
 
 
@@ -145,9 +144,9 @@ class HAProxy:
     def add_line(self, line: str) -> None:
         """Keep a message of HAProxy, and pass it on.
 
-        Messages about each start and each end, and the list of pools of `return_memory`, are left out.
+        Messages about each start and each end are left out.
         """
-        if line.startswith(("[NOTICE]", *_POOLS)) or "stopped (cumulated" in line or not line:
+        if line.startswith("[NOTICE]") or "stopped (cumulated" in line or not line:
             return
         self._lines.append(line)
         if self._on_log_line is not None:
@@ -179,11 +178,6 @@ class HAProxy:
         if old is not None:
             old.send_signal(signal.SIGUSR1)
             self._leaving.append(old)
-
-    def return_memory(self) -> None:
-        """Let HAProxy return the memory that it has freed to the system; requests wait for some milliseconds."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGQUIT)
 
     def last_words(self) -> str:
         return self._lines[-1] if self._lines else "HAProxy wrote no message"

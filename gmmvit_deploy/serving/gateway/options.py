@@ -148,15 +148,12 @@ class GatewayFiles:
     """Paths in the configuration of HAProxy, as written there.
 
     folder: of the configuration: relative paths are relative to it.
-    keys: the map of hashes of keys.  refuse: the Lua program that refuses requests.  messages: the Lua program that
-    checks what Triton would interpret.
+    keys: the map of hashes of keys.  bundles: the map of servers and their bundles.
     tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
     exporter: socket of the metrics of HAProxy, or "".
     """
 
     keys: str = "keys.map"
-    refuse: str = "refuse.lua"
-    messages: str = "messages.lua"
     bundles: str = "bundles.map"
     tls: str = ""
     socket: str = ""

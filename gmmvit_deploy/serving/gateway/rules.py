@@ -9,7 +9,6 @@ __all__ = [
     "CLIENT",
     "COMPRESSED",
     "INTERNAL_LOG",
-    "LARGE_BATCH",
     "LARGE_LENGTH",
     "NO_KEY",
     "NO_TIME",
@@ -45,7 +44,6 @@ OWN_ERRORS = {
     504: (4, "the server did not answer in time"),
 }
 """The answers of HAProxy itself: HTTP status → (status of gRPC, message)."""
-LARGE_BATCH = "the first number of the shape is too large"
 LARGE_LENGTH = "Content-Length is too large"
 _KEPT = "!{ var(txn.refused) -m found }"
 _MOST_PATH_BYTES = 1024
@@ -98,10 +96,12 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
     ]
 
 
-def refusing(name: str, errors: list[str]) -> list[str]:
+def refusing(name: str, answers: list[str], errors: list[str]) -> list[str]:
     """Return the backend that answers refused requests, with a bound on memory and time for strangers.
 
-    A request that is denied here does not wait for its body; after an answer of Lua, HAProxy waits for up to 60 s.
+    HAProxy 2.6 resets a stream of HTTP/2 that it answers before the end of the body, and a gRPC client then never sees
+    the status. So it answers after a body that fits into a buffer.
+    answers, errors: the rules that answer, and HAProxy's own errors.
     """
     return [
         f"backend {name}",
@@ -111,7 +111,7 @@ def refusing(name: str, errors: list[str]) -> list[str]:
             for clients, most in _MOST_REFUSED.items()
         ),
         f"http-request wait-for-body time {REFUSED_TIME_S}s",
-        "http-request use-service lua.gmmvit_refuse",
+        *answers,
         *errors,
     ]
 

@@ -29,7 +29,6 @@ from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.serving.gateway.access_log import AccessLog
 from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
 from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files
-from gmmvit_deploy.serving.gateway.freed_memory import FreedMemory
 from gmmvit_deploy.serving.gateway.handover import Changes, options_for
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_others
@@ -125,7 +124,6 @@ class Gateway:
         self._handler: Any = None
         self._states = self._file_states()
         self._looked = time.monotonic()
-        self._freed_memory = FreedMemory()
 
     @property
     def http_url(self) -> str:
@@ -218,9 +216,6 @@ class Gateway:
         if self._haproxy is not None and self._haproxy.ended:
             self._restart(self._haproxy)
         self._changes.carry_out(self._hand_over)
-        if self._haproxy is not None:
-            with suppress(ServerError):  # a HAProxy that does not answer
-                self._freed_memory.step(self._haproxy)
         if self._hangup or time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             states = self._file_states()
