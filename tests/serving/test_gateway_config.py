@@ -214,6 +214,7 @@ class TestConfig:
         config.write_text(config_text(made))
         (tmp_path / "keys.map").write_text(f"{HASH} web\n")
         (tmp_path / "bundles.map").write_text(bundles_text(made.upstreams))
+        shutil.copy(Path(files.__file__).with_name("refuse.lua"), tmp_path)
         check_config(program, config)
 
     @pytest.mark.process
@@ -328,7 +329,7 @@ class TestOwnGateway:
         answer = gmmvit_here("gateway", bundle.path, "-o", out, *arguments, "--json")
         assert answer.status == 0, answer.err
         assert json.loads(answer.out)["checked_with"].startswith(haproxy_version(find_haproxy()))
-        names = ["bundles.map", "haproxy.cfg", "keys.map", "tls.pem"]
+        names = ["bundles.map", "haproxy.cfg", "keys.map", "refuse.lua", "tls.pem"]
         assert sorted(file.name for file in out.iterdir()) == ["alerts.yml", *names]
         assert (out / "alerts.yml").read_bytes() == ALERTS.read_bytes()
         assert {(out / name).stat().st_mode & 0o777 for name in names} == {0o600}

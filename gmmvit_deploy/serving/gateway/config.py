@@ -4,8 +4,9 @@
             ──> frontend grpc ──> backend triton_grpc ──> Triton, gRPC
             ──> frontend metrics
 
-A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue. A
-request that is not refused waits in its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself
+A frontend refuses a request for the first of these reasons: path, key, encoding, length, JSON tensors, full queue.
+``refuse.lua`` answers after it has read the body, of strangers at most 1 MiB. A request that is not refused waits in
+its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself
 then answers 503.
 
 Only a request whose whole body fits into a buffer may wait: HAProxy 2.6 cannot end an HTTP/2 stream properly before it
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import re
 
-from gmmvit_deploy.serving.gateway.grpc_frontend import GRPC_REFUSAL, grpc_errors, grpc_frontend
+from gmmvit_deploy.serving.gateway.grpc_frontend import grpc_errors, grpc_frontend
 from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, FRONT_HEADER, NOWHERE, GatewayOptions, Upstream
 from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
@@ -62,8 +63,8 @@ def config_text(options: GatewayOptions) -> str:
         _triton_grpc(options),
         *_metrics_backends(options),
         *_internal(options),
-        refusing("refusing_http", _http_refusals(), _http_errors()),
-        refusing("refusing_grpc", [GRPC_REFUSAL], grpc_errors()),
+        refusing("refusing_http", _http_errors()),
+        refusing("refusing_grpc", grpc_errors()),
     ]
     if options.front is not None:
         sections.append(_front(options))
@@ -83,6 +84,8 @@ def _global(options: GatewayOptions) -> list[str]:
         "hard-stop-after 30s",
         f"tune.bufsize {options.buffer_bytes}",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
+        # lua-load-per-thread finds a relative path for the first thread only: HAProxy does not start with more threads.
+        f"lua-load {options.files.refuse}",
     ]
     if options.threads:
         lines.append(f"nbthread {options.threads}")
@@ -198,17 +201,6 @@ def _json_rules(options: GatewayOptions) -> list[str]:
         return [*rules, refuse(400, message, f"infer !{number}")]
     message = f"tensors in JSON are refused above {options.json_bytes} bytes; send binary tensors"
     return [*rules, refuse(400, message, f"infer !{given} {{ req.hdr_val(content-length) gt {options.json_bytes} }}")]
-
-
-def _http_refusals() -> list[str]:
-    """Return a rule for each status of a refused request, with the message as JSON."""
-    message = "%[var(txn.refused),bytes(4)]"  # behind the status and a space
-    body = f'content-type application/json lf-string \'{{"error":"{message}"}}\''
-    headers = {401: "hdr www-authenticate Bearer "}
-    return [
-        f"http-request return status {status} {headers.get(status, '')}{body} if {{ var(txn.refused) -m beg {status} }}"
-        for status in (400, 401, 404, 411, 413, 415, 503, 505)
-    ]
 
 
 def _http_errors() -> list[str]:

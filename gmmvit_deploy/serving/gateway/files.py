@@ -1,4 +1,4 @@
-"""Write the folder from which HAProxy runs: configuration, hashes of the keys, certificate."""
+"""Write the folder from which HAProxy runs: configuration, hashes of the keys, Lua program, certificate."""
 
 from __future__ import annotations
 
@@ -131,6 +131,7 @@ def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], 
         CONFIG_FILE: config_text(options),
         options.files.keys: map_text(keys),
         options.files.bundles: bundles_text(options.upstreams),
+        options.files.refuse: (_HERE / "refuse.lua").read_text(encoding="utf-8"),
         **({options.files.tls: pem} if pem else {}),
     }
     for name, text in texts.items():

@@ -17,13 +17,8 @@ from gmmvit_deploy.serving.gateway.rules import (
     waiting_bytes,
 )
 
-__all__ = ["GRPC_METHODS", "GRPC_REFUSAL", "grpc_errors", "grpc_frontend"]
+__all__ = ["GRPC_METHODS", "grpc_errors", "grpc_frontend"]
 
-GRPC_REFUSAL = (
-    "http-request return status 200 content-type application/grpc hdr grpc-status %[var(txn.refused),word(1,\\ )] "
-    "hdr grpc-message \"%[var(txn.refused),regsub('^[0-9]+ ','')]\""
-)
-"""The rule that answers a refused request with its status and its message."""
 GRPC_METHODS = (
     "ModelConfig",
     "ModelInfer",

@@ -149,11 +149,13 @@ class GatewayFiles:
 
     folder: of the configuration: relative paths are relative to it.
     keys: the map of hashes of keys.  bundles: the map of servers and their bundles.
+    refuse: the Lua program that answers refused requests after their bodies.
     tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
     exporter: socket of the metrics of HAProxy, or "".
     """
 
     keys: str = "keys.map"
+    refuse: str = "refuse.lua"
     bundles: str = "bundles.map"
     tls: str = ""
     socket: str = ""

@@ -41,7 +41,7 @@ def gateway_folder(
     name: str = "gmmvit",
     force: bool = False,
 ) -> OwnGateway:
-    """Write ``haproxy.cfg`` and its files to ``out``: hashes of the keys, certificate and private key.
+    """Write ``haproxy.cfg`` and its files to ``out``: hashes of the keys, the Lua program, certificate and private key.
 
     ``alerts.yml`` beside them has alert rules for Prometheus.
 

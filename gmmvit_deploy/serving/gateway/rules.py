@@ -96,12 +96,10 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
     ]
 
 
-def refusing(name: str, answers: list[str], errors: list[str]) -> list[str]:
+def refusing(name: str, errors: list[str]) -> list[str]:
     """Return the backend that answers refused requests, with a bound on memory and time for strangers.
 
-    HAProxy 2.6 resets a stream of HTTP/2 that it answers before the end of the body, and a gRPC client then never sees
-    the status. So it answers after a body that fits into a buffer.
-    answers, errors: the rules that answer, and HAProxy's own errors.
+    A request that is denied here does not wait for its body; after an answer of Lua, HAProxy waits for up to 60 s.
     """
     return [
         f"backend {name}",
@@ -111,7 +109,7 @@ def refusing(name: str, answers: list[str], errors: list[str]) -> list[str]:
             for clients, most in _MOST_REFUSED.items()
         ),
         f"http-request wait-for-body time {REFUSED_TIME_S}s",
-        *answers,
+        "http-request use-service lua.gmmvit_refuse",
         *errors,
     ]
 
