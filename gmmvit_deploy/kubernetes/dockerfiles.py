@@ -20,7 +20,6 @@ __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "ima
 
 _SERVES = (
     "cryptography",
-    "httpx",
     "numpy",
     "pillow",
     "python-multipart",

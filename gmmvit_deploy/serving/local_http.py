@@ -6,11 +6,9 @@ import http.client
 import socket
 import threading
 import urllib.request
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import cast
 
-__all__ = ["HttpThread", "answers", "headers_from_url", "text_from_url"]
+__all__ = ["HttpThread", "answers", "text_from_url"]
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -19,12 +17,6 @@ def text_from_url(url: str, *, timeout_s: float) -> str:
     """Return the body of an HTTP answer.  Errors: OSError, HTTPException."""
     with _DIRECT.open(url, timeout=timeout_s) as answer:
         return bytes(answer.read()).decode(errors="replace")
-
-
-def headers_from_url(url: str, *, timeout_s: float) -> Mapping[str, str]:
-    """Return the headers of an HTTP answer; names in any case.  Errors: OSError, HTTPException."""
-    with _DIRECT.open(url, timeout=timeout_s) as answer:
-        return cast("Mapping[str, str]", answer.headers)
 
 
 def answers(url: str, *, timeout_s: float) -> bool:

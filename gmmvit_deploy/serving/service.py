@@ -6,8 +6,7 @@ GatewayService    server + supervisor on loopback, and in front of it HAProxy an
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
 
-__all__ = ["BareService", "FrontKeeper", "GatewayService", "Service", "start_gateway"]
+__all__ = ["BareService", "FrontKeeper", "GatewayService", "Service", "metric_sources", "started_front"]
 
 _LOOPBACK = "127.0.0.1"
 _MOST_FRONT_RESTARTS = 20
@@ -159,8 +158,14 @@ class GatewayService(Service):
         server.start(cancelled=cancelled)
         if cancelled():
             return
-        sources = {"supervisor": self._supervisor.metrics.text}
-        self.front = start_gateway(self.gateway, server, self._opened, note=self._note, sources=sources)
+        self.front = started_front(self.gateway, server, note=self._note)
+        if self.front is not None:
+            self._opened.callback(self.front.stop)
+        self._opened.callback(self.gateway.stop)
+        sources = {"supervisor": self._supervisor.metrics.text, **metric_sources(self.gateway)}
+        if self.front is not None:
+            sources["front"] = self.front.metrics_text
+        self.gateway.start(server, front=self.front.front if self.front else None, sources=sources)
 
     def run(self, stopped: Callable[[], bool]) -> None:
         if self._supervisor is not None:
@@ -181,90 +186,81 @@ class GatewayService(Service):
             self._supervisor.server.kill_now()
 
 
-def start_gateway(
-    gateway: Gateway,
-    server: TritonServer,
-    opened: ExitStack,
-    *,
-    note: Callable[[str], None],
-    sources: Mapping[str, Callable[[], str]],
-    rollouts: bool = False,
-) -> FrontKeeper | None:
-    """Start the gateway in front of a ready server, with the front if it can answer; both end with ``opened``.
-
-    Returns the front, or None if no model takes encoded images or a package of the front is not installed; ``note``
-    gets the reason.
-    sources, rollouts: as for `Gateway.start`.
-    Errors: those of `Gateway.start`, and ServerError when the front does not start.
-    """
-    keeper: FrontKeeper | None = None
-    model = read_models(server.repository).ensemble
-    if model:
-        try:
-            bounds = queue_bounds(gateway.settings, server.repository)
-            keeper = FrontKeeper(gateway.internal_url, model, gateway.settings, bounds=bounds, on_log_line=note)
-        except MissingDependencyError as exc:
-            note(f"front: POST /classify is not offered: {exc}")
-    else:
-        note("front: POST /classify is not offered: no model of the repository takes encoded images")
-    if keeper is not None:
-        opened.callback(keeper.stop)
-    opened.callback(gateway.stop)
+def metric_sources(gateway: Gateway) -> dict[str, Callable[[], str]]:
+    """Return the sources of a service's metrics that are no part of it: the file systems that it writes to."""
     log = gateway.settings.access_log
-    own: dict[str, Callable[[], str]] = {
-        "filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))
-    }
-    if keeper is not None:
-        own["front"] = keeper.metrics_text
-    gateway.start(server, front=keeper.front if keeper else None, sources={**own, **sources}, rollouts=rollouts)
-    if keeper is not None:
+    return {"filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))}
+
+
+def started_front(gateway: Gateway, server: TritonServer, *, note: Callable[[str], None]) -> FrontKeeper | None:
+    """Start the front of a ready server, and wait until it answers.
+
+    Returns None if no model takes encoded images or a package of the front is not installed; ``note`` gets the reason.
+    Errors: ServerError when the front does not start.
+    """
+    model = read_models(server.repository).ensemble
+    if not model:
+        note("front: POST /classify is not offered: no model of the repository takes encoded images")
+        return None
+    bounds = queue_bounds(gateway.settings, server.repository)
+    try:
+        keeper = FrontKeeper(
+            server.grpc_url, model, gateway.settings, bounds=bounds, secret=gateway.front_secret, on_log_line=note
+        )
+    except MissingDependencyError as exc:
+        note(f"front: POST /classify is not offered: {exc}")
+        return None
+    try:
         keeper.wait_ready()
+    except BaseException:
+        keeper.stop()
+        raise
     return keeper
 
 
 class FrontKeeper:
     """Keeps a front running on a port: starts the front again when it has ended.
 
-    port: the port on 127.0.0.1.  secret: the value of `FRONT_HEADER` in each request from the gateway.
+    port: the port on 127.0.0.1.
     restarts: how often the front was started again.
     """
 
     def __init__(
         self,
-        triton_http_url: str,
+        triton_url: str,
         model: str,
         settings: GatewaySettings,
         *,
         bounds: tuple[int, int],
+        secret: str,
         on_log_line: Callable[[str], None],
     ) -> None:
-        """Start the front, which is ready as soon as the gateway runs.
+        """Start the front.
 
-        triton_http_url: where the front sends its requests to Triton.  model: the ensemble that takes encoded images.
-        bounds: (requests in flight, timeout in ms) of the gateway's queue, which is the only queue: the front takes as
-        many requests as the gateway permits.
+        triton_url: the gRPC address of the server.  model: the ensemble that takes encoded images.
+        bounds: (requests in flight, timeout in ms) of the gateway's queue. The queue of the front has the same limits.
+        secret: the value of `FRONT_HEADER` in each request from the gateway.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
         """
-        self.secret = secrets.token_hex(16)
-        self._url = triton_http_url
+        self._secret = secret
         self._options = FrontOptions(
-            triton_url=triton_http_url,
+            triton_url=triton_url,
             model=model,
             max_body_bytes=settings.max_body_bytes,
             max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, settings.max_body_bytes),
             max_requests=bounds[0] + settings.queue_limit,
-            max_running=bounds[0] + settings.queue_limit,
+            max_running=bounds[0],
             queue_timeout_s=bounds[1] / 1000,
         )
         self._note = on_log_line
         self.restarts = 0
-        self._front: FrontProcess = start_front(triton_http_url, 0, self.secret, options=self._options)
+        self._front: FrontProcess = start_front(self._options, secret)
         self.port = self._front.port
 
     @property
     def front(self) -> Front:
         """What the gateway must know about the front."""
-        return Front(port=self.port, secret=self.secret, model=self._options.model)
+        return Front(port=self.port, secret=self._secret, model=self._options.model)
 
     def wait_ready(self) -> None:
         """Wait until the front answers.  Errors: ServerError when it does not start."""
@@ -279,7 +275,7 @@ class FrontKeeper:
         if self.restarts > _MOST_FRONT_RESTARTS:
             raise ServerError(f"the front ended {self.restarts} times, the last time with exit status {status}")
         self._note(f"front: ended with exit status {status}, and is started again")
-        self._front = start_front(self._url, self.port, self.secret, options=self._options)
+        self._front = start_front(self._options, self._secret, port=self.port)
 
     @property
     def pid(self) -> int:

@@ -85,7 +85,7 @@ def open_gateway(triton: Running, tmp_path_factory: pytest.TempPathFactory) -> I
     """Start a gateway with these settings in front of a server, by default `triton`."""
     opened: list[Gateway] = []
 
-    def start(server: Any = triton, on_log_line: Any = None, **settings: Any) -> Gateway:
+    def start(server: Any = triton, on_log_line: Any = None, front: Any = None, **settings: Any) -> Gateway:
         folder = tmp_path_factory.mktemp("gateway")
         settings = {
             "keys": key_file(folder),
@@ -96,7 +96,7 @@ def open_gateway(triton: Running, tmp_path_factory: pytest.TempPathFactory) -> I
         gateway = Gateway(GatewaySettings(**settings), **FREE_PORTS, on_log_line=on_log_line)
         opened.append(gateway)
         gateway.admin_secret = SECRET
-        gateway.start(server)
+        gateway.start(server, front=front)
         return gateway
 
     yield start

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import httpx
-import numpy as np
 import pytest
 
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.runtimes.programs.triton_errors import Request, error_from_transport
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FrontOptions
-from gmmvit_deploy.serving.front.triton_http import Triton
 from gmmvit_deploy.serving.gateway.access_log import AccessLog
 from gmmvit_deploy.serving.gateway.files import tls_pem
 from gmmvit_deploy.serving.gateway.keys import readable_by_others
@@ -114,54 +108,3 @@ def test_serving_a_path_that_does_not_exist(tmp_path: Path) -> None:
         answer = gmmvit_here("serve", tmp_path / "nobundle", *options)
         assert answer.status == 1
         assert answer.err.splitlines()[-2].endswith("nobundle: no such folder")
-
-
-def test_the_answer_of_a_server_that_ends_is_asked_for_again() -> None:
-    """A rollout is aborted between the answer of the new server and the question for the labels of that answer."""
-    canary = iter([True])
-    configs = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET":
-            configs.append(request.url.path)
-            texts = {"labels": json.dumps(["cat", "dog"]), "gmmvit_bundle_sha256": "old"}
-            parameters = {name: {"string_value": text} for name, text in texts.items()}
-            config = {"parameters": parameters, "max_batch_size": 8, "output": [{"name": "logits"}]}
-            return httpx.Response(200, json=config)
-        header = json.dumps({"outputs": [{"name": "logits", "datatype": "FP32", "shape": [1, 2]}]}).encode()
-        bundle = "new" if next(canary, False) else "old"
-        headers = {"Inference-Header-Content-Length": str(len(header)), BUNDLE_HEADER: bundle}
-        return httpx.Response(200, content=header + np.float32([1, 2]).tobytes(), headers=headers)
-
-    async def asked() -> None:
-        async with Triton(FrontOptions(triton_url="http://127.0.0.1:1")) as triton:
-            await triton._client.aclose()
-            triton._client = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://127.0.0.1:1")
-            logits, model = await triton.answer([b"image"])
-            assert (model.bundle, logits.tolist()) == ("old", [[1, 2]])
-
-    asyncio.run(asked())
-    assert len(configs) > 1
-
-
-def test_a_connection_that_breaks_is_replaced() -> None:
-    connections = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        connections.append(writer)
-        if len(connections) == 2:
-            texts = {"labels": json.dumps(["cat", "dog"]), "gmmvit_bundle_sha256": "ab"}
-            parameters = {name: {"string_value": text} for name, text in texts.items()}
-            body = json.dumps({"parameters": parameters, "max_batch_size": 8, "output": [{"name": "logits"}]})
-            writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        writer.close()
-
-    async def asked() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            async with Triton(FrontOptions(triton_url=f"http://127.0.0.1:{port}")) as triton:
-                assert (await triton.model()).bundle == "ab"
-
-    asyncio.run(asked())
-    assert len(connections) == 2

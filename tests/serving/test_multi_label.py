@@ -220,7 +220,7 @@ def test_classify_prints_the_labels_above_their_thresholds(multi: Bundle, folder
 
 def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
     secret = os.urandom(16).hex()
-    with start_front(server.http_url, 0, secret, options=FrontOptions(triton_url=server.http_url)) as front:
+    with start_front(FrontOptions(triton_url=server.grpc_url), secret) as front:
         front.wait_ready()
         answer = httpx.post(
             f"{front.url}/classify?top=1", content=(folder / "0.png").read_bytes(), headers={FRONT_HEADER: secret}

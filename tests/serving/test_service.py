@@ -72,7 +72,7 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
 
     def count() -> int:
         lines = request(service.metrics_url, "/metrics").body.decode().splitlines()
-        name = 'haproxy_backend_current_sessions{proxy="triton_http"} '
+        name = 'haproxy_backend_current_sessions{proxy="front"} '
         return sum(int(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     with GatewayService(ServerOptions(**FREE_PORTS), settings) as service, ThreadPoolExecutor(2) as pool:

@@ -41,7 +41,7 @@ from gmmvit_deploy.serving.front.options import (
     FrontOptions,
 )
 from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
-from gmmvit_deploy.serving.front.triton_http import Triton
+from gmmvit_deploy.serving.front.triton import Triton
 from gmmvit_deploy.serving.front.uploads import Room, body_length, content_type, images_from_body, receive_body
 
 __all__ = ["front_app"]
@@ -109,7 +109,7 @@ class _Front:
                 raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
             top = _top(request, len(model.label_set.labels))
             images = images_from_body(body, boundary, model.max_batch)
-            logits, model = await self._triton.answer(images)
+            logits = await self._triton.logits(images)
         finally:
             self._running.release()
         predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]

@@ -37,7 +37,7 @@ RETRY_AFTER_S = 1
 class FrontOptions:
     """Options of the front.
 
-    triton_url: the HTTP address of the Triton server, ``http://127.0.0.1:PORT``.
+    triton_url: the gRPC address of the Triton server, ``grpc://127.0.0.1:PORT``.
     model: the name of the ensemble.
     max_body_bytes: the maximum size of a request's body.
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.

@@ -23,7 +23,7 @@ __all__ = ["FrontProcess", "start_front"]
 
 _HOST = "127.0.0.1"
 _LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
-_PACKAGES = ("starlette", "uvicorn", "httpx", "python_multipart")
+_PACKAGES = ("starlette", "uvicorn", "tritonclient", "python_multipart")
 _EXIT_TIMEOUT_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05
 _BACKLOG = 128
@@ -84,25 +84,19 @@ class FrontProcess:
         self.stop()
 
 
-def start_front(
-    triton_http_url: str, port: int = 0, secret: str = "", *, options: FrontOptions | None = None
-) -> FrontProcess:
+def start_front(options: FrontOptions, secret: str, *, port: int = 0) -> FrontProcess:
     """Start the front as a process of its own on a loopback port.
 
     Start the front from the main thread: Linux stops the front when the thread that started it ends.
-    triton_http_url: the address of Triton's HTTP port.  port: the port to listen on; 0 means any free port.
     secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request.
-    options: limits and timeouts; ``triton_http_url`` must be the address in these options.
+    port: the port to listen on; 0 means any free port.
     Errors:
-        InputError: the secret is empty, or ``options`` name another server.
+        InputError: the secret is empty.
         MissingDependencyError: a package of the extra ``serve`` is not installed.
         ServerError: the port cannot be opened.
     """
-    options = options or FrontOptions(triton_url=triton_http_url)
     if not secret:
         raise InputError("front: expected a secret, got an empty text")
-    if options.triton_url != triton_http_url:
-        raise InputError(f"front: triton_url: expected {triton_http_url}, got {options.triton_url}")
     for package in _PACKAGES:
         require(package, package=package.replace("_", "-"), extra="serve")
     with listening_socket(_HOST, port, "front", backlog=_BACKLOG) as listening:

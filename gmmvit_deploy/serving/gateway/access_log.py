@@ -21,8 +21,6 @@ __all__ = ["AccessLog"]
 
 _PIPE_BYTES = 1 << 20  # the maximum for users without privileges; about 2,500 lines
 _READ_BYTES = 1 << 16
-_INTERNAL = b'{"internal"'
-"""The begin of a line for a request of the front, whose request by the client has a line of its own."""
 _PAUSE_S = 0.02
 """The time between two reads: a wake-up for many lines instead of a wake-up for each line."""
 
@@ -68,7 +66,7 @@ class AccessLog:
         os.close(self._target)
 
     def _write(self, lines: list[bytes]) -> None:
-        requests = b"".join(line + b"\n" for line in lines if line.startswith(b"{") and not line.startswith(_INTERNAL))
+        requests = b"".join(line + b"\n" for line in lines if line.startswith(b"{"))
         with contextlib.suppress(OSError):  # the disk is full, or the reader of stderr has ended
             while requests:
                 requests = requests[os.write(self._target, requests) :]

@@ -24,10 +24,8 @@ from gmmvit_deploy.serving.gateway.rules import (
     BODY_TIME_S,
     CLIENT,
     COMPRESSED,
-    INTERNAL_LOG,
     LARGE_LENGTH,
     NO_KEY,
-    NO_TIME,
     OWN_ERRORS,
     UNKNOWN,
     arrival,
@@ -62,7 +60,6 @@ def config_text(options: GatewayOptions) -> str:
         _triton_http(options),
         _triton_grpc(options),
         *_metrics_backends(options),
-        *_internal(options),
         refusing("refusing_http", _http_errors()),
         refusing("refusing_grpc", grpc_errors()),
     ]
@@ -157,7 +154,7 @@ def _http(options: GatewayOptions) -> list[str]:
         f"http-request wait-for-body time {BODY_TIME_S}s if body_rules !refused",
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_http"),
-        *overload_rules(options, 503, large, "body_rules"),
+        *overload_rules(options, 503, large, "infer"),  # the front has a queue of its own, with the same limits
     ]
     if options.admin is not None:
         lines.append(f"http-request set-header {options.admin[0]} {options.admin[1]} if statistics")
@@ -230,12 +227,12 @@ def _metrics(options: GatewayOptions) -> list[str]:
 
 
 def _servers(options: GatewayOptions, address: str, extra: str) -> list[str]:
-    return [
-        f"server {upstream.name} {getattr(upstream, address)} maxconn {options.in_flight} weight {upstream.weight} "
-        + extra.format(upstream.name)
-        + (" disabled" if upstream.http == NOWHERE else "")
-        for upstream in options.upstreams
-    ]
+    lines = []
+    for upstream in options.upstreams:
+        where = getattr(upstream, address) or NOWHERE
+        line = f"server {upstream.name} {where} weight {upstream.weight} {extra.format(upstream.name)}"
+        lines.append(line + (" disabled" if where == NOWHERE else ""))
+    return lines
 
 
 def _bundle(options: GatewayOptions) -> list[str]:
@@ -269,7 +266,7 @@ def _triton_http(options: GatewayOptions) -> list[str]:
         "http-check expect status 200",
         *_bundle(options),
         *_http_errors(),
-        *_servers(options, "http", f"check inter {_HEALTH_INTERVAL_S}s fall 2 rise 1"),
+        *_servers(options, "http", f"maxconn {options.in_flight} check inter {_HEALTH_INTERVAL_S}s fall 2 rise 1"),
     ]
 
 
@@ -278,7 +275,7 @@ def _triton_grpc(options: GatewayOptions) -> list[str]:
         "backend triton_grpc",
         *_bundle(options),
         *grpc_errors(),
-        *_servers(options, "grpc", "proto h2 track triton_http/{}"),
+        *_servers(options, "grpc", f"maxconn {options.in_flight} proto h2 track triton_http/{{}}"),
     ]
 
 
@@ -297,19 +294,10 @@ def _front(options: GatewayOptions) -> list[str]:
     return [
         "backend front",
         f"http-request set-header {FRONT_HEADER} {options.front.secret}",
+        *_bundle(options),
         *_http_errors(),
-        # No request waits here: the only queue is that of triton_http, which the front uses, too.
-        f"server front 127.0.0.1:{options.front.port}",
+        *_servers(options, "front", "track triton_http/{}"),
     ]
-
-
-def _internal(options: GatewayOptions) -> list[list[str]]:
-    """Return the frontend on loopback through which the front reaches the server that a rollout has chosen."""
-    if not options.internal_bind:
-        return []
-    log = [f"log {options.access_log} len 8192 format raw local0", f"log-format '{INTERNAL_LOG}'", NO_TIME]
-    path = "http-request set-var(txn.path) path"
-    return [["frontend internal", f"bind {options.internal_bind}", *log, path, "default_backend triton_http"]]
 
 
 def _exporter(socket: str) -> list[str]:

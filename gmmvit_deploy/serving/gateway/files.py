@@ -18,6 +18,7 @@ from gmmvit_deploy.serving.gateway.models import ServedModels, read_tuning
 from gmmvit_deploy.serving.gateway.options import (
     DEFAULT_IN_FLIGHT,
     DEFAULT_QUEUE_TIMEOUT_MS,
+    Front,
     GatewayFiles,
     GatewayOptions,
     GatewaySettings,
@@ -55,6 +56,7 @@ def gateway_options(
     binds: Mapping[str, str],
     upstreams: tuple[Upstream, ...],
     files: GatewayFiles,
+    front: Front | None = None,
 ) -> GatewayOptions:
     """Combine what the user chose with what the repository states.
 
@@ -76,7 +78,7 @@ def gateway_options(
         in_flight=in_flight,
         queue_limit=settings.queue_limit,
         queue_timeout_ms=timeout,
-        front=settings.front,
+        front=front,
     )
 
 

@@ -50,7 +50,7 @@ DEFAULT_QUEUE_TIMEOUT_MS = 250
 class Front:
     """A web service for clients without a client library: HTTP on a loopback port, behind the gateway.
 
-    port: the port of the service on 127.0.0.1.
+    port: the port on 127.0.0.1 of the service that asks the first server.
     secret: the value of the header `FRONT_HEADER` in every request from the gateway.
     model: the model that answers, for the access log.
     """
@@ -75,7 +75,6 @@ class GatewaySettings:
     queue_limit: the number of requests that may wait in the gateway; HTTP and gRPC are counted together.
     queue_timeout_ms: the maximum time that a request waits; None means the latency limit of ``gmmvit tune``, else 250.
     access_log: the file to which a line of JSON is appended for each request; None means stderr.
-    front: the service behind ``/classify``; None refuses this path.
     Errors: InputError when a value is invalid, or when keys would cross a network without TLS.
     """
 
@@ -90,7 +89,6 @@ class GatewaySettings:
     queue_limit: int = DEFAULT_QUEUE_LIMIT
     queue_timeout_ms: int | None = None
     access_log: Path | None = None
-    front: Front | None = None
 
     def __post_init__(self) -> None:
         least = {"max_body_bytes": 1024, "json_bytes": 0, "in_flight": 1, "queue_limit": 0, "queue_timeout_ms": 1}
@@ -117,6 +115,7 @@ class Upstream:
     name: the name of the server in the log and in the metrics.  bundle: the SHA-256 of the bundle that is served, or
     "" if the repository does not state a bundle.
     http, grpc, metrics: addresses in the form HOST:PORT.
+    front: the address of the service behind ``/classify`` that asks this server, or "".
     weight: its share of the requests is weight / the sum of all weights, from 0 to 256.
     """
 
@@ -125,6 +124,7 @@ class Upstream:
     grpc: str
     metrics: str
     bundle: str
+    front: str = ""
     weight: int = 256
 
 
@@ -172,9 +172,9 @@ class GatewayOptions:
     health: the check of a server.
     buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait, see `gateway.config`.
     threads: the number of HAProxy's threads; 0 means a thread for each core.
-    max_body_bytes, json_bytes, in_flight, queue_limit, queue_timeout_ms, front: as in `GatewaySettings`.
+    max_body_bytes, json_bytes, in_flight, queue_limit, queue_timeout_ms: as in `GatewaySettings`.
+    front: the service behind ``/classify``; None refuses this path.
     access_log: the target of the log: ``stderr``, ``fd@N``, or the address of a syslog server.
-    internal_bind: where the front sends its requests to Triton, ADDRESS:PORT or ``fd@N``; "" leaves this out.
     metrics_address: HOST:PORT of a server that answers ``/metrics`` with all metrics; "" leaves this path out.
     admin: (header, secret) that Triton requires for its statistics, or None.
     """
@@ -194,7 +194,6 @@ class GatewayOptions:
     queue_limit: int = DEFAULT_QUEUE_LIMIT
     queue_timeout_ms: int = DEFAULT_QUEUE_TIMEOUT_MS
     access_log: str = "stderr"
-    internal_bind: str = ""
     metrics_address: str = ""
     admin: tuple[str, str] | None = None
     front: Front | None = None

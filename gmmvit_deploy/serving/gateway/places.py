@@ -17,26 +17,31 @@ from dataclasses import replace
 
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy
-from gmmvit_deploy.serving.gateway.options import NOWHERE, PLACES, GatewayFiles, Upstream
+from gmmvit_deploy.serving.gateway.options import NOWHERE, PLACES, Front, GatewayFiles, Upstream
 from gmmvit_deploy.serving.server import TritonServer
 
 __all__ = ["Places", "first_upstreams"]
 
 _BACKENDS = ("triton_http", "triton_grpc")
+_FRONT = "front"
+"""The backend of the services behind ``/classify``, one for each server."""
 _PATIENCE_S = 15.0
 """The maximum time in which a HAProxy that has ended is started again."""
 _POLL_S = 0.05
 
 
-def first_upstreams(server: TritonServer, bundle: str, *, rollouts: bool) -> tuple[Upstream, ...]:
+def first_upstreams(
+    server: TritonServer, bundle: str, *, front: Front | None = None, rollouts: bool
+) -> tuple[Upstream, ...]:
     """Return the servers with which the gateway starts.
 
-    rollouts: True for two places, of which the second is free.
+    front: the service behind ``/classify``, or None.  rollouts: True for two places, of which the second is free.
     """
+    port = front.port if front is not None else 0
     if not rollouts:
-        return (_upstream("triton", server, bundle),)
+        return (_upstream("triton", server, bundle, port),)
     free = Upstream(name=PLACES[1], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, bundle="", weight=0)
-    return _upstream(PLACES[0], server, bundle), free
+    return _upstream(PLACES[0], server, bundle, port), free
 
 
 class Places:
@@ -48,23 +53,29 @@ class Places:
     upstreams: the servers in the places, as a HAProxy that is started again must know them.
     """
 
-    def __init__(self, haproxy: HAProxy, upstreams: tuple[Upstream, ...]) -> None:
+    def __init__(self, haproxy: HAProxy, upstreams: tuple[Upstream, ...], *, front: bool) -> None:
+        """front: True if HAProxy has a backend for ``/classify``."""
         self._haproxy = haproxy
+        self._backends = (*_BACKENDS, _FRONT) if front else _BACKENDS
         self._upstreams = {upstream.name: upstream for upstream in upstreams}
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
         return tuple(self._upstreams.values())
 
-    def put(self, name: str, server: TritonServer, bundle: str) -> None:
+    def put(self, name: str, server: TritonServer, bundle: str, *, front_port: int = 0) -> None:
         """Let a ready server take a place, without requests.
 
         bundle: the SHA-256 of the server's bundle, which every answer of the server states.
+        front_port: of the service behind ``/classify`` that asks this server; 0 without the service.
         Errors: ServerError when HAProxy refuses a command.
         """
-        self._upstreams[name] = replace(_upstream(name, server, bundle), weight=0)
+        self._upstreams[name] = replace(_upstream(name, server, bundle, front_port), weight=0)
         self._set_bundle(name, bundle)
-        for backend, port in zip(_BACKENDS, (server.http_port, server.grpc_port), strict=True):
+        ports = (server.http_port, server.grpc_port, front_port)
+        for backend, port in zip(self._backends, ports, strict=False):
+            if port == 0:
+                continue  # the place stays in maintenance: this server answers no images
             self._command(f"set server {backend}/{name} addr {server.options.host} port {port}", expected="")
             self._command(f"set weight {backend}/{name} 0")
             self._command(f"set server {backend}/{name} state ready")
@@ -78,25 +89,27 @@ class Places:
         """
         for name, weight in sorted(weights.items(), key=lambda item: -item[1]):
             self._upstreams[name] = replace(self._upstreams[name], weight=weight)
-            for backend in _BACKENDS:
+            for backend in self._backends:
                 self._command(f"set weight {backend}/{name} {weight}")
 
     def in_progress(self, name: str) -> int:
-        """Return the number of requests of both protocols that the place works on, or that wait for it."""
+        """Return the number of requests that the place works on, or that wait for it."""
         return sum(int(row[field] or 0) for row in self._rows(name) for field in ("scur", "qcur"))
 
     def is_up(self, name: str) -> bool:
         """Return whether HAProxy passes requests of both protocols to the place."""
-        rows = self._rows(name)
+        rows = [row for row in self._rows(name) if row["pxname"] in _BACKENDS]
         return len(rows) == len(_BACKENDS) and all(
             row["status"].startswith("UP") and int(row["weight"] or 0) > 0 for row in rows
         )
 
     def free(self, name: str) -> None:
         """Close the connections to a place that has no requests.  Errors: ServerError."""
-        for backend in _BACKENDS:
+        for backend in self._backends:
             self._command(f"set server {backend}/{name} state maint")
-        self._upstreams[name] = replace(self._upstreams[name], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, weight=0)
+        self._upstreams[name] = replace(
+            self._upstreams[name], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, front="", weight=0
+        )
 
     def _set_bundle(self, name: str, bundle: str) -> None:
         files = GatewayFiles()
@@ -114,7 +127,7 @@ class Places:
 
     def _rows(self, name: str) -> list[dict[str, str]]:
         rows = csv.DictReader(io.StringIO(self._answer("show stat").lstrip("# ")))
-        return [row for row in rows if row["pxname"] in _BACKENDS and row["svname"] == name]
+        return [row for row in rows if row["pxname"] in self._backends and row["svname"] == name]
 
     def _answer(self, text: str) -> str:
         deadline = time.monotonic() + _PATIENCE_S
@@ -127,7 +140,7 @@ class Places:
                 time.sleep(_POLL_S)
 
 
-def _upstream(name: str, server: TritonServer, bundle: str) -> Upstream:
+def _upstream(name: str, server: TritonServer, bundle: str, front_port: int) -> Upstream:
     host = server.options.host
     return Upstream(
         name=name,
@@ -135,4 +148,5 @@ def _upstream(name: str, server: TritonServer, bundle: str) -> Upstream:
         grpc=f"{host}:{server.grpc_port}",
         metrics=f"{host}:{server.metrics_port}",
         bundle=bundle,
+        front=f"{host}:{front_port}" if front_port else "",
     )

@@ -8,10 +8,8 @@ __all__ = [
     "BODY_TIME_S",
     "CLIENT",
     "COMPRESSED",
-    "INTERNAL_LOG",
     "LARGE_LENGTH",
     "NO_KEY",
-    "NO_TIME",
     "OWN_ERRORS",
     "UNKNOWN",
     "arrival",
@@ -55,12 +53,6 @@ _LOG = (
     '"refused":"%[var(txn.refused)]","bytes_in":%U,"bytes_out":%B,"queue_ms":%Tw,"network_ms":%Tr,'
     '"network_us":%[var(txn.network_us)],"total_ms":%Ta,"end":"%ts"}'
 )
-INTERNAL_LOG = (
-    '{"internal":"http","protocol":"http","path":"%[var(txn.path)]","server":"%s","status":%ST,'
-    '"queue_ms":%Tw,"network_us":%[var(txn.network_us)],"end":"%ts"}'
-)
-"""A line for a request of the front; the access log leaves it out, see `access_log`."""
-NO_TIME = "http-request set-var(txn.network_us) int(-1)"
 
 _ERROR_LOG = (
     '{"time":"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]","protocol":"PROTOCOL","client":"-","address":"%ci","status":%ST,'
@@ -86,7 +78,7 @@ def arrival(protocol: str, options: GatewayOptions) -> list[str]:
         f"log {options.access_log} len 8192 format raw local0",
         f"log-format '{_LOG}'",
         f"http-request set-var(txn.protocol) str({protocol})",
-        NO_TIME,
+        "http-request set-var(txn.network_us) int(-1)",  # no time
         f"error-log-format '{_ERROR_LOG.replace('PROTOCOL', protocol)}'",
         f"http-request set-var(txn.path) path,bytes(0,{_MOST_PATH_BYTES})",
         f"http-request set-var(txn.client) {CLIENT.format(keys=options.files.keys)}",

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,9 +34,9 @@ from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_
 from gmmvit_deploy.serving.gateway.listeners import opened_listeners
 from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
 from gmmvit_deploy.serving.gateway.models import ServedModels, read_models
-from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER, Front, GatewayFiles, GatewayOptions, GatewaySettings
+from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
-from gmmvit_deploy.serving.local_http import headers_from_url, text_from_url
+from gmmvit_deploy.serving.local_http import text_from_url
 from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
@@ -91,7 +90,7 @@ class Gateway:
     ) -> None:
         """http_port, grpc_port, metrics_port: the ports on ``settings.listen``; 0 means any free port."""
         self.settings = settings
-        self.admin_secret = secrets.token_hex(16)
+        self.admin_secret, self.front_secret = secrets.token_hex(16), secrets.token_hex(16)
         self.key_reloads = self.restarts = 0
         self.reload_failed = False
         self._on_log_line = on_log_line
@@ -105,8 +104,6 @@ class Gateway:
         self.http_port, self.grpc_port, self.metrics_port = (
             listener.getsockname()[1] for listener in self._listeners.values()
         )
-        self._internal = opened_listeners(_LOOPBACK, {"internal": 0})["internal"]
-        self.internal_url = f"http://{_LOOPBACK}:{self._internal.getsockname()[1]}"
         try:
             self._log = AccessLog(settings.access_log, self._on_message)
         except BaseException:
@@ -157,7 +154,7 @@ class Gateway:
         """Start HAProxy in front of a server that is ready; after an error, call `stop`.
 
         server: a server with the options of `behind_gateway`.
-        front: the service behind ``/classify``; None means that of the settings.
+        front: the service behind ``/classify`` that asks ``server``, with `front_secret`; None refuses this path.
         sources: name → function that returns more metrics in Prometheus' text format.
         rollouts: True to keep a second place for a server (`gateway.places`); the server then takes the first place.
         Errors: ServerError when HAProxy does not start. RepositoryError when a configuration cannot be read.
@@ -165,7 +162,7 @@ class Gateway:
         self._folder, self._lock = new_run_folder("gateway")
         folder = self._folder
         models = read_models(server.repository)
-        upstreams = first_upstreams(server, models.bundle, rollouts=rollouts)
+        upstreams = first_upstreams(server, models.bundle, front=front, rollouts=rollouts)
         exporter = folder / "exporter.sock"
         joined = {
             "gateway": lambda: text_from_socket(exporter, EXPORTER_PATH),
@@ -181,30 +178,28 @@ class Gateway:
             binds={service: f"fd@{listener.fileno()}" for service, listener in self._listeners.items()},
             upstreams=upstreams,
             files=GatewayFiles(socket=str(folder / "admin.sock"), exporter=str(exporter)),
+            front=front,
         )
         options = replace(
             options,
             access_log=f"fd@{self._log.descriptor}",
-            internal_bind=f"fd@{self._internal.fileno()}",
             metrics_address=f"{_LOOPBACK}:{self._metrics.port}",
             admin=(ADMIN_HEADER, self.admin_secret),
-            front=front or self.settings.front,
             threads=max(1, min(4, cores() // 2)),  # the other cores are for the network
         )
         if not models.health.infers:
             self._note(f"gateway: the readiness does not run the network: {models.health.why_not}")
         self._options = options
-        listeners = (*self._listeners.values(), self._internal)
         self._haproxy = HAProxy(
             self._program,
             write_files(folder, options, self._keys, self._pem),
             socket_path=folder / "admin.sock",
-            passed=(self._log.descriptor, *(listener.fileno() for listener in listeners)),
+            passed=(self._log.descriptor, *(listener.fileno() for listener in self._listeners.values())),
             on_log_line=self._on_log_line,
         )
         self._haproxy.start()
         self._wait_ready(self._haproxy)
-        self.places = Places(self._haproxy, options.upstreams) if rollouts else None
+        self.places = Places(self._haproxy, options.upstreams, front=front is not None) if rollouts else None
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGHUP, self._on_hangup)
 
@@ -263,14 +258,6 @@ class Gateway:
         """True while a HAProxy with a configuration from before the last `serve` has connections, at most 30 s."""
         return self._haproxy is not None and self._haproxy.leaving
 
-    def answers_with(self, bundle: str) -> bool:
-        """Return whether the next request through the gateway is answered by a server with the bundle ``bundle``."""
-        try:
-            headers = headers_from_url(f"{self.internal_url}/v2/health/ready", timeout_s=_SOURCE_S)
-        except (OSError, HTTPException):
-            return False
-        return headers.get(BUNDLE_HEADER) == bundle
-
     def _hand_over(self, served: Sequence[ServedModels]) -> None:
         if self._options is None or self._haproxy is None or self._folder is None or self.places is None:
             raise ServerError("the gateway is not running, or has no places for rollouts")
@@ -310,7 +297,7 @@ class Gateway:
             self._haproxy.kill_now()
 
     def _close_listeners(self) -> None:
-        for listener in (*self._listeners.values(), self._internal):
+        for listener in self._listeners.values():
             listener.close()
 
     def _wait_ready(self, haproxy: HAProxy, *, timeout_s: float = 20.0) -> None:

@@ -17,7 +17,7 @@ from gmmvit_deploy.serving.rollout.service import Rollouts, first_bundle
 from gmmvit_deploy.serving.rollout.slots import Slots
 from gmmvit_deploy.serving.rollout.state import State
 from gmmvit_deploy.serving.server import ServerOptions
-from gmmvit_deploy.serving.service import start_gateway
+from gmmvit_deploy.serving.service import metric_sources
 from gmmvit_deploy.serving.serving import repository_options
 from gmmvit_deploy.serving.signals import Signals
 
@@ -63,8 +63,8 @@ def serve_with_state(
         opened.callback(gateway.stop)
         behind = behind_gateway(options, gateway.admin_secret)
         written = repository_options(install, cpu_kernels, request_pixels)
-        slots = Slots(gateway, install, behind, written, on_log_line=on_log_line)
-        opened.callback(slots.stop)  # after front and gateway, so that requests in progress reach the server
+        slots = Slots(gateway, install, behind, written, note=note, on_log_line=on_log_line)
+        opened.callback(slots.stop)  # after the gateway, so that requests in progress reach front and server
 
         def kill_now() -> None:
             gateway.kill_now()
@@ -77,13 +77,12 @@ def serve_with_state(
             return
         on_progress(Progress("start the gateway"))
         rollouts = Rollouts(slots, state, on_log_line=note)
-        sources = {"server": slots.metrics_text, "rollouts": rollouts.metrics_text}
-        keeper = start_gateway(gateway, slots.server, opened, note=note, sources=sources, rollouts=True)
+        sources = {"server": slots.metrics_text, "rollouts": rollouts.metrics_text, **metric_sources(gateway)}
+        opened.callback(gateway.stop)
+        gateway.start(slots.server, front=slots.front, sources=sources, rollouts=True)
         opened.enter_context(rollouts)
         on_ready(gateway, slots)
         while not signals.any_seen():
             slots.step(signals.any_seen)
             gateway.step()
-            if keeper is not None:
-                keeper.step()
             time.sleep(_POLL_S)

@@ -16,13 +16,14 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
-from gmmvit_deploy.serving.gateway.options import PLACES
+from gmmvit_deploy.serving.gateway.options import PLACES, Front
 from gmmvit_deploy.serving.gateway.places import Places
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.installs import ServerInstall
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.service import FrontKeeper, started_front
 from gmmvit_deploy.serving.supervisor import Supervisor
 
 __all__ = ["Slots"]
@@ -38,12 +39,17 @@ _DRAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slot:
-    """A running server.  place: its place in the gateway.  resources: closes the server and removes its files."""
+    """A running server.
+
+    place: its place in the gateway.  front: its service behind ``/classify``.  resources: closes the server and the
+    front, and removes their files.
+    """
 
     place: str
     bundle: Bundle
     server: TritonServer
     supervisor: Supervisor
+    front: FrontKeeper | None
     resources: ExitStack
 
 
@@ -61,11 +67,15 @@ class Slots:
         options: ServerOptions,
         written: RepositoryOptions,
         *,
+        note: Callable[[str], None],
         on_log_line: Callable[[str], None] | None = None,
     ) -> None:
-        """options: of the servers behind the gateway, with free ports of loopback.  written: of their repositories."""
+        """options: of the servers behind the gateway, with free ports of loopback.  written: of their repositories.
+
+        note: called with what an operator should know.
+        """
         self._gateway, self._install, self._options = gateway, install, options
-        self._written, self._on_log_line = written, on_log_line
+        self._written, self._note, self._on_log_line = written, note, on_log_line
         self._lock = threading.RLock()  # held while a server restarts or ends
         self._old: _Slot | None = None
         self._new: _Slot | None = None
@@ -86,6 +96,12 @@ class Slots:
         """The served server."""
         return self._served().server
 
+    @property
+    def front(self) -> Front | None:
+        """The service behind ``/classify`` of the served server."""
+        keeper = self._served().front
+        return keeper.front if keeper is not None else None
+
     def start_first(self, bundle: Bundle, *, cancelled: Callable[[], bool]) -> None:
         """Start the first server of the service.  Errors: those of `TritonServer.start` and of the repository."""
         self._old = self._started(PLACES[0], bundle, cancelled)
@@ -98,7 +114,7 @@ class Slots:
         if aborted():
             return
         self._gateway.serve([self.server.repository, slot.server.repository])
-        self._places.put(place, slot.server, bundle.sha256)
+        self._places.put(place, slot.server, bundle.sha256, front_port=slot.front.port if slot.front else 0)
 
     def urls(self) -> tuple[str, str]:
         return self._served().server.grpc_url, self._begun().server.grpc_url
@@ -117,7 +133,7 @@ class Slots:
 
     def require_serving(self) -> None:
         new, deadline = self._begun(), time.monotonic() + _SERVES_S
-        while not (self._places.is_up(new.place) and self._gateway.answers_with(new.bundle.sha256)):
+        while not self._places.is_up(new.place):
             if time.monotonic() > deadline:
                 raise ServerError(f"the gateway passed no request to the new server within {_SERVES_S:g} s")
             time.sleep(_POLL_S)
@@ -148,13 +164,16 @@ class Slots:
         with self._lock:
             if self._old is not None:
                 self._old.supervisor.step(stopped)
+                if self._old.front is not None:
+                    self._old.front.step()
             if self._new is not None and not self._new_death:
                 problem = self._new.supervisor.look()
                 self._new_death = problem[1] if problem else ""
 
     def metrics_text(self) -> str:
-        """Return the metrics of the served server and of its supervisor."""
-        return self._served().supervisor.metrics_text()
+        """Return the metrics of the served server, of its supervisor and of its front."""
+        served = self._served()
+        return served.supervisor.metrics_text() + (served.front.metrics_text() if served.front else "")
 
     def stop(self) -> None:
         """End both servers.  The gateway must have ended before."""
@@ -182,7 +201,17 @@ class Slots:
             server.start(cancelled=cancelled)
             supervisor = Supervisor(server)
             opened.callback(supervisor.close)
-            return _Slot(place=place, bundle=bundle, server=server, supervisor=supervisor, resources=opened.pop_all())
+            front = None if cancelled() else started_front(self._gateway, server, note=self._note)
+            if front is not None:
+                opened.callback(front.stop)
+            return _Slot(
+                place=place,
+                bundle=bundle,
+                server=server,
+                supervisor=supervisor,
+                front=front,
+                resources=opened.pop_all(),
+            )
 
     def _end(self, slot: _Slot) -> None:
         """Wait until the gateway has no request for the server, then end the server."""
