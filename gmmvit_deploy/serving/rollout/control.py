@@ -26,7 +26,7 @@ __all__ = ["ControlServer", "Send", "send_order"]
 
 Send = Callable[[Mapping[str, Any]], None]
 """Sends an event to the client; a client that is gone is ignored."""
-_LONGEST_ORDER = 1 << 16
+_LONGEST_ORDER = 1 << 24  # paths of more than 100,000 images
 _PATIENCE_S = 5.0
 
 
@@ -135,7 +135,7 @@ def _order_from(connection: socket.socket) -> dict[str, Any]:
     received = b""
     while not received.endswith(b"\n"):
         try:
-            piece = connection.recv(4096)
+            piece = connection.recv(1 << 16)
         except TimeoutError:
             piece = b""
         if not piece or len(received) > _LONGEST_ORDER:
