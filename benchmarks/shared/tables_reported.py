@@ -34,7 +34,7 @@ SHOWN = {
     "large_images_served": ("large_images_served",),
     "overload": ("overload",),
     "gateway_cost": ("gateway_cost",),
-    "where_time_goes": ("where_all",),
+    "where_time_goes": ("where_all", "target"),
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
@@ -50,25 +50,28 @@ The tables of fastest_gpu exist only with results from a GPU, ``engine_systems``
 ``rollout``, ``soak`` and ``bulk`` only with a result."""
 
 
+NO_RATIOS = "No result has these ratios yet."
+
+
 def documented_tables() -> dict[str, str]:
-    """Return name of a marker in the documentation → the table at this marker."""
-    engines, fastest, where = result("engines"), by_family("fastest_cpu"), _where()
+    """Return name of a marker in the documentation → the table at this marker.
+
+    The tables of the speed on CPUs have the paper's families only; the systems have tables of costs on their own pages.
+    """
+    engines, fastest = result("engines"), by_family("fastest_cpu")
     costs, systems = by_family("mask_cost"), by_family("engines")
-    profiled = by_family("where_time_goes")
+    of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
     tables = {
         "headline": headline_table(fastest, costs),
-        "fastest_cpu": fastest_table(fastest),
-        "best_straight": best_straight_table(fastest) or "No result has these ratios yet.",
-        "mask_free": mask_free_table(fastest, costs),
+        "fastest_cpu": fastest_table(of_paper),
+        "best_straight": best_straight_table(of_paper) or NO_RATIOS,
+        "mask_free": mask_free_table(of_paper, costs_of_paper),
         "served": served_table(result("served")),
         "one_image": _if_measured("one_image", one_image_table),
-        "one_image_parts": _if_measured("one_image", one_image_parts_table),
         "large_images_served": _if_measured("large_images_served", large_images_table),
         "overload": overload_table(result("overload")),
         "gateway_cost": gateway_cost_table(result("gateway_cost")),
-        "where": where_table(where, "vit"),
-        "where_systems": where_table(where, *profiled) if profiled else "No result has these times yet.",
-        "target": target_sentence(where),
+        "where": where_table(_where(), "vit"),
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
         "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
@@ -84,6 +87,10 @@ def documented_tables() -> dict[str, str]:
     return tables
 
 
+def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: result for name, result in results.items() if name in FAMILIES}
+
+
 def _if_measured(name: str, table: Callable[[dict[str, Any]], str]) -> str:
     """Return the table of a result, or a sentence if there is no result yet."""
     if not (RESULTS / f"{name}.json").exists():
@@ -92,9 +99,15 @@ def _if_measured(name: str, table: Callable[[dict[str, Any]], str]) -> str:
 
 
 def page_tables() -> dict[str, str]:
-    """Return name of a marker → table, for the tables that only the page of results shows."""
+    """Return name of a marker → table, for the tables that the page of results alone shows, or shows for all models."""
+    fastest, costs, where = by_family("fastest_cpu"), by_family("mask_cost"), _where()
     tables = {
-        "where_all": where_table(_where()),
+        "fastest_cpu": fastest_table(fastest),
+        "best_straight": best_straight_table(fastest) or NO_RATIOS,
+        "mask_free": mask_free_table(fastest, costs),
+        "one_image_parts": _if_measured("one_image", one_image_parts_table),
+        "where_all": where_table(where),
+        "target": target_sentence(where),
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
     }
