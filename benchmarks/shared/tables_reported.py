@@ -58,10 +58,9 @@ def documented_tables() -> dict[str, str]:
 
     The tables of the speed on CPUs have the paper's families only; the systems have tables of costs on their own pages.
     """
-    engines, fastest = result("engines"), by_family("fastest_cpu")
-    costs, systems = by_family("mask_cost"), by_family("engines")
+    fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
     of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
-    tables = {
+    return {
         "headline": headline_table(fastest, costs),
         "fastest_cpu": fastest_table(of_paper),
         "best_straight": best_straight_table(of_paper) or NO_RATIOS,
@@ -75,16 +74,12 @@ def documented_tables() -> dict[str, str]:
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
         "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
-        "engines": engines_table(engines),
-        "head_dims": head_dims_table(engines),
+        "engines": engines_table(result("engines")),
         "timm_models": timm_table(by_run("timm_models")),
         "hostile_summary": hostile_summary(by_run("hostile")),
         "hostile_memory": hostile_memory(by_run("hostile")),
         **cost_tables(fastest, costs),
     }
-    if systems:
-        tables["engine_systems"] = systems_table(systems)
-    return tables
 
 
 def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +103,7 @@ def page_tables() -> dict[str, str]:
         "one_image_parts": _if_measured("one_image", one_image_parts_table),
         "where_all": where_table(where),
         "target": target_sentence(where),
+        "head_dims": head_dims_table(result("engines")),
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
     }
@@ -115,6 +111,8 @@ def page_tables() -> dict[str, str]:
     for name, table in long_runs.items():
         if (RESULTS / f"{name}.json").exists():
             tables[name] = table(result(f"{name}"))
+    if systems := by_family("engines"):
+        tables["engine_systems"] = systems_table(systems)
     gpu = by_family("fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
