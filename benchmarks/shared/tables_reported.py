@@ -70,7 +70,6 @@ def documented_tables() -> dict[str, str]:
         "large_images_served": _if_measured("large_images_served", large_images_table),
         "overload": overload_table(result("overload")),
         "gateway_cost": gateway_cost_table(result("gateway_cost")),
-        "where": where_table(_where(), "vit"),
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
         "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
@@ -392,19 +391,19 @@ def served_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def where_table(results: dict[str, Any], *families: str) -> str:
+def where_table(results: dict[str, Any]) -> str:
     """Return a table with a row for each family, runner and chunk size.
 
     The columns are the time, the share of each kind of operator, the share of the best rate that the linear maps reach,
-    and the cost of the mask.  families: the families to show; by default all.
+    and the cost of the mask.
     """
     lines = [
         "| family, runner, images | ms | linear maps | attention | mask | layout | norms | rest "
         "| linear maps: share of the best rate | cost of the mask |",
         "|---" * 10 + "|",
     ]
-    for family in families or results["families"]:
-        for program, measured in results["families"][family]["programs"].items():
+    for family, of_family in results["families"].items():
+        for program, measured in of_family["programs"].items():
             for rows, chunk in measured["rows"].items():
                 shares = [f"{ms / chunk['ms']:.0%}" if ms else "" for ms in chunk["spent_ms"].values()]
                 reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
@@ -431,9 +430,12 @@ def target_sentence(results: dict[str, Any]) -> str:
 
 
 def policy_table() -> str:
-    """Return the precision policy as a table with a row for each role."""
+    """Return the precision policy as a table with a row for the roles of the same types."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
 
-    lines = [f"| role | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]
-    lines += [f"| {role} | {' | '.join(kinds[p] for p in PRECISIONS)} |" for role, kinds in POLICY.items()]
+    lines = [f"| roles | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]
+    roles: dict[tuple[str, ...], list[str]] = {}
+    for role, kinds in POLICY.items():
+        roles.setdefault(tuple(kinds[p] for p in PRECISIONS), []).append(f"`{role}`")
+    lines += [f"| {', '.join(names)} | {' | '.join(kinds)} |" for kinds, names in roles.items()]
     return "\n".join(lines)
