@@ -34,7 +34,7 @@ SHOWN = {
     "large_images_served": ("large_images_served",),
     "overload": ("overload",),
     "gateway_cost": ("gateway_cost",),
-    "where_time_goes": ("where_all",),
+    "where_time_goes": ("where_all", "target"),
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
@@ -50,38 +50,39 @@ The tables of fastest_gpu exist only with results from a GPU, ``engine_systems``
 ``rollout``, ``soak`` and ``bulk`` only with a result."""
 
 
+NO_RATIOS = "No result has these ratios yet."
+
+
 def documented_tables() -> dict[str, str]:
-    """Return name of a marker in the documentation → the table at this marker."""
-    engines, fastest, where = result("engines"), by_family("fastest_cpu"), _where()
-    costs, systems = by_family("mask_cost"), by_family("engines")
-    profiled = by_family("where_time_goes")
-    tables = {
+    """Return name of a marker in the documentation → the table at this marker.
+
+    The tables of the speed on CPUs have the paper's families only; the systems have tables of costs on their own pages.
+    """
+    fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
+    of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
+    return {
         "headline": headline_table(fastest, costs),
-        "fastest_cpu": fastest_table(fastest),
-        "best_straight": best_straight_table(fastest) or "No result has these ratios yet.",
-        "mask_free": mask_free_table(fastest, costs),
+        "fastest_cpu": fastest_table(of_paper),
+        "best_straight": best_straight_table(of_paper) or NO_RATIOS,
+        "mask_free": mask_free_table(of_paper, costs_of_paper),
         "served": served_table(result("served")),
         "one_image": _if_measured("one_image", one_image_table),
-        "one_image_parts": _if_measured("one_image", one_image_parts_table),
         "large_images_served": _if_measured("large_images_served", large_images_table),
         "overload": overload_table(result("overload")),
         "gateway_cost": gateway_cost_table(result("gateway_cost")),
-        "where": where_table(where, "vit"),
-        "where_systems": where_table(where, *profiled) if profiled else "No result has these times yet.",
-        "target": target_sentence(where),
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
         "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
-        "engines": engines_table(engines),
-        "head_dims": head_dims_table(engines),
+        "engines": engines_table(result("engines")),
         "timm_models": timm_table(by_run("timm_models")),
         "hostile_summary": hostile_summary(by_run("hostile")),
         "hostile_memory": hostile_memory(by_run("hostile")),
         **cost_tables(fastest, costs),
     }
-    if systems:
-        tables["engine_systems"] = systems_table(systems)
-    return tables
+
+
+def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: result for name, result in results.items() if name in FAMILIES}
 
 
 def _if_measured(name: str, table: Callable[[dict[str, Any]], str]) -> str:
@@ -92,9 +93,16 @@ def _if_measured(name: str, table: Callable[[dict[str, Any]], str]) -> str:
 
 
 def page_tables() -> dict[str, str]:
-    """Return name of a marker → table, for the tables that only the page of results shows."""
+    """Return name of a marker → table, for the tables that the page of results alone shows, or shows for all models."""
+    fastest, costs, where = by_family("fastest_cpu"), by_family("mask_cost"), _where()
     tables = {
-        "where_all": where_table(_where()),
+        "fastest_cpu": fastest_table(fastest),
+        "best_straight": best_straight_table(fastest) or NO_RATIOS,
+        "mask_free": mask_free_table(fastest, costs),
+        "one_image_parts": _if_measured("one_image", one_image_parts_table),
+        "where_all": where_table(where),
+        "target": target_sentence(where),
+        "head_dims": head_dims_table(result("engines")),
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
     }
@@ -102,6 +110,8 @@ def page_tables() -> dict[str, str]:
     for name, table in long_runs.items():
         if (RESULTS / f"{name}.json").exists():
             tables[name] = table(result(f"{name}"))
+    if systems := by_family("engines"):
+        tables["engine_systems"] = systems_table(systems)
     gpu = by_family("fastest_gpu")
     if gpu:
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
@@ -381,19 +391,19 @@ def served_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def where_table(results: dict[str, Any], *families: str) -> str:
+def where_table(results: dict[str, Any]) -> str:
     """Return a table with a row for each family, runner and chunk size.
 
     The columns are the time, the share of each kind of operator, the share of the best rate that the linear maps reach,
-    and the cost of the mask.  families: the families to show; by default all.
+    and the cost of the mask.
     """
     lines = [
         "| family, runner, images | ms | linear maps | attention | mask | layout | norms | rest "
         "| linear maps: share of the best rate | cost of the mask |",
         "|---" * 10 + "|",
     ]
-    for family in families or results["families"]:
-        for program, measured in results["families"][family]["programs"].items():
+    for family, of_family in results["families"].items():
+        for program, measured in of_family["programs"].items():
             for rows, chunk in measured["rows"].items():
                 shares = [f"{ms / chunk['ms']:.0%}" if ms else "" for ms in chunk["spent_ms"].values()]
                 reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
@@ -420,9 +430,12 @@ def target_sentence(results: dict[str, Any]) -> str:
 
 
 def policy_table() -> str:
-    """Return the precision policy as a table with a row for each role."""
+    """Return the precision policy as a table with a row for the roles of the same types."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
 
-    lines = [f"| role | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]
-    lines += [f"| {role} | {' | '.join(kinds[p] for p in PRECISIONS)} |" for role, kinds in POLICY.items()]
+    lines = [f"| roles | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]
+    roles: dict[tuple[str, ...], list[str]] = {}
+    for role, kinds in POLICY.items():
+        roles.setdefault(tuple(kinds[p] for p in PRECISIONS), []).append(f"`{role}`")
+    lines += [f"| {', '.join(names)} | {' | '.join(kinds)} |" for kinds, names in roles.items()]
     return "\n".join(lines)
