@@ -2,20 +2,20 @@
 
 exit      the server has ended
 worker    a worker process of the Python backend has ended
-probe     a model failed two probes in sequence (`health`); each model gets a probe every second (`watch`)
+probe     a model failed two probes in sequence (`watch`)
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.serving.processes import is_alive
 from gmmvit_deploy.serving.server import TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import RestartReason, SupervisorMetrics, fetched_metrics
-from gmmvit_deploy.serving.watch import KnownModel, ProbeTimes, Watch
+from gmmvit_deploy.serving.watch import Watch
 
 __all__ = ["Supervisor", "SupervisorOptions"]
 
@@ -26,14 +26,14 @@ _POLL_S = 0.05
 class SupervisorOptions:
     """Options of a supervisor.
 
-    probes: the times of the probes.
+    probe_interval_s: the time between two probes of a model, in seconds.
     delays_s: the times before the first, second, … restart in sequence, in seconds; the last is repeated.
     steady_s: the time after which the sequence of restarts begins again, in seconds.
     most_failed_restarts: the number of restarts in sequence after which the server was not ready; then the supervisor
     gives up.
     """
 
-    probes: ProbeTimes = field(default_factory=ProbeTimes)
+    probe_interval_s: float = 1.0
     delays_s: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
     steady_s: float = 60.0
     most_failed_restarts: int = 5
@@ -46,7 +46,6 @@ class Supervisor:
         self.server = server
         self.options = options or SupervisorOptions()
         self.metrics = SupervisorMetrics()
-        self._known: dict[str, KnownModel | None] = {}
         self._watch: Watch | None = None
         self._in_sequence = 0
         self._ready_at = 0.0
@@ -87,7 +86,7 @@ class Supervisor:
 
     def _begin_watch(self) -> None:
         self._ready_at = time.monotonic()
-        self._watch = Watch(self.server, self.options.probes, self.metrics, self._known)
+        self._watch = Watch(self.server, self.metrics, interval_s=self.options.probe_interval_s)
         self.metrics.up = True
 
     def _end_watch(self) -> None:

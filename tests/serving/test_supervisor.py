@@ -28,7 +28,6 @@ from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor, SupervisorOptions
-from gmmvit_deploy.serving.watch import ProbeTimes
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, stub_of
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
@@ -161,7 +160,7 @@ def supervised(repository: Repository) -> Iterator[Supervisor]:
     server = TritonServer(repository.path, options=ServerOptions(**FREE_PORTS))
     with server:
         supervisor = Supervisor(server)
-        wait_until(lambda: len(answered_probes(supervisor)) == 3, "a probe of each model", step=supervisor.step)
+        wait_until(lambda: len(answered_probes(supervisor)) == 2, "a probe of each model", step=supervisor.step)
         yield supervisor
         supervisor._end_watch()
 
@@ -225,7 +224,7 @@ def test_a_worker_that_hangs_while_another_model_is_busy(supervised: Supervisor,
 def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bundle: Bundle) -> None:
     """In three seconds, each model infers two to four times."""
     address = Address(host="127.0.0.1", port=supervised.server.metrics_port)
-    of_ensemble = 'model="gmmvit",result="answered"}'
+    of_network = 'model="gmmvit_network",result="answered"}'
 
     def off_idle() -> float:
         counts = successes(address)
@@ -233,7 +232,7 @@ def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bu
         after = successes(address)
         assert counts is not None
         assert after is not None
-        assert after.keys() == {"gmmvit", "gmmvit_network", "gmmvit_preprocess"}
+        assert after.keys() == {"gmmvit_network", "gmmvit_preprocess"}
         return max(abs(after[model] - counts[model] - 3) for model in after)
 
     def off_busy() -> float:
@@ -241,7 +240,7 @@ def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bu
         with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
             run_for(supervised, 3)
         assert len(answered) > 20
-        return abs(answered_probes(supervised)[of_ensemble] - probes[of_ensemble] - 3)
+        return abs(answered_probes(supervised)[of_network] - probes[of_network] - 3)
 
     assert best_of(3, off_idle, enough=1) <= 1
     assert best_of(3, off_busy, enough=1) <= 1
@@ -340,7 +339,7 @@ def open_loop(server: TritonServer, *, rate: float) -> Iterator[Callable[[], int
 def test_probes_do_not_disturb_what_parity_counts(repository: Repository, bundle: Bundle) -> None:
     """With a hundred times as many probes as usual."""
     with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as server:
-        supervisor = Supervisor(server, SupervisorOptions(probes=ProbeTimes(interval_s=0.01)))
+        supervisor = Supervisor(server, SupervisorOptions(probe_interval_s=0.01))
         supervisor.step()
         with TritonRunner(bundle, server.grpc_url) as runner:
             report = check_parity(bundle, [runner])
