@@ -135,11 +135,16 @@ def commands(block: Block) -> list[Command]:
 
 
 def with_output(page_text: str, block: Block, output: Mapping[str, str]) -> str:
-    """Return the page's text with the block's written output replaced; commands without written output stay so."""
+    """Return the page's text with the block's written output replaced.
+
+    Commands without written output stay so, and those with ``…`` among their lines, which somebody shortened.
+    """
     lines: list[str] = []
     for command in commands(block):
         lines += command.typed
-        if command.output:
+        if _ELLIPSIS in command.output:
+            lines += command.output
+        elif command.output:
             actual = "\n".join(line.rstrip() for line in output[command.text].splitlines())
             lines += re.sub(r"\n{3,}", "\n\n", actual.strip("\n")).splitlines()
     fresh = "\n".join(lines)

@@ -39,7 +39,7 @@ def tune(
         None,
         metavar="LIST",
         rich_help_panel=_SEARCH,
-        show_default="onnxruntime, plus kernels if --cpu-kernels allows",
+        show_default="openvino+kernels where available, else openvino, else onnxruntime",
         help=f"Runtimes to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
         "kernels. A name may end with a colon and a precision: openvino+kernels:bf16.",
         callback=read_by(_runtimes),

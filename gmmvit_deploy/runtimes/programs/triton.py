@@ -109,12 +109,11 @@ class TritonConnection:
             )
         self._access = access
         self._timeout_s = timeout_s
-        package = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
+        self._package = require(f"tritonclient.{self.protocol}", package="tritonclient", extra="client")
         self._error = require("tritonclient.utils", package="tritonclient", extra="client").InferenceServerException
         # Triton's client passes on the exceptions of gevent, sockets, the HTTP parser and JSON.
         self._transport_errors: tuple[type[Exception], ...] = (OSError, ValueError)
         if self.protocol == "http":
-            self._http = package
             parser = require("geventhttpclient.response", package="geventhttpclient", extra="client")
             self._transport_errors += (parser.HTTPParseError,)
         self._local = threading.local()
@@ -160,37 +159,18 @@ class TritonConnection:
     def _infer(
         self, model: str, name: str, values: NDArray[Any], outputs: Sequence[str], *, class_count: int = 0
     ) -> tuple[NDArray[Any], ...]:
-        if self.protocol == "grpc":
-            received_by_name = self._call(
-                model,
-                "infer",
-                model_name=model,
-                name=name,
-                values=values,
-                outputs=outputs,
-                class_count=class_count,
-            )
-        else:
-            received_by_name = self._infer_http(model, name, values, outputs, class_count)
+        tensor = self._package.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
+        tensor.set_data_from_numpy(values)
+        requested = [self._package.InferRequestedOutput(output, class_count=class_count) for output in outputs]
+        received = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=requested)
         answers: list[NDArray[Any]] = []
         for output in outputs:
-            rows: NDArray[Any] | None = received_by_name.get(output)
+            rows: NDArray[Any] | None = received.as_numpy(output)
             if rows is None or rows.shape[0] != values.shape[0]:
-                received = "no output" if rows is None else f"shape {rows.shape}"
-                raise ServerError(
-                    f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {received}"
-                )
+                shape = "no output" if rows is None else f"shape {rows.shape}"
+                raise ServerError(f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {shape}")
             answers.append(rows)
         return tuple(answers)
-
-    def _infer_http(
-        self, model: str, name: str, values: NDArray[Any], outputs: Sequence[str], class_count: int
-    ) -> dict[str, NDArray[Any]]:
-        tensor = self._http.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
-        tensor.set_data_from_numpy(values)
-        requested = [self._http.InferRequestedOutput(output, class_count=class_count) for output in outputs]
-        answer = self._call(model, "infer", model_name=model, inputs=[tensor], outputs=requested)
-        return {output: answer.as_numpy(output) for output in outputs}
 
     def model(self, name: str) -> ServedModel:
         """Read a model's configuration from the server."""
@@ -244,8 +224,10 @@ class TritonConnection:
         return client
 
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
-        if self.protocol == "grpc":  # `open_client` sets the time limits of the HTTP client
+        if self.protocol == "grpc":  # `open_client` sets the time limits of the HTTP client, which answers with JSON
             arguments["client_timeout"] = self._timeout_s
+            if method.startswith("get_"):
+                arguments["as_json"] = True
         if self._access.key:
             arguments["headers"] = self._access.headers
         request = Request(self.url, model, method, self._timeout_s, self._access)

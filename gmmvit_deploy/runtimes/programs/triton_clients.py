@@ -1,4 +1,4 @@
-"""Open a client: gRPC, or HTTP of Triton's package; with or without TLS."""
+"""Open a client of the package tritonclient: gRPC or HTTP, with or without TLS."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.runtimes.programs.server_url import ServerUrl
-from gmmvit_deploy.runtimes.programs.triton_grpc import GrpcClient
 
 __all__ = ["last_retry_after", "open_client"]
 
 
 def open_client(url: ServerUrl, access: Access, *, timeout_s: float) -> Any:
-    """Return a client, which connects with its first request: a `GrpcClient`, or ``tritonclient.http``'s client.
+    """Return an ``InferenceServerClient``, which connects with its first request.
 
     timeout_s: for HTTP, the time limit of each step of a request; gRPC's clients take the limit with each request.
     """
+    module = require(f"tritonclient.{url.protocol}", package="tritonclient", extra="client")
     if url.protocol == "grpc":
-        trusted_roots = access.ca_path.read_bytes() if access.ca_path and url.tls else None
-        return GrpcClient(
-            url.address, channel_arguments=_channel_arguments(url), tls=url.tls, root_certificates=trusted_roots
+        roots = str(access.ca_path) if access.ca_path and url.tls else None
+        return module.InferenceServerClient(
+            url.address, ssl=url.tls, root_certificates=roots, channel_args=_channel_arguments(url)
         )
-    module = require("tritonclient.http", package="tritonclient", extra="client")
     times = {"connection_timeout": timeout_s, "network_timeout": timeout_s}
     trusted = {"ca_certs": str(access.ca_path)} if access.ca_path else {}
     client = module.InferenceServerClient(url.address, ssl=url.tls, ssl_options=trusted if url.tls else None, **times)
