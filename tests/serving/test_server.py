@@ -252,7 +252,7 @@ class TestStarting:
         broken = tmp_path / "models"
         shutil.copytree(repository.path, broken)
         (broken / "gmmvit_network" / "1" / "model.onnx").write_bytes(b"no graph")
-        with pytest.raises(ServerError, match="gmmvit_network: .*Unable to read the model") as caught:
+        with pytest.raises(ServerError, match=r"gmmvit_network: .*Unable to read the model") as caught:
             self.start(broken)
         assert "\n  gmmvit_network: " in str(caught.value)
         wait_gone(str(broken))
