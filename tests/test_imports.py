@@ -34,6 +34,10 @@ IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)
 """Modules that run inside Triton; only Triton has the modules that they import."""
 
 
+PROGRAMS = ("_launch", ".front.triton", ".front.app", ".front.main")
+"""Modules that run in a process of their own, and import what it needs at its start."""
+
+
 def modules(package: str) -> list[str]:
     root = importlib.import_module(package)
     below = (info.name for info in pkgutil.walk_packages(getattr(root, "__path__", []), f"{package}."))
@@ -44,7 +48,7 @@ RECORDS = "gmmvit_deploy.models.families"  # with the record of each family, but
 
 
 def test_light_rooms_import_no_torch() -> None:
-    names = [RECORDS] + [name for package in LIGHT for name in modules(package) if not name.endswith("_launch")]
+    names = [RECORDS] + [name for package in LIGHT for name in modules(package) if not name.endswith(PROGRAMS)]
     code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\n"
     code += f"print(sorted({HEAVY} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

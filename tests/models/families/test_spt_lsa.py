@@ -44,6 +44,7 @@ from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, Golden, cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
@@ -335,7 +336,7 @@ def test_the_cpu_kernel_takes_every_attention(family: str, small_exports: SmallE
     with OnnxRuntimeRunner(bundle) as plain:
         limit = 4 * np.abs(plain.run(images) - expected).max() + 1e-6 * np.abs(expected).max()
     try:
-        fused = OnnxRuntimeRunner(bundle, kernels=True)
+        fused = open_runner("openvino+kernels", bundle)
     except RunnerUnavailableError as exc:
         pytest.skip(str(exc))
     with fused:

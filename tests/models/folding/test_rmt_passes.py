@@ -39,7 +39,7 @@ from gmmvit_deploy.models.layers.batch_norm import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.conftest import MANIFEST, golden
 from tests.exact import assert_same_logits, exact_logits
 
@@ -238,6 +238,6 @@ def test_the_graph_holds_the_decays_of_a_stage_once_and_the_runners_are_right(tm
     initializers = onnx.load(bundle.onnx_path).graph.initializer
     assert [list(each.dims) for each in initializers].count([2, 64, 64]) == 1
     images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1)).numpy()
-    for kernels in (False, True):
-        with OnnxRuntimeRunner(bundle, kernels=kernels) as runner:
+    for name in ("onnxruntime", "openvino+kernels"):
+        with open_runner(name, bundle) as runner:
             np.testing.assert_allclose(runner.run(images), exact_logits(model, images), rtol=0, atol=1e-5)
