@@ -79,8 +79,8 @@ def gateway(
     with the same rules.
     """
     require_output(out, force=force)
-    from gmmvit_deploy.serving.gateway.models import read_models
     from gmmvit_deploy.serving.gateway.own import gateway_folder
+    from gmmvit_deploy.serving.served_models import read_models
 
     read_models(path, name=name)  # a wrong path is reported before a missing option
     settings = settings_from(

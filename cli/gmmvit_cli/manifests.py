@@ -155,7 +155,7 @@ def manifests(
     file holds a key or a certificate: the command lists the Secrets that you must create.
     """
     require_output(out, force=force)
-    from gmmvit_deploy.serving.gateway.models import read_models
+    from gmmvit_deploy.serving.served_models import read_models
 
     read_models(path, name=name)
     if not image or not model_uri:

@@ -21,10 +21,10 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_folder
-from gmmvit_deploy.serving.gateway.models import read_models, read_network_threads
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
 __all__ = ["BUNDLE_LABEL", "INSTANCES_LABEL", "THREADS_LABEL", "Contents", "ModelContext", "pack"]
 
@@ -67,7 +67,7 @@ def pack(
         if tuned is not None or contents == "bundle":
             option = "--tuned" if tuned is not None else "--contents bundle"
             raise InputError(f"{path}: {option} needs a bundle, got a repository", hint=f"remove {option}")
-        return _context(path, out, _repository_labels(read_models(path).bundle, path), force=force)
+        return _context(path, out, _repository_labels(read_models(path)), force=force)
     bundle = open_bundle(path)
     if contents == "bundle":
         return _context(path, out, _labels(bundle.sha256, "bundle"), force=force)
@@ -77,7 +77,7 @@ def pack(
     with temporary_folder("pack") as folder:
         notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
         made = repository_from_bundle(bundle, folder / "models", options, notes=notes)
-        return _context(made.path, out, _repository_labels(bundle.sha256, made.path), force=force)
+        return _context(made.path, out, _repository_labels(read_models(made.path)), force=force)
 
 
 def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) -> ModelContext:
@@ -91,10 +91,10 @@ def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) 
     return ModelContext(path=out, labels=labels, size=size)
 
 
-def _repository_labels(bundle: str, repository: Path) -> dict[str, str]:
-    stated = read_network_threads(repository)
+def _repository_labels(models: ServedModels) -> dict[str, str]:
+    stated = models.network_threads
     threads = {} if stated is None else {INSTANCES_LABEL: str(stated[0]), THREADS_LABEL: str(stated[1])}
-    return {**_labels(bundle, "repository"), **threads}
+    return {**_labels(models.bundle, "repository"), **threads}
 
 
 def _labels(bundle: str, contents: Contents) -> dict[str, str]:

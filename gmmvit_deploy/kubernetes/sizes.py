@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.gateway.models import Tuned
 from gmmvit_deploy.serving.names import usual_runtime
+from gmmvit_deploy.serving.served_models import Tuned
 
 __all__ = ["FILL_IN", "Sizes", "sizes_from_tuning", "unknown_sizes"]
 

@@ -36,7 +36,7 @@ from gmmvit_deploy.kubernetes.pod import fill_in_patch
 from gmmvit_deploy.kubernetes.sizes import Sizes, sizes_from_tuning, unknown_sizes
 from gmmvit_deploy.kubernetes.yaml_text import yaml_text
 from gmmvit_deploy.precision import precision_behind
-from gmmvit_deploy.serving.gateway.models import read_models, read_network_threads
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
 __all__ = [
     "FILL_IN_OVERLAY",
@@ -89,7 +89,7 @@ def manifests_from_bundle(
     sizes = unknown_sizes(options.max_body_bytes)
     if tuned is not None:
         sizes = sizes_from_tuning(tuned, models.bundle, options.max_body_bytes)
-        _require_same_threads(path, sizes)
+        _require_same_threads(path, models, sizes)
     probed = models.ensemble or models.names[0]
     objects = base_objects(options, sizes, bundle=models.bundle, probed=probed)
     adapter = yaml_text(
@@ -103,9 +103,9 @@ def manifests_from_bundle(
     return replace(written, sizes=sizes)
 
 
-def _require_same_threads(path: Path, sizes: Sizes) -> None:
+def _require_same_threads(path: Path, models: ServedModels, sizes: Sizes) -> None:
     """Check that a repository, if ``path`` is one, uses the cores that the measurement states.  Errors: InputError."""
-    stated = read_network_threads(path)
+    stated = models.network_threads
     if stated is not None and (str(stated[0]), str(stated[1])) != (sizes.instances, sizes.threads):
         raise InputError(
             f"{path}: the repository has {stated[0]} instances with {stated[1]} threads (0: for each core), "

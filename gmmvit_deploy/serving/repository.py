@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import shutil
 import struct
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ from gmmvit_deploy.serving.model_configs import (
     model_configs,
 )
 
-__all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle", "stated_cpu_kernels"]
+__all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
 # Names of packages in the folder of the network. Modules of a package use relative imports to import other modules.
@@ -128,23 +127,6 @@ def repository_from_bundle(
     return Repository(path=out, models=tuple(ordered), skipped=skipped, cpu_kernels=kernels.use)
 
 
-def stated_cpu_kernels(repository: Path) -> CpuKernelsUse | None:
-    """Read from a repository whether the repository's network uses this project's CPU kernels.
-
-    The configuration of a network has the parameter ``cpu_kernels`` with the value ``on`` or ``off``. A network with
-    ``on`` fails to load if the kernels are not available.
-    Returns None if no configuration has this parameter, or if the values of two networks differ.
-    """
-    configs = (path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt"))
-    stated = {state for config in configs for state in _STATED.findall(config)}
-    if len(stated) != 1:
-        return None
-    if stated == {"on"}:
-        return CpuKernelsUse(used=True)
-    return CpuKernelsUse(used=False, why_not=f"{repository} was written without this project's CPU kernels")
-
-
-_STATED = re.compile(r'key\s*:\s*"cpu_kernels"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"(on|off)"')
 _NO_PREPROCESSING = (
     "the preprocessing model, which accepts encoded images (JPEG, PNG), was not written, because the bundle has no "
     "mean and std; to add this model, type gmmvit export with --dataset, or with --mean and --std"

@@ -21,6 +21,7 @@ from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_bac
 from gmmvit_deploy.serving.local_http import answers
 from gmmvit_deploy.serving.ports import free_ports
 from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
+from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server_log import ServerLog
 
 __all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
@@ -310,30 +311,15 @@ class TritonServer:
         return self._log.last_words() if self._log is not None else "there is no log"
 
 
-_RUNS_ONNXRUNTIME = re.compile(r'key\s*:\s*"runtime"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"onnxruntime"')
-
-
 def _check_backends(repository: Path, install: ServerInstall) -> None:
-    configs = sorted(repository.glob("*/config.pbtxt")) if repository.is_dir() else []
-    if not repository.exists():
-        raise RepositoryError(
-            f"{repository}: no such folder", hint="type gmmvit serve with the path of a bundle or of a repository"
-        )
-    if not configs:
-        raise RepositoryError(
-            f"{repository}: expected a Triton model repository, but there is no MODEL/config.pbtxt in this folder",
-            hint="type gmmvit export CHECKPOINT -o BUNDLE to write a bundle, then gmmvit serve BUNDLE; or type gmmvit "
-            "repository BUNDLE to write a repository",
-        )
-    for config in configs:
-        text = config.read_text(encoding="utf-8")
-        if install.kind == "wheel" and _RUNS_ONNXRUNTIME.search(text):  # with the packages of this Python
-            require_onnxruntime()
-        match = re.search(r'^backend:\s*"(\w+)"', text, re.MULTILINE)
-        if match and match.group(1) not in install.backend_names:
+    models = read_models(repository)
+    if install.kind == "wheel" and "onnxruntime" in models.runtimes:  # with the packages of this Python
+        require_onnxruntime()
+    for model, backend in models.backends.items():
+        if backend not in install.backend_names:
             there = ", ".join(install.backend_names) or "no backend"
             raise RepositoryError(
-                f"{config.parent.name} needs the {match.group(1)} backend; {install.binary} has: {there}",
+                f"{model} needs the {backend} backend; {install.binary} has: {there}",
                 hint="write the repository for another backend with gmmvit repository BUNDLE --backend NAME, or add "
                 "--tritonserver PATH to this command to use a server that has the required backend",
             )

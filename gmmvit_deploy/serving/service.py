@@ -16,10 +16,10 @@ from gmmvit_deploy.errors import MissingDependencyError, ServerError
 from gmmvit_deploy.serving.front.options import DEFAULT_BUFFERED_BYTES, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess, start_front
 from gmmvit_deploy.serving.gateway.files import queue_bounds
-from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.metric_text import filesystem_metrics, metric_text
+from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint

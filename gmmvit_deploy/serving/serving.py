@@ -13,7 +13,8 @@ from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insec
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
-from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
+from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
+from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import BareService, GatewayService, Service
 from gmmvit_deploy.serving.signals import Signals
@@ -129,7 +130,7 @@ def _repository(
             f"{path}: --cpu-kernels needs a bundle, got a repository, which already states whether to use kernels",
             hint="remove --cpu-kernels, or type gmmvit repository BUNDLE --cpu-kernels auto for a new repository",
         )
-    stated = stated_cpu_kernels(path)
-    if stated is not None:
-        on_kernels(stated)
+    if stated := read_models(path).cpu_kernels:  # a network with ``on`` fails to load without the kernels
+        why_not = "" if stated == "on" else f"{path} was written without this project's CPU kernels"
+        on_kernels(CpuKernelsUse(used=stated == "on", why_not=why_not))
     return path

@@ -22,9 +22,9 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.gateway.models import Tuned, read_tuning
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.served_models import Tuned, read_tuning
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 PORTS = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)

@@ -23,7 +23,6 @@ from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
 from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_options, tls_pem
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
-from gmmvit_deploy.serving.gateway.models import ServedModels, Tuned, read_models, read_tuning
 from gmmvit_deploy.serving.gateway.options import (
     DEFAULT_BODY_BYTES,
     Front,
@@ -40,6 +39,7 @@ from gmmvit_deploy.serving.gateway.service import behind_gateway
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.serving.served_models import ServedModels, Tuned, read_models, read_tuning
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions
 from tests.cli.terminal import gmmvit_here, without_progress
 from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, request, require_haproxy

@@ -19,7 +19,8 @@ from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
-from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle, stated_cpu_kernels
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.served_models import read_models
 
 
 def config(path: Path) -> model_config_pb2.ModelConfig:
@@ -93,12 +94,9 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
         assert bool(ours) == written.cpu_kernels.used
         stated = config(network / "config.pbtxt").parameters["cpu_kernels"].string_value
         assert stated == ("on" if written.cpu_kernels.used else "off")
-        stated_use = stated_cpu_kernels(tmp_path / name)
-        assert stated_use is not None
-        assert stated_use.used == written.cpu_kernels.used
+        assert read_models(tmp_path / name).cpu_kernels == stated
         if name == "off":
             assert not ours
-            assert stated_use.why_not == f"{tmp_path / 'off'} was written without this project's CPU kernels"
             assert str(written.cpu_kernels) == "off: not requested"
         elif not written.cpu_kernels.used:
             assert written.cpu_kernels.why_not
@@ -109,16 +107,14 @@ def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -
     repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime"))
     stated = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt").parameters["cpu_kernels"].string_value
     assert stated == "off"
-    use = stated_cpu_kernels(tmp_path / "r")
-    assert use is not None
-    assert not use.used
+    assert read_models(tmp_path / "r").cpu_kernels == "off"
     by_hand = tmp_path / "foreign" / "network" / "config.pbtxt"
     by_hand.parent.mkdir(parents=True)
-    by_hand.write_text('parameters: { key: "cpu_kernels", value: { string_value: "on" } }')
-    assert stated_cpu_kernels(tmp_path / "foreign") == CpuKernelsUse(used=True)
+    by_hand.write_text('parameters: { key: "cpu_kernels", value: { string_value: "on" } }\nof_a_newer_triton: 1')
+    assert read_models(tmp_path / "foreign").cpu_kernels == "on"
     by_hand.write_text('backend: "python"')
-    assert stated_cpu_kernels(tmp_path / "foreign") is None
-    assert stated_cpu_kernels(tmp_path / "nowhere") is None
+    foreign = read_models(tmp_path / "foreign")
+    assert (foreign.cpu_kernels, dict(foreign.backends)) == ("", {"network": "python"})
 
 
 @pytest.mark.parametrize("runtime", ["openvino"])

@@ -14,7 +14,6 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
 from gmmvit_deploy.serving.gateway.handover import buffer_bytes
 from gmmvit_deploy.serving.gateway.keys import map_text
-from gmmvit_deploy.serving.gateway.models import ServedModels, read_tuning
 from gmmvit_deploy.serving.gateway.options import (
     DEFAULT_IN_FLIGHT,
     DEFAULT_QUEUE_TIMEOUT_MS,
@@ -24,6 +23,7 @@ from gmmvit_deploy.serving.gateway.options import (
     GatewaySettings,
     Upstream,
 )
+from gmmvit_deploy.serving.served_models import ServedModels, read_tuning
 
 __all__ = ["ALERTS", "CONFIG_FILE", "gateway_options", "queue_bounds", "tls_pem", "write_files"]
 

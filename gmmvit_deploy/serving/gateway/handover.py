@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
-from gmmvit_deploy.serving.gateway.models import ServedModels
 from gmmvit_deploy.serving.gateway.options import GatewayOptions, HealthCheck
+from gmmvit_deploy.serving.served_models import ServedModels
 
 __all__ = ["Changes", "buffer_bytes", "options_for"]
 

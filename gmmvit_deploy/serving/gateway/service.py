@@ -33,11 +33,11 @@ from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.listeners import opened_listeners
 from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
-from gmmvit_deploy.serving.gateway.models import ServedModels, read_models
 from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
 from gmmvit_deploy.serving.local_http import text_from_url
 from gmmvit_deploy.serving.metric_text import metric_text
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
 

@@ -16,9 +16,9 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.serving.gateway.handover import options_for
-from gmmvit_deploy.serving.gateway.models import read_models
 from gmmvit_deploy.serving.gateway.options import GatewayFiles, GatewayOptions, HealthCheck
 from gmmvit_deploy.serving.rollout.state import State
+from gmmvit_deploy.serving.served_models import read_models
 from tests.conftest import once
 from tests.random_bundles import bundle_of, random_vit
 from tests.serving.gateways import KEY, key_file, require_haproxy

@@ -1,12 +1,12 @@
-"""Read what the gateway must know about a repository: the names of the models, the bundle, the check, the tuning."""
+"""Read the configurations of a repository once: names, bundle, backends, the check of a server, and the tuning."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, RepositoryOptions, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 
-__all__ = ["ServedModels", "Tuned", "read_models", "read_network_threads", "read_tuning"]
+__all__ = ["ServedModels", "Tuned", "read_models", "read_tuning"]
 
 _RAW_ROW_BYTES = 64 * 1024
 """The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""
@@ -28,6 +28,12 @@ class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
     ensemble: the model that takes encoded images, or "".
+    backends: model → the backend that runs it, without ensembles.
+    runtimes: the runtimes of the networks that the python backend runs.
+    cpu_kernels: ``on`` or ``off``, whether the networks use this project's CPU kernels; "" if they state nothing, or
+    differ.
+    network_threads: (instances of the only network on a CPU, threads of each; 0 threads mean a thread for each core);
+    None if the repository has no such network, or several.
     """
 
     names: tuple[str, ...]
@@ -35,6 +41,10 @@ class ServedModels:
     health: HealthCheck
     row_bytes: int
     ensemble: str = ""
+    backends: Mapping[str, str] = field(default_factory=dict)
+    runtimes: frozenset[str] = frozenset()
+    cpu_kernels: str = ""
+    network_threads: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,33 +70,38 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     Errors: RepositoryError when the folder has no models, or when a configuration cannot be read.
     """
     if (path / MANIFEST_FILE).is_file():
-        configs: Sequence[Any] = list(model_configs(open_bundle(path), RepositoryOptions(name=name)).values())
-    else:
-        configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
+        made = _served(list(model_configs(open_bundle(path), RepositoryOptions(name=name)).values()))
+        return replace(made, network_threads=None)  # a bundle states no threads
+    configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
     if not configs:
         if not path.exists():
             raise RepositoryError(f"{path}: no such folder", hint="type the path of a bundle or of a repository")
         raise RepositoryError(
-            f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt",
-            hint="type gmmvit export CHECKPOINT -o BUNDLE to write a bundle",
+            f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt in this folder",
+            hint="type gmmvit export CHECKPOINT -o BUNDLE to write a bundle, and give the bundle; or type gmmvit "
+            "repository BUNDLE to write a repository",
         )
-    bundles = {config.parameters["gmmvit_bundle_sha256"].string_value for config in configs}
+    return _served(configs)
+
+
+def _served(configs: Sequence[Any]) -> ServedModels:
+    stated = [{name: value.string_value for name, value in config.parameters.items()} for config in configs]
+    bundles = {parameters.get("gmmvit_bundle_sha256", "") for parameters in stated}
+    kernels = {parameters["cpu_kernels"] for parameters in stated if parameters.get("cpu_kernels")}
     return ServedModels(
         names=tuple(sorted(config.name for config in configs)),
         bundle=bundles.pop() if len(bundles) == 1 else "",
         health=_health(configs),
         row_bytes=max(_row_bytes(config) for config in configs),
         ensemble=next((config.name for config in configs if _takes_images(config)), ""),
+        backends={config.name: config.backend for config in configs if config.backend},
+        runtimes=frozenset(parameters["runtime"] for parameters in stated if parameters.get("runtime")),
+        cpu_kernels=kernels.pop() if len(kernels) == 1 else "",
+        network_threads=_network_threads(configs),
     )
 
 
-def read_network_threads(repository: Path) -> tuple[int, int] | None:
-    """Return the instances of a repository's network, and the threads of each; 0 threads mean a thread for each core.
-
-    Returns None if the repository has no network on a CPU, or several.
-    Errors: RepositoryError when a configuration cannot be read.
-    """
-    configs = [_parsed(file) for file in sorted(repository.glob("*/config.pbtxt"))]
+def _network_threads(configs: Sequence[Any]) -> tuple[int, int] | None:
     networks = [config for config in configs if "cpu_kernels" in config.parameters]
     if len(networks) != 1:
         return None
@@ -100,7 +115,7 @@ def _parsed(file: Path) -> Any:
     protobuf = require("tritonclient.grpc.model_config_pb2", package="tritonclient", extra="client")
     config = protobuf.ModelConfig()
     try:
-        text_format.Parse(file.read_text(encoding="utf-8"), config)
+        text_format.Parse(file.read_text(encoding="utf-8"), config, allow_unknown_field=True)  # of a newer Triton
     except (OSError, UnicodeDecodeError, text_format.ParseError) as exc:
         raise RepositoryError(f"{file}: the configuration of the model cannot be read: {exc}") from exc
     config.name = config.name or file.parent.name
