@@ -6,8 +6,7 @@ client sends one image a request over gRPC, and waits for the answer. All steps 
     in process      the same runtime in the client's process, without a server
     gRPC            a call that asks only whether the server lives: the cost of gRPC
     no network      the network's model without its network: it answers with zeros. gRPC, Triton, its Python backend
-    tritonclient    the network, called with ``tritonclient.grpc``, as this project's client did before
-    served          the network, called with this project's client (`TritonConnection`)
+    served          the network
     image           the ensemble, which also decodes a PNG file
 
 The script measures a bundle whose input is pixels (uint8), and a bundle whose input is a normalised tensor (float32),
@@ -32,7 +31,6 @@ from typing import Any, Literal, get_args
 import grpc
 import numpy as np
 import torch
-import tritonclient.grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from benchmarks.shared.options import parsed
@@ -54,7 +52,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 Kind = Literal["pixels", "tensor"]
 Run = Callable[[int], Any]
 """Sends the input with this index, and returns the logits; None from a step that computes no logits."""
-IN_PROCESS, GRPC, EMPTY, BEFORE, SERVED, IMAGE = "in process", "gRPC", "no network", "tritonclient", "served", "image"
+IN_PROCESS, GRPC, EMPTY, SERVED, IMAGE = "in process", "gRPC", "no network", "served", "image"
 TARGET_MS = 0.5
 _INPUTS = 16
 _REST_S = 0.02
@@ -86,17 +84,6 @@ def add_empty_model(repository: Path) -> None:
         path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def tritonclient_run(client: Any, kind: Kind, inputs: Any) -> Run:
-    def run(index: int) -> Any:
-        batch = inputs[index : index + 1]
-        tensor = tritonclient.grpc.InferInput(kind, list(batch.shape), "UINT8" if kind == "pixels" else "FP32")
-        tensor.set_data_from_numpy(batch)
-        outputs = [tritonclient.grpc.InferRequestedOutput("logits")]
-        return client.infer("gmmvit_network", [tensor], outputs=outputs, client_timeout=60.0).as_numpy("logits")
-
-    return run
-
-
 def measured(bundle: Bundle, kind: Kind, runtime: Runtime, folder: Path, rounds: int, requests: int) -> dict[str, Any]:
     choices = RepositoryOptions(runtime=runtime, cpu_kernels="auto")
     repository = repository_from_bundle(bundle, folder / f"{kind}-{runtime}", choices)
@@ -118,13 +105,10 @@ def measured(bundle: Bundle, kind: Kind, runtime: Runtime, folder: Path, rounds:
         address = server.grpc_url.removeprefix("grpc://")
         channel = stack.enter_context(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        old = tritonclient.grpc.InferenceServerClient(address)
-        stack.callback(old.close)
         steps: dict[str, Run] = {
             IN_PROCESS: lambda i: local.run(inputs[i : i + 1]),
             GRPC: lambda i: stub.ServerLive(service_pb2.ServerLiveRequest()) and None,
             EMPTY: lambda i: connection.infer("empty", kind, inputs[i : i + 1]) is None or None,
-            BEFORE: tritonclient_run(old, kind, inputs),
             SERVED: lambda i: connection.infer("gmmvit_network", kind, inputs[i : i + 1]),
             IMAGE: lambda i: asked.infer(images[i : i + 1]),
         }

@@ -40,18 +40,19 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.random_bundles import random_bundle
 
 RUNTIMES: tuple[tuple[Runtime, Precision], ...] = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"))
+_KERNELS = {"onnxruntime": "", "openvino": "+kernels"}
 BOUND_MS = 100.0
 
 
 def name_of(runtime: Runtime, precision: Precision) -> str:
     """Return the name of the runner in process with this runtime and precision."""
-    return f"{runtime}+kernels:{precision}"
+    return f"{runtime}{_KERNELS[runtime]}:{precision}"
 
 
 def served(
     bundle: Bundle, runtime: Runtime, precision: Precision, folder: Path, plan: Plan, *, searched: bool
 ) -> dict[str, Any]:
-    settings = RepositoryOptions(runtime=runtime, precision=precision, cpu_kernels="on")
+    settings = RepositoryOptions(runtime=runtime, precision=precision, cpu_kernels="on" if _KERNELS[runtime] else "off")
     repository = repository_from_bundle(bundle, folder / f"{runtime}-{precision}", settings)
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
     inputs = fresh_inputs(bundle, 4 * plan.batches[0])

@@ -11,7 +11,7 @@ from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
 from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import URLS, runner_option, runner_precision_option
+from gmmvit_cli.runners import URLS, runner_names, runner_option, runner_precision_option
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def bench(
         rich_help_panel=INPUT,
         help="Measure nothing; compare two files that --output wrote, and list what is faster or slower in B.",
     ),
-    runner: str = runner_option("eager,onnxruntime", None, "Runners to measure"),
+    runner: str | None = runner_option(
+        None, "eager, onnxruntime, and openvino+kernels if available", "Runners to measure"
+    ),
     precision: str = runner_precision_option(),
     engine: Path | None = ENGINE,
     url: list[str] = URLS,
@@ -138,7 +140,7 @@ def bench(
         )
         opened = open_bundle(bundle)
         permit_class(opened, model)
-        names = [name.strip() for name in runner.split(",")]
+        names, _ = runner_names(runner, opened, precision_from(precision), first=("eager",))
         settings: dict[str, Any] = {
             "urls": default_urls(url, names),
             "model": served_name,

@@ -169,7 +169,7 @@ def classify(
     if features is not None:
         write_features(features, answers, force=force)
     if classifier.notice:
-        note(f"cpu kernels: off: {classifier.notice}")
+        note(f"not the fastest runner: {classifier.notice}")
     failed = [answer for answer in answers if answer.error]
     if as_json:
         print_json([answer.to_json() for answer in answers])

@@ -99,8 +99,8 @@ IN_FLIGHT = typer.Option(
     metavar="N",
     rich_help_panel=GATEWAY,
     show_default="from the measurement of gmmvit tune, else 16",
-    help="Maximum number of requests that Triton gets at the same time, for each of HTTP and gRPC; further requests "
-    "wait in the gateway.",
+    help="Maximum number of requests that Triton gets at the same time, for each of HTTP, gRPC and "
+    "POST /classify; further requests wait in the gateway.",
 )
 QUEUE_LIMIT = typer.Option(
     256,
@@ -108,8 +108,8 @@ QUEUE_LIMIT = typer.Option(
     min=0,
     metavar="N",
     rich_help_panel=GATEWAY,
-    help="Maximum number of requests that wait in the gateway, HTTP and gRPC together; further requests are refused at "
-    "once.",
+    help="Maximum number of requests that wait in the gateway, all protocols together; further requests are refused "
+    "at once.",
 )
 QUEUE_TIMEOUT = typer.Option(
     None,

@@ -13,7 +13,7 @@ from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
 from gmmvit_cli.output import JSON_OPTION, MESSAGES, complain, note, print_json, print_table
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import URLS, runner_option, runner_precision_option
+from gmmvit_cli.runners import URLS, runner_names, runner_option, runner_precision_option
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport
@@ -116,7 +116,7 @@ def parity(
         from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.page import write_page
         from gmmvit_deploy.precision import precision_from
-        from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
+        from gmmvit_deploy.runtimes.runners.open import open_runners
 
         runner_precision = precision_from(precision)
         options = ParityOptions(
@@ -126,11 +126,7 @@ def parity(
             gate=gate,
             localize=localize,
         )
-        skipped: list[str] = []
-        if runner is None:
-            names, skipped = default_runners(opened, runner_precision)
-        else:
-            names = [name.strip() for name in runner.split(",")]
+        names, skipped = runner_names(runner, opened, runner_precision)
         settings: dict[str, Any] = {
             "urls": default_urls(url, names),
             "model": served_name,

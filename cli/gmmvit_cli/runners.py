@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gmmvit_cli.choices import complete, complete_list, listed, read_by
-from gmmvit_deploy.precision import PRECISIONS, precision_behind, precision_from
+from gmmvit_deploy.precision import PRECISIONS, Precision, precision_behind, precision_from
 from gmmvit_deploy.runtimes.runners.names import RUNNERS, require_runner
 
-__all__ = ["RUNNERS_PANEL", "URLS", "runner_option", "runner_precision_option"]
+if TYPE_CHECKING:
+    from gmmvit_deploy.bundle.artifacts import Bundle
+
+__all__ = ["RUNNERS_PANEL", "URLS", "runner_names", "runner_option", "runner_precision_option"]
 
 RUNNERS_PANEL = "Runners"
 
@@ -43,6 +47,21 @@ def runner_option(default: str | None, shown: str | None, purpose: str) -> Any:
         callback=read_by(_require_runners),
         autocompletion=complete_list(lambda: RUNNERS),
     )
+
+
+def runner_names(
+    typed: str | None, bundle: Bundle, precision: Precision, *, first: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Return (the names of ``--runner``, or else ``first`` and `default_runners`; a reason for each left-out runner).
+
+    Errors: those of `default_runners`.
+    """
+    from gmmvit_deploy.runtimes.runners.open import default_runners
+
+    if typed is not None:
+        return [name.strip() for name in typed.split(",")], []
+    names, skipped = default_runners(bundle, precision)
+    return [*first, *names], skipped
 
 
 def runner_precision_option() -> Any:

@@ -44,7 +44,7 @@ def queue_rule(model_name: str) -> dict[str, str]:
     per = "by (namespace, pod)"
     network = f'{where}, model="{model_name}_network"'
     nothing = f"0 * max {per} (up{{{where}}})"
-    waits = f'haproxy_backend_queue_time_average_seconds{{{where}, proxy=~"triton_http|triton_grpc"}}'
+    waits = f'haproxy_backend_queue_time_average_seconds{{{where}, proxy=~"triton_http|triton_grpc|front"}}'
     asked = f"rate(haproxy_backend_http_requests_total{{{where}}}[1m]) > 0"
     gateway = f"(max {per} ({waits} and on (instance, proxy) {asked}) or {nothing})"
     queued = f"sum {per} (rate(nv_inference_queue_duration_us{{{network}}}[1m]))"

@@ -1,7 +1,7 @@
 """CPU, memory, instances and threads of a pod, which agree, from the measurement of ``gmmvit tune``.
 
 cpu             = instances · threads + 1           the last core is for HAProxy, preprocessing and Triton itself
-shared memory   = 2 · in flight · largest request   HTTP and gRPC, each with its own requests in flight
+shared memory   = 3 · in flight · largest request   HTTP, gRPC and images, each with its own requests in flight
 memory          = 1.25 · measured peak + shared memory + 256 MiB for HAProxy, the front and gmmvit serve
 """
 
@@ -54,11 +54,14 @@ def _up(mib: float) -> int:
 
 
 def _shm_mib(in_flight: int, max_body_bytes: int) -> int:
-    return _up(2 * in_flight * max_body_bytes / _MIB)
+    return _up(3 * in_flight * max_body_bytes / _MIB)
 
 
-def unknown_sizes(max_body_bytes: int) -> Sizes:
-    """Return the sizes without a measurement: the operator must fill in cpu, memory, instances and threads."""
+def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str] = frozenset()) -> Sizes:
+    """Return the sizes without a measurement: the operator must fill in cpu, memory, instances and threads.
+
+    runtimes: those of a repository; empty for a bundle.
+    """
     return Sizes(
         cpu=FILL_IN,
         memory=FILL_IN,
@@ -67,7 +70,7 @@ def unknown_sizes(max_body_bytes: int) -> Sizes:
         shm_mib=_shm_mib(16, max_body_bytes),
         in_flight=16,
         queue_timeout_ms=250,
-        runtime=usual_runtime("python", "fp32"),
+        runtime=min(runtimes) if len(runtimes) == 1 else usual_runtime("python", "fp32"),
     )
 
 

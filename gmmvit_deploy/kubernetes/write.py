@@ -86,7 +86,7 @@ def manifests_from_bundle(
     OutputError when ``out`` exists and ``force`` is False.
     """
     models = read_models(path, name=options.model_name)
-    sizes = unknown_sizes(options.max_body_bytes)
+    sizes = unknown_sizes(options.max_body_bytes, models.runtimes)
     if tuned is not None:
         sizes = sizes_from_tuning(tuned, models.bundle, options.max_body_bytes)
         _require_same_threads(path, models, sizes)

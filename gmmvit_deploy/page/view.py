@@ -95,7 +95,7 @@ class Visit:
         with ui.element("div").classes("try"):
             self._html(f"<h1>Try {escape(trial.bundle.path.name)}</h1>{html.parity_html(export_parity(trial.bundle))}")
             if trial.notice:
-                self._html(html.message_html(f"The CPU kernels are off: {trial.notice}"))
+                self._html(html.message_html(f"Not the fastest runner: {trial.notice}"))
             with ui.element("div").classes("columns"):
                 self._section("Give an image", self._build_inputs)
                 self._section("Answer", self._build_answer)

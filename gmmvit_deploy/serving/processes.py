@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Worker", "is_alive", "kill_group", "peak_bytes", "workers_of"]
+__all__ = ["Worker", "cpu_seconds", "is_alive", "kill_group", "peak_bytes", "workers_of"]
 
 _STUB = "triton_python_b"  # Linux keeps 15 characters of triton_python_backend_stub
+_TICKS = os.sysconf("SC_CLK_TCK")
 _DEAD = "ZX"
 
 
@@ -31,11 +33,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stat:
-    """Fields of /proc/PID/stat."""
+    """Fields of /proc/PID/stat.  cpu_ticks: time in user and kernel mode."""
 
     name: str
     state: str
     parent: int
+    cpu_ticks: int
     started: int
 
 
@@ -50,6 +53,7 @@ def _stat(pid: int) -> _Stat | None:
         name=before.partition("(")[2],
         state=fields[0],
         parent=int(fields[1]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
         started=int(fields[19]),
     )
 
@@ -76,6 +80,12 @@ def _model(folder: Path) -> str:
 def is_alive(worker: Worker) -> bool:
     stat = _stat(worker.pid)
     return stat is not None and stat.state not in _DEAD and stat.started == worker.started
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Return the processor time that these processes have used, in seconds."""
+    stats = [_stat(pid) for pid in pids]
+    return sum(stat.cpu_ticks for stat in stats if stat is not None) / _TICKS
 
 
 def peak_bytes(pids: tuple[int, ...]) -> int:

@@ -158,7 +158,7 @@ class GatewayService(Service):
         server.start(cancelled=cancelled)
         if cancelled():
             return
-        self.front = started_front(self.gateway, server, note=self._note)
+        self.front = started_front(self.gateway, server, note=self._note, cancelled=cancelled)
         if self.front is not None:
             self._opened.callback(self.front.stop)
         self._opened.callback(self.gateway.stop)
@@ -192,15 +192,25 @@ def metric_sources(gateway: Gateway) -> dict[str, Callable[[], str]]:
     return {"filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))}
 
 
-def started_front(gateway: Gateway, server: TritonServer, *, note: Callable[[str], None]) -> FrontKeeper | None:
-    """Start the front of a ready server, and wait until it answers.
+def started_front(
+    gateway: Gateway,
+    server: TritonServer,
+    *,
+    note: Callable[[str], None],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> FrontKeeper | None:
+    """Start the front of a ready server, and wait until it answers, or until ``cancelled`` returns True.
 
-    Returns None if no model takes encoded images or a package of the front is not installed; ``note`` gets the reason.
+    Returns None if no model takes encoded images, a running gateway has no place for a front, or a package of the front
+    is not installed; ``note`` gets the reason.
     Errors: ServerError when the front does not start.
     """
     model = read_models(server.repository).ensemble
     if not model:
         note("front: POST /classify is not offered: no model of the repository takes encoded images")
+        return None
+    if gateway.places is not None and not gateway.places.with_fronts:
+        note("front: POST /classify is not offered before a restart of the service: the first bundle takes no images")
         return None
     bounds = queue_bounds(gateway.settings, server.repository)
     try:
@@ -211,7 +221,7 @@ def started_front(gateway: Gateway, server: TritonServer, *, note: Callable[[str
         note(f"front: POST /classify is not offered: {exc}")
         return None
     try:
-        keeper.wait_ready()
+        keeper.wait_ready(cancelled)
     except BaseException:
         keeper.stop()
         raise
@@ -238,7 +248,7 @@ class FrontKeeper:
         """Start the front.
 
         triton_url: the gRPC address of the server.  model: the ensemble that takes encoded images.
-        bounds: (requests in flight, timeout in ms) of the gateway's queue. The queue of the front has the same limits.
+        bounds: (requests in flight, timeout in ms) of the gateway's queue, which lets no more requests through.
         secret: the value of `FRONT_HEADER` in each request from the gateway.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
         """
@@ -262,9 +272,9 @@ class FrontKeeper:
         """What the gateway must know about the front."""
         return Front(port=self.port, secret=self._secret, model=self._options.model)
 
-    def wait_ready(self) -> None:
-        """Wait until the front answers.  Errors: ServerError when it does not start."""
-        self._front.wait_ready()
+    def wait_ready(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the front answers, or ``cancelled`` returns True.  Errors: ServerError when it does not start."""
+        self._front.wait_ready(cancelled=cancelled)
 
     def step(self) -> None:
         """Start the front again if it has ended; call it often.  Errors: ServerError when it ends again and again."""

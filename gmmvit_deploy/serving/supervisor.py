@@ -46,6 +46,7 @@ class Supervisor:
         self.server = server
         self.options = options or SupervisorOptions()
         self.metrics = SupervisorMetrics()
+        self._answered: set[str] = set()
         self._watch: Watch | None = None
         self._in_sequence = 0
         self._ready_at = 0.0
@@ -86,7 +87,7 @@ class Supervisor:
 
     def _begin_watch(self) -> None:
         self._ready_at = time.monotonic()
-        self._watch = Watch(self.server, self.metrics, interval_s=self.options.probe_interval_s)
+        self._watch = Watch(self.server, self.metrics, self._answered, interval_s=self.options.probe_interval_s)
         self.metrics.up = True
 
     def _end_watch(self) -> None:

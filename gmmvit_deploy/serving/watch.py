@@ -2,6 +2,7 @@
 
     answered                                          alive
     late or refused, but other requests completed     alive: the probe waits behind other requests
+    late, and a worker of the model computes          alive for a minute: the probe waits behind a large request
     otherwise                                         a failure; the second in sequence means that the model is dead
 
 An ensemble does not compute, so the models that it runs get the probes. A model's probe that waits is not repeated
@@ -11,15 +12,20 @@ until it is answered or late, so a busy server holds at most a probe for each mo
 from __future__ import annotations
 
 import threading
+import time
 
 from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.serving.probes import Address, Answer, Probe, ask, model_names, probe_of_model, successes
+from gmmvit_deploy.serving.probes import Address, Probe, ask, model_names, probe_of_model, successes
+from gmmvit_deploy.serving.processes import cpu_seconds
 from gmmvit_deploy.serving.server import TritonServer
 from gmmvit_deploy.serving.supervisor_metrics import SupervisorMetrics
 
 __all__ = ["Watch"]
 
 _MOST_FAILURES = 2
+_MOST_COMPUTING_S = 60.0
+_COMPUTING = 0.1
+"""A worker that uses more than this part of a processor computes."""
 _NO_WORKER = "is not healthy"  # in Triton's message when the worker of a model has ended
 
 
@@ -30,15 +36,23 @@ class Watch:
     """
 
     def __init__(
-        self, server: TritonServer, metrics: SupervisorMetrics, *, interval_s: float = 1.0, timeout_s: float = 8.0
+        self,
+        server: TritonServer,
+        metrics: SupervisorMetrics,
+        answered: set[str],
+        *,
+        interval_s: float = 1.0,
+        timeout_s: float = 8.0,
     ) -> None:
         """Begin.
 
+        answered: the models that have answered a probe since the first start. Each watch adds models.
         interval_s: the time between two probes of a model.  timeout_s: the maximum time for an answer. Both in seconds.
         """
         self.workers = server.workers
         self.reason = ""
-        self._server, self._metrics = server, metrics
+        self._server, self._metrics, self._answered = server, metrics, answered
+        self._pid = server.pid
         self._interval_s, self._timeout_s = interval_s, timeout_s
         self._http = Address(host=server.options.host, port=server.http_port)
         self._metrics_port = Address(host=server.options.metrics_host or server.options.host, port=server.metrics_port)
@@ -52,36 +66,45 @@ class Watch:
 
     def _repeat(self, model: str) -> None:
         probe = self._probe(model)
-        failures, completed, first = 0, self._completed(model), True
+        failures, computing_since = 0, 0.0
         while probe is not None and not self._ended.is_set() and not self.reason:
+            completed, cpu_s, began = self._completed(model), self._cpu_seconds(model), time.monotonic()
             answer = ask(self._http, probe, self._timeout_s)
             if self._ended.is_set():  # the server has ended, which explains each answer
                 return
             self._metrics.count_probe(model, answer.result)
-            if first and answer.result == "refused" and _NO_WORKER not in answer.detail:
+            if answer.result == "answered":
+                self._answered.add(model)
+            elif answer.result == "refused" and model not in self._answered and _NO_WORKER not in answer.detail:
                 self._server.note(f"{model} refuses a probe, so only its processes are watched: {answer.detail}")
                 return
-            first = False
-            before, completed = completed, self._completed(model)
-            failures = 0 if answer.result == "answered" or completed > before else failures + 1
-            if failures == _MOST_FAILURES:
-                self.reason = _dead(model, answer)
+            used_s = self._cpu_seconds(model) - cpu_s
+            if answer.result == "answered" or self._completed(model) > completed:
+                failures, computing_since = 0, 0.0
+            elif answer.result == "late" and used_s > _COMPUTING * (time.monotonic() - began):
+                computing_since = computing_since or began
+                failures += time.monotonic() - computing_since > _MOST_COMPUTING_S
+            else:
+                failures += 1
+            if failures >= _MOST_FAILURES:
+                self.reason = f"{model} failed {_MOST_FAILURES} probes in sequence: {answer.detail}"
             self._ended.wait(self._interval_s)
 
     def _probe(self, model: str) -> Probe | None:
         """Return the probe of a model; None for an ensemble, and for a model with inputs without a known example."""
-        try:
-            probe = probe_of_model(self._http, model)
-        except ServerError as exc:
-            if not self._ended.is_set():
-                self._server.note(f"only the processes of {model} are watched until a restart: {exc}")
-            return None
-        return None if probe is None or probe.parts else probe
+        while not self._ended.is_set():
+            try:
+                probe = probe_of_model(self._http, model)
+            except ServerError:  # a server that is too busy to state its configuration
+                self._ended.wait(self._interval_s)
+                continue
+            return None if probe is None or probe.parts else probe
+        return None
+
+    def _cpu_seconds(self, model: str) -> float:
+        """Return the processor time of the model's workers, or of the server for a model without workers."""
+        return cpu_seconds([worker.pid for worker in self.workers if worker.model == model] or [self._pid])
 
     def _completed(self, model: str) -> int:
         """Return the number of requests that the model has completed; 0 if the server does not state it."""
         return (successes(self._metrics_port) or {}).get(model, 0)
-
-
-def _dead(model: str, answer: Answer) -> str:
-    return f"{model} failed {_MOST_FAILURES} probes in sequence: {answer.detail}"

@@ -115,13 +115,13 @@ def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> Non
     assert sizes is not None
     assert (sizes.instances, sizes.threads, sizes.cpu) == ("2", "3", "7")
     assert sizes.in_flight == 20  # 400/s · 50 ms
-    assert sizes.shm_mib == 192  # 2 · 20 · 4 MiB, in steps of 64 MiB
-    assert sizes.memory == "1088Mi"  # 1.25 · 500 MiB + 192 MiB + 256 MiB, in steps of 64 MiB
+    assert sizes.shm_mib == 256  # 3 · 20 · 4 MiB, in steps of 64 MiB
+    assert sizes.memory == "1152Mi"  # 1.25 · 500 MiB + 256 MiB + 256 MiB, in steps of 64 MiB
     deployment = next(item for item in objects_in(written.apply) if item["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    memory = {"medium": "Memory", "sizeLimit": "192Mi"}
+    memory = {"medium": "Memory", "sizeLimit": "256Mi"}
     assert {"name": "shared-memory", "emptyDir": memory} in deployment["spec"]["template"]["spec"]["volumes"]
-    assert container["resources"]["limits"] == {"cpu": "7", "memory": "1088Mi"}
+    assert container["resources"]["limits"] == {"cpu": "7", "memory": "1152Mi"}
     assert "--in-flight 20 --queue-timeout 50" in " ".join(container["args"])
 
 

@@ -45,7 +45,7 @@ class Classification:
     runner: name of the runner that computed the predictions.
     features: the features (D,), if they were asked for.
     error: the reason why the file has no answer; empty if there is an answer.
-    notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or were not requested.
+    notice: the reason why the fastest runner is not used; empty if it is used.
     """
 
     path: Path
@@ -70,8 +70,7 @@ class Classifier:
     """Computes logits of encoded images.  Abstract; used as a context manager.
 
     runner: name of the runner that computes the logits.
-    notice: the reason why this project's CPU kernels, which are faster, are not used; empty if the kernels are used or
-    were not requested.
+    notice: the reason why the fastest runner is not used; empty if it is used.
     label_set: the labels, and how logits become labels.  max_batch: maximum number of images in a call of `logits`.
     outputs: the outputs of the network.  source: the bundle, or the model on the server, for messages.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import Variant, open_variant
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
@@ -49,11 +49,14 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     """Return (names of the runners to check by default, a reason for each runner that is left out).
 
     These are ONNX Runtime, and OpenVINO with this project's CPU kernels, or without if no kernel computes a part of the
-    graph.  Errors: BundleError when the bundle has no graph in this precision.
+    graph.  Errors: BundleError when the bundle has no graph in this precision.  RunnerUnavailableError when no runner
+    computes in it here.
     """
     path = open_variant(bundle, graph_precision(precision), for_cpu=True).path
     names = ["onnxruntime"] if precision in ONNXRUNTIME_PRECISIONS else []
     name, why = _in_openvino(path, precision)
+    if not names and not name:
+        raise RunnerUnavailableError(f"no runner of this machine computes in {precision}: {why}")
     return [*names, *([name] if name else [])], [why] if why else []
 
 
@@ -72,11 +75,17 @@ def _in_openvino(path: Path, precision: Precision, *, kernels: bool = True) -> t
     if precision not in OPENVINO_HINTS:
         return "", f"openvino: computes in {', '.join(OPENVINO_HINTS)}, not in {precision}"
     if find_spec("openvino") is None:
-        return "", "openvino: not installed; type pip install 'gmmvit-deploy[cpu]'"
+        return "", "openvino: not installed; type pip install 'gmmvit-deploy[openvino]'"
     if precision == "int8" and (saturates := int8_saturates()):
         return "", f"openvino: {saturates}"
     ours, why = kernels_for_graph(path, precision) if kernels else (None, "")
-    return ("openvino", f"openvino+kernels: {why}" if why else "") if ours is None else ("openvino+kernels", "")
+    if ours is not None:
+        return "openvino+kernels", ""
+    try:
+        read_graph(path)
+    except RuntimeError as exc:
+        return "", f"openvino: cannot read {path.name}: {exc}"
+    return "openvino", f"openvino+kernels: {why}" if why else ""
 
 
 def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:

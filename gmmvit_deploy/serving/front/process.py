@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -55,10 +56,13 @@ class FrontProcess:
         """Return whether the front answers and its Triton server is ready."""
         return answers(f"{self.url}{READY_PATH}", timeout_s=5)
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Wait until the front is ready.  Errors: ServerError when the front ends, or is not ready in time."""
+    def wait_ready(self, timeout_s: float = 30.0, *, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the front is ready, or until ``cancelled`` returns True.
+
+        Errors: ServerError when the front ends, or is not ready in time.
+        """
         deadline = time.monotonic() + timeout_s
-        while not self.ready():
+        while not self.ready() and not cancelled():
             if self.poll() is not None:
                 raise ServerError(f"the front did not start (exit status {self.poll()})")
             if time.monotonic() > deadline:

@@ -30,7 +30,6 @@ _CHANNEL = (
     ("grpc.enable_http_proxy", 0),
     # A server that is started again is reached at once; by default, the pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
@@ -84,7 +83,7 @@ class Triton:
             return False
 
     async def model(self) -> Model:
-        """Return the description of the model, which stays the same: a server serves one repository up to its end."""
+        """Return the description of the model, which is read again after the server could not be reached."""
         if self._model is None:
             answer = await self._answered(
                 self._client.get_model_config(self._options.model, client_timeout=self._options.answer_timeout_s)
@@ -116,6 +115,8 @@ class Triton:
         try:
             return await call
         except InferenceServerException as exc:
+            if str(exc.status()) == "StatusCode.UNAVAILABLE":
+                self._model = None  # a server that is started again may serve another bundle
             raise _refusal(exc) from exc
 
 

@@ -1,6 +1,7 @@
 """Write the configuration of HAProxy 2.6 or newer, as text; nothing is read and nothing is started.
 
     clients ──> frontend http ──> backend triton_http ──> Triton, HTTP
+                              ──> backend front       ──> the front of the server, POST /classify
             ──> frontend grpc ──> backend triton_grpc ──> Triton, gRPC
             ──> frontend metrics
 
@@ -9,9 +10,9 @@ A frontend refuses a request for the first of these reasons: path, key, encoding
 its backend until Triton works on fewer than ``in_flight`` requests, at most for ``queue_timeout_ms``; HAProxy itself
 then answers 503.
 
-Only a request whose whole body fits into a buffer may wait: HAProxy 2.6 cannot end an HTTP/2 stream properly before it
-has read the body, and a gRPC client would report CANCELLED instead of the refusal. A larger request is refused at once
-while Triton works on ``in_flight`` requests.
+Only a request whose whole body fits into a buffer may wait, and images over HTTP/1: HAProxy 2.6 cannot end an HTTP/2
+stream properly before it has read the body, and a gRPC client would report CANCELLED instead of the refusal. A larger
+request is refused at once while Triton works on ``in_flight`` requests.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from gmmvit_deploy.serving.gateway.rules import (
     COMPRESSED,
     LARGE_LENGTH,
     NO_KEY,
+    OVERLOADED,
     OWN_ERRORS,
     UNKNOWN,
+    UNKNOWN_PATH,
     arrival,
     bind_line,
     overload_rules,
     queue_conditions,
     refuse,
     refusing,
+    serving,
     waiting_bytes,
 )
 
@@ -140,8 +144,8 @@ def _http(options: GatewayOptions) -> list[str]:
         *(["http-request set-var(txn.has_body) bool(true) if post classify"] if front else []),
         "acl body_rules var(txn.has_body) -m bool",
         refuse(401, NO_KEY, UNKNOWN),
-        refuse(404, "no such path, model or method", "!body_rules !{ method GET }"),
-        refuse(404, "no such path, model or method", "!body_rules !read"),
+        refuse(404, UNKNOWN_PATH, "!body_rules !{ method GET }"),
+        refuse(404, UNKNOWN_PATH, "!body_rules !read"),
         refuse(415, COMPRESSED, "{ req.hdr(content-encoding) -m found }"),
         refuse(411, "send Content-Length; chunked requests are refused", "{ req.hdr(transfer-encoding) -m found }"),
         refuse(411, "send Content-Length", "body_rules !{ req.hdr(content-length) -m found }"),
@@ -154,7 +158,8 @@ def _http(options: GatewayOptions) -> list[str]:
         f"http-request wait-for-body time {BODY_TIME_S}s if body_rules !refused",
         # At the end: between this look at the queue and the queue itself, HAProxy does not wait for anything.
         *queue_conditions(options, "triton_http"),
-        *overload_rules(options, 503, large, "infer"),  # the front has a queue of its own, with the same limits
+        *overload_rules(options, 503, large, "infer"),
+        *(_overload_of_front(options) if front else []),
     ]
     if options.admin is not None:
         lines.append(f"http-request set-header {options.admin[0]} {options.admin[1]} if statistics")
@@ -167,6 +172,19 @@ def _http(options: GatewayOptions) -> list[str]:
         f"http-response set-var(txn.bundle) res.hdr({BUNDLE_HEADER})",
         "http-after-response set-header retry-after 1 if { status 503 }",
         *_http_errors(),
+    ]
+
+
+def _overload_of_front(options: GatewayOptions) -> list[str]:
+    """Return the rules for images: those of any size may wait, but for a stream of HTTP/2 whose body is not there."""
+    busy = f"{{ be_conn(front) ge {options.in_flight * serving(options)} }}"
+    large = f"{{ req.hdr_val(content-length) gt {waiting_bytes(options)} }} {{ req.ver 2.0 }}"
+    full = "" if options.queue_limit == 0 else "full"
+    return [
+        # The served bundle takes no encoded images; another one, before a rollout, did.
+        refuse(404, UNKNOWN_PATH, "classify { nbsrv(front) eq 0 } { nbsrv(triton_http) gt 0 }"),
+        refuse(503, OVERLOADED, f"classify {busy} {full}".rstrip()),
+        refuse(503, OVERLOADED, f"classify {busy} {large}"),
     ]
 
 
@@ -296,7 +314,7 @@ def _front(options: GatewayOptions) -> list[str]:
         f"http-request set-header {FRONT_HEADER} {options.front.secret}",
         *_bundle(options),
         *_http_errors(),
-        *_servers(options, "front", "track triton_http/{}"),
+        *_servers(options, "front", f"maxconn {options.in_flight} track triton_http/{{}}"),
     ]
 
 

@@ -116,7 +116,10 @@ def _require_not_expired(path: Path, pem: str) -> None:
     Errors: InputError that names the file and the time.
     """
     x509 = require("cryptography.x509", package="cryptography", extra="serve")
-    expiry = x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc
+    try:
+        expiry = x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc
+    except ValueError as exc:
+        raise InputError(f"{path}: the certificate cannot be read: {exc}", hint=_TLS_HINT) from exc
     if expiry <= datetime.now(timezone.utc):
         raise InputError(
             f"{path}: the certificate expired on {expiry:%Y-%m-%d} at {expiry:%H:%M} UTC, so clients would refuse it",

@@ -70,9 +70,9 @@ class GatewaySettings:
     insecure: True permits an address other than loopback without TLS.
     max_body_bytes: the maximum size of a request.
     json_bytes: the maximum size of an inference request whose tensors are JSON; 0 refuses such requests.
-    in_flight: the number of requests that Triton gets at the same time, for each of HTTP and gRPC; None means the
+    in_flight: the number of requests that Triton gets at the same time, for each of HTTP, gRPC and images; None: the
     measurement of ``gmmvit tune`` in the repository, or else 16.
-    queue_limit: the number of requests that may wait in the gateway; HTTP and gRPC are counted together.
+    queue_limit: the number of requests that may wait in the gateway, all protocols together.
     queue_timeout_ms: the maximum time that a request waits; None means the latency limit of ``gmmvit tune``, else 250.
     access_log: the file to which a line of JSON is appended for each request; None means stderr.
     Errors: InputError when a value is invalid, or when keys would cross a network without TLS.
@@ -147,7 +147,6 @@ class HealthCheck:
 class GatewayFiles:
     """Paths in the configuration of HAProxy, as written there.
 
-    folder: of the configuration: relative paths are relative to it.
     keys: the map of hashes of keys.  bundles: the map of servers and their bundles.
     refuse: the Lua program that answers refused requests after their bodies.
     tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
@@ -167,7 +166,7 @@ class GatewayOptions:
     """What `gateway.config.config_text` writes into HAProxy's configuration.
 
     http_bind, grpc_bind, metrics_bind: ADDRESS:PORT, or ``fd@N`` for a socket that the parent process opened.
-    upstreams: the servers; requests are divided equally among them.
+    upstreams: the servers; requests are divided by their weights.
     models: the names of the models that clients may use.
     health: the check of a server.
     buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait, see `gateway.config`.

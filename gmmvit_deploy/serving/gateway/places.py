@@ -51,11 +51,13 @@ class Places:
     answer, it repeats them for 15 s.
 
     upstreams: the servers in the places, as a HAProxy that is started again must know them.
+    with_fronts: True if HAProxy passes images to the fronts of the servers.
     """
 
     def __init__(self, haproxy: HAProxy, upstreams: tuple[Upstream, ...], *, front: bool) -> None:
         """front: True if HAProxy has a backend for ``/classify``."""
         self._haproxy = haproxy
+        self.with_fronts = front
         self._backends = (*_BACKENDS, _FRONT) if front else _BACKENDS
         self._upstreams = {upstream.name: upstream for upstream in upstreams}
 
@@ -97,9 +99,10 @@ class Places:
         return sum(int(row[field] or 0) for row in self._rows(name) for field in ("scur", "qcur"))
 
     def is_up(self, name: str) -> bool:
-        """Return whether HAProxy passes requests of both protocols to the place."""
-        rows = [row for row in self._rows(name) if row["pxname"] in _BACKENDS]
-        return len(rows) == len(_BACKENDS) and all(
+        """Return whether HAProxy passes requests of all kinds to the place."""
+        backends = self._backends if self._upstreams[name].front else _BACKENDS
+        rows = [row for row in self._rows(name) if row["pxname"] in backends]
+        return len(rows) == len(backends) and all(
             row["status"].startswith("UP") and int(row["weight"] or 0) > 0 for row in rows
         )
 

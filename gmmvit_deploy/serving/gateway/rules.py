@@ -10,14 +10,17 @@ __all__ = [
     "COMPRESSED",
     "LARGE_LENGTH",
     "NO_KEY",
+    "OVERLOADED",
     "OWN_ERRORS",
     "UNKNOWN",
+    "UNKNOWN_PATH",
     "arrival",
     "bind_line",
     "overload_rules",
     "queue_conditions",
     "refuse",
     "refusing",
+    "serving",
     "waiting_bytes",
 ]
 
@@ -31,6 +34,7 @@ _MOST_REFUSED = {UNKNOWN: 500, "": 1000}
 CLIENT = "http_auth_bearer,sha2(256),hex,map({keys})"
 """Expression for the name of the client; it has no value for an unknown key."""
 NO_KEY = "Authorization: Bearer KEY is missing, or the key is unknown"
+UNKNOWN_PATH = "no such path, model or method"
 COMPRESSED = "compressed requests are refused"
 OVERLOADED = "the server is overloaded; retry later"
 OWN_ERRORS = {
@@ -107,12 +111,18 @@ def refusing(name: str, errors: list[str]) -> list[str]:
 
 
 def queue_conditions(options: GatewayOptions, backend: str) -> list[str]:
-    """Return conditions: ``full``, the queues of both protocols hold ``queue_limit`` requests, and ``busy``."""
+    """Return conditions: ``full``, the queues together hold ``queue_limit`` requests, and ``busy``."""
     return [
         "http-request set-var(txn.waiting) queue(triton_grpc)",
+        *(["http-request set-var(txn.waiting) queue(front),add(txn.waiting)"] if options.front else []),
         f"acl full queue(triton_http),add(txn.waiting) ge {max(options.queue_limit, 1)}",
-        f"acl busy be_conn({backend}) ge {options.in_flight * max(1, sum(u.weight > 0 for u in options.upstreams))}",
+        f"acl busy be_conn({backend}) ge {options.in_flight * serving(options)}",
     ]
+
+
+def serving(options: GatewayOptions) -> int:
+    """Return the number of servers that get requests, at least 1."""
+    return max(1, sum(upstream.weight > 0 for upstream in options.upstreams))
 
 
 def overload_rules(options: GatewayOptions, status: int, large: str, work: str) -> list[str]:

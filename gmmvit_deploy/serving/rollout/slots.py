@@ -33,8 +33,8 @@ _WEIGHT = 256
 _POLL_S = 0.05
 _SERVES_S = 15.0
 """The maximum time in which a HAProxy that is started again passes requests to the new server."""
-_DRAIN_S = 60.0
-"""The maximum time of a request in the gateway."""
+_DRAIN_S = 95.0
+"""The maximum time of a request in the gateway: images that arrive slowly, and their answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +164,9 @@ class Slots:
         with self._lock:
             if self._old is not None:
                 self._old.supervisor.step(stopped)
-                if self._old.front is not None:
-                    self._old.front.step()
+            for slot in (self._old, self._new):
+                if slot is not None and slot.front is not None:
+                    slot.front.step()
             if self._new is not None and not self._new_death:
                 problem = self._new.supervisor.look()
                 self._new_death = problem[1] if problem else ""
@@ -201,7 +202,9 @@ class Slots:
             server.start(cancelled=cancelled)
             supervisor = Supervisor(server)
             opened.callback(supervisor.close)
-            front = None if cancelled() else started_front(self._gateway, server, note=self._note)
+            front = None
+            if not cancelled():
+                front = started_front(self._gateway, server, note=self._note, cancelled=cancelled)
             if front is not None:
                 opened.callback(front.stop)
             return _Slot(

@@ -96,7 +96,7 @@ def test_the_fastest_runner_is_openvino_where_it_can_run(
     monkeypatch.setattr(opening, "find_spec", lambda name: None)
     name, why = fastest_runner(bundle)
     assert name == "onnxruntime"
-    assert "pip install 'gmmvit-deploy[cpu]'" in why
+    assert "pip install 'gmmvit-deploy[openvino]'" in why
 
 
 @needs_kernel

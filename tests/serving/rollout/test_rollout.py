@@ -42,7 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]
 def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     service: StateService, bundles: dict[str, Bundle]
 ) -> None:
-    with load(service, bundles) as clients:
+    with load(service, bundles) as clients, classifying(service, clients=1) as images:
         clients.await_more(12)
         answer = service.order(bundle=str(bundles["elm"].path))
         assert "done" in answer, answer
@@ -55,10 +55,11 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
         clients.await_more(12)
     assert (clients.lost, clients.wrong) == ([], [])
     assert clients.total > 100
-    assert {bundle for bundle, count in clients.answered.items() if count} == {
-        bundles["gmm"].sha256,
-        bundles["elm"].sha256,
-    }
+    both = {bundles["gmm"].sha256, bundles["elm"].sha256}
+    assert {bundle for bundle, count in clients.answered.items() if count} == both
+    assert [(answer.status, answer.body) for answer in images if answer.status != 200] == []
+    assert {answer.headers["x-gmmvit-bundle"] for answer in images} == both
+    assert all(answer.json()["bundle"] == answer.headers["x-gmmvit-bundle"] for answer in images)
 
 
 @pytest.mark.rest
