@@ -291,7 +291,7 @@ class Bundle:
         return self.manifest.image.tensor_from_pixels(pixels)
 
 
-def open_bundle(path: Path) -> Bundle:
+def open_bundle(path: Path | str) -> Bundle:
     """Open a bundle and check it: files, hashes, labels and preprocessing.
 
     Errors: BundleError when
@@ -301,6 +301,7 @@ def open_bundle(path: Path) -> Bundle:
     - the labels differ from the labels in the manifest;
     - preprocessing converts the golden images to other pixels than at export.
     """
+    path = Path(path)
     manifest = _read_manifest(path)
     _check_files(path, manifest, hint=_EXPORT_AGAIN)
     bundle = Bundle(path=path, manifest=manifest)

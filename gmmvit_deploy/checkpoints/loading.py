@@ -72,7 +72,7 @@ class LoadedCheckpoint:
         return trainable_parameters(self.model)
 
 
-def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpoint:
+def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedCheckpoint:
     """Read the file, infer the spec, build the model, fill in the weights, and audit the weights.
 
     hints: the user's values for properties of the model that the tensors of the file do not show.
@@ -85,7 +85,7 @@ def load_checkpoint(path: Path, hints: LoadHints | None = None) -> LoadedCheckpo
         InputError: the file or the class that ``hints.model`` names cannot be used.
     """
     hints = hints or LoadHints()
-    file = read_checkpoint(path, hints.weights)
+    file = read_checkpoint(Path(path), hints.weights)
     own_class = own_class_of(hints.model)
     if file.has_own_names:
         return _load_own(file, hints)

@@ -44,8 +44,8 @@ _STEPS = 5  # number of calls of `_Steps.begin` in an export
 
 
 def bundle_from_checkpoint(
-    checkpoint: Path,
-    out: Path,
+    checkpoint: Path | str,
+    out: Path | str,
     options: ExportOptions,
     *,
     hints: LoadHints | None = None,
@@ -72,6 +72,7 @@ def bundle_from_checkpoint(
         OutputError: ``out`` exists and ``force`` is not set, ``out`` holds the checkpoint or is no earlier output, or
         writing fails.
     """
+    checkpoint, out = Path(checkpoint), Path(out)
     require_free(out, force=force)
     if out.resolve() in checkpoint.resolve().parents:
         raise OutputError(f"{out} holds the checkpoint {checkpoint}", hint="type -o with another path")
