@@ -348,6 +348,13 @@ _VALID: set[str] = {
     "data for a stream that was never opened",
     "frame of 16 MB",
     "more bytes than inputs",
+    "2**32 + 1 images in the shape, which is 1 in 32 bits",
+    "300 for UINT8",
+    "60,000 numbers of an unknown field in front of 300 for UINT8",
+    "bytes in front of the inputs",
+    "group in front of 2**32 + 1 images",
+    "group in front of 300 for UINT8",
+    "input whose number has a longer form",
     "statistics",
     "2**31 classes",
     "priority of 2**62",
@@ -358,7 +365,8 @@ _VALID: set[str] = {
     "a stream without messages",
 }
 """Calls that may be answered: others must be answered while connections send no complete request. Triton ignores bytes
-behind those of the inputs. A client with a key may read the statistics. A model without queue policy or sequences
+behind those of the inputs, keeps a batch in 32 bits, and reduces a number to the type of the input: a client with a key
+misleads itself alone. Such a client may read the statistics. A model without queue policy or sequences
 ignores their parameters, an answer has at most the classes of the model, and a stream can end without an error of the
 call."""
 

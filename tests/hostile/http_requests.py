@@ -355,6 +355,7 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
 }
 _VALID = {
     "2**31 classes",
+    "2**32 + 1 images in the shape, which is 1 in 32 bits",
     "secret of the front, guessed",
     "10,000 values in the query",
     "500 idle connections",
