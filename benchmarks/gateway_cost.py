@@ -3,7 +3,8 @@
 The network is the small golden ViT with Gaussian mixture masks (32×32, 10 classes), which answers faster than any real
 network, so the share of the gateway is as large as it can be. Each request has a single image. The clients wait for
 their answers (closed loop), send raw bytes, and share the processors with Triton and HAProxy. Triton directly, and
-through the gateway with a key, take turns in each round.
+through the gateway with a key, take turns in each round. In the rows *classify*, an image is a PNG file: directly, it
+goes to the ensemble over gRPC, and through the gateway to ``POST /classify``, whose answer has labels.
 
     python benchmarks/gateway_cost.py [--rounds 10] [--check] [--output RESULT]
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
+import struct
 import tempfile
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+from PIL import Image
+from tritonclient.grpc import service_pb2
 
 from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, http_request, http_sender, message
 from benchmarks.shared.options import parsed
@@ -28,13 +33,36 @@ from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
+from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.service import GatewayService
 
 CLIENTS = (1, 16)
 MOST_MS, LEAST_SHARE = 0.5, 0.75
 PLACES = ("direct", "gateway")
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def image_message() -> bytes:
+    """Return a serialised request of the ensemble with an image."""
+    request = service_pb2.ModelInferRequest(model_name="gmmvit")
+    request.inputs.add(name="IMAGE", datatype="BYTES", shape=[1, 1])
+    request.outputs.add(name="logits")
+    request.raw_input_contents.append(struct.pack("<I", len(png())) + png())
+    return bytes(request.SerializeToString())
+
+
+def classify_request() -> tuple[bytes, bytes]:
+    """Return (head, body) of ``POST /classify`` with an image."""
+    lines = ["POST /classify HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {KEY}"]
+    lines += ["Content-Type: image/png", f"Content-Length: {len(png())}"]
+    return "\r\n".join([*lines, "", ""]).encode(), png()
 
 
 async def rates(
@@ -50,10 +78,15 @@ async def rates(
             over_http = http_sender("127.0.0.1", where.http_port, *http_request(where.http_port))
             stack.callback(over_http.close)
             senders["http", name] = over_http
+            if name == "direct":
+                senders["classify", name] = grpc_sender(channel, image_message(), ())
+        classify = http_sender("127.0.0.1", gateway.http_port, *classify_request())
+        stack.callback(classify.close)
+        senders["classify", "gateway"] = classify
         measured: dict[str, dict[str, list[float]]] = {}
         generator = np.random.default_rng(0)
         for number in range(rounds + 1):  # the first round is a warm-up
-            for protocol in ("grpc", "http"):
+            for protocol in ("grpc", "http", "classify"):
                 for clients in CLIENTS:
                     row = measured.setdefault(f"{protocol}, {clients} clients", {place: [] for place in PLACES})
                     for place in generator.permutation(PLACES):
@@ -82,6 +115,8 @@ def problems(rows: dict[str, Any]) -> list[str]:
     """Return what is promised and not kept: the cost for a single client, the share for the most clients."""
     reasons = []
     for name, row in rows.items():
+        if name.startswith("classify"):
+            continue  # another task than the ensemble's: a process of Python answers with labels
         cost, share = row["cost_ms"]["median"], row["share"].median
         if " 1 clients" in name and cost > MOST_MS:
             reasons.append(f"{name}: {cost:.2f} ms a request, expected at most {MOST_MS} ms")
@@ -101,12 +136,10 @@ def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
         settings = GatewaySettings(keys=folder / "keys", in_flight=32, access_log=folder / "access.log")
-        gateway = Gateway(settings, **ports)
-        stack.callback(gateway.stop)
-        behind = behind_gateway(ServerOptions(), gateway.admin_secret)
-        server = stack.enter_context(TritonServer(models.path, options=behind))
-        gateway.start(server)
-        return described(asyncio.run(rates(server, gateway, rounds, seconds)))
+        service = stack.enter_context(GatewayService(ServerOptions(**ports), settings))
+        server = TritonServer(models.path, options=service.server_options)
+        service.start(server, cancelled=lambda: False)
+        return described(asyncio.run(rates(server, service.gateway, rounds, seconds)))
 
 
 def main() -> None:
