@@ -1,4 +1,4 @@
-"""Read the configurations of a repository once: names, bundle, backends, the check of a server, and the tuning."""
+"""Read the configurations of a repository: names, bundle, backends, the check of a server, and the tuning."""
 
 from __future__ import annotations
 
