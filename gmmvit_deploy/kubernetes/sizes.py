@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.names import usual_runtime
+from gmmvit_deploy.serving.model_configs import usual_runtime
 from gmmvit_deploy.serving.served_models import Tuned
 
 __all__ = ["FILL_IN", "Sizes", "sizes_from_tuning", "unknown_sizes"]
@@ -70,7 +70,7 @@ def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str] = frozenset()) -
         shm_mib=_shm_mib(16, max_body_bytes),
         in_flight=16,
         queue_timeout_ms=250,
-        runtime=min(runtimes) if len(runtimes) == 1 else usual_runtime("python", "fp32"),
+        runtime=next(iter(runtimes)) if len(runtimes) == 1 else usual_runtime("python", "fp32"),
     )
 
 

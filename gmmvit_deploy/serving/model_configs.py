@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision, precision_from
-from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS
+from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS, why_no_openvino
 from gmmvit_deploy.serving.names import (
     ACCELERATORS,
     DEFAULT_REQUEST_PIXELS,
@@ -25,7 +25,6 @@ from gmmvit_deploy.serving.names import (
     CpuKernels,
     Runtime,
     runtime_from,
-    usual_runtime,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +53,11 @@ WORKER_REQUESTS = 2
 _AUTO = cast("Runtime", "auto")
 _CHUNKS = tuple(1 << power for power in range(8))
 _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
+
+
+def usual_runtime(backend: str, precision: Precision) -> Runtime:
+    """Return the runtime of a network for which the user names none: OpenVINO where it can run, else ONNX Runtime."""
+    return "openvino" if backend == "python" and not why_no_openvino(precision) else "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

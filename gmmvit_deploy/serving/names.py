@@ -5,12 +5,9 @@ This module imports no backend and no runtime.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 
 __all__ = [
     "ACCELERATORS",
@@ -23,7 +20,6 @@ __all__ = [
     "CpuKernels",
     "Runtime",
     "runtime_from",
-    "usual_runtime",
 ]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
@@ -51,9 +47,3 @@ def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:
         raise InputError(f"runtime {name!r} is not known", hint=f"type one of {', '.join(RUNTIMES)}")
     runtime, plus, _ = name.partition("+")
     return runtime, "on" if plus else "off"  # type: ignore[return-value]  # checked above
-
-
-def usual_runtime(backend: str, precision: Precision) -> Runtime:
-    """Return the runtime of a network for which the user names none: OpenVINO where it can run, else ONNX Runtime."""
-    can = backend == "python" and precision in ("fp32", "bf16", "int8") and find_spec("openvino") is not None
-    return "openvino" if can and not (precision == "int8" and int8_saturates()) else "onnxruntime"

@@ -5,12 +5,14 @@ The data type in which OpenVINO computes is always set explicitly: OpenVINO's de
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.kernels.openvino_kernels import Arithmetic, Kernels, kernels_from
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.openvino_program import Hint
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ __all__ = [
     "kernels_for_graph",
     "our_kernels",
     "read_graph",
+    "why_no_openvino",
 ]
 
 OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
@@ -38,6 +41,17 @@ FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "
 An int8 graph quantises only linear maps, not attention. A TensorRT engine computes the attention of an int8 graph in
 fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, otherwise in float32.
 """
+
+
+def why_no_openvino(precision: Precision) -> str:
+    """Return the reason why OpenVINO cannot compute in this precision on this machine's CPU; "" if it can."""
+    if precision not in OPENVINO_HINTS:
+        return f"openvino: computes in {', '.join(OPENVINO_HINTS)}, not in {precision}"
+    if find_spec("openvino") is None:
+        return "openvino: not installed; type pip install 'gmmvit-deploy[openvino]'"
+    if precision == "int8" and (saturates := int8_saturates()):
+        return f"openvino: {saturates}"
+    return ""
 
 
 def read_graph(path: Path) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -21,9 +20,8 @@ from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
-from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, graph_precision, kernels_for_graph, read_graph
+from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph, read_graph, why_no_openvino
 from gmmvit_deploy.runtimes.programs.server_url import protocol_of
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners.eager import CompiledRunner, EagerRunner
@@ -72,12 +70,8 @@ def fastest_runner(bundle: Bundle, precision: Precision = "fp32", *, cpu_kernels
 
 def _in_openvino(path: Path, precision: Precision, *, kernels: bool = True) -> tuple[str, str]:
     """Return (the runner of OpenVINO, or "" if it cannot run the graph, why the runner or its kernels cannot run)."""
-    if precision not in OPENVINO_HINTS:
-        return "", f"openvino: computes in {', '.join(OPENVINO_HINTS)}, not in {precision}"
-    if find_spec("openvino") is None:
-        return "", "openvino: not installed; type pip install 'gmmvit-deploy[openvino]'"
-    if precision == "int8" and (saturates := int8_saturates()):
-        return "", f"openvino: {saturates}"
+    if why := why_no_openvino(precision):
+        return "", why
     ours, why = kernels_for_graph(path, precision) if kernels else (None, "")
     if ours is not None:
         return "openvino+kernels", ""

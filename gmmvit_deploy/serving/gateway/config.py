@@ -27,7 +27,6 @@ from gmmvit_deploy.serving.gateway.rules import (
     COMPRESSED,
     LARGE_LENGTH,
     NO_KEY,
-    OVERLOADED,
     OWN_ERRORS,
     UNKNOWN,
     UNKNOWN_PATH,
@@ -179,12 +178,10 @@ def _overload_of_front(options: GatewayOptions) -> list[str]:
     """Return the rules for images: those of any size may wait, but for a stream of HTTP/2 whose body is not there."""
     busy = f"{{ be_conn(front) ge {options.in_flight * serving(options)} }}"
     large = f"{{ req.hdr_val(content-length) gt {waiting_bytes(options)} }} {{ req.ver 2.0 }}"
-    full = "" if options.queue_limit == 0 else "full"
     return [
         # The served bundle takes no encoded images; another one, before a rollout, did.
         refuse(404, UNKNOWN_PATH, "classify { nbsrv(front) eq 0 } { nbsrv(triton_http) gt 0 }"),
-        refuse(503, OVERLOADED, f"classify {busy} {full}".rstrip()),
-        refuse(503, OVERLOADED, f"classify {busy} {large}"),
+        *overload_rules(options, 503, large, "classify", busy),
     ]
 
 

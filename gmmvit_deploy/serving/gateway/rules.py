@@ -10,7 +10,6 @@ __all__ = [
     "COMPRESSED",
     "LARGE_LENGTH",
     "NO_KEY",
-    "OVERLOADED",
     "OWN_ERRORS",
     "UNKNOWN",
     "UNKNOWN_PATH",
@@ -125,13 +124,14 @@ def serving(options: GatewayOptions) -> int:
     return max(1, sum(upstream.weight > 0 for upstream in options.upstreams))
 
 
-def overload_rules(options: GatewayOptions, status: int, large: str, work: str) -> list[str]:
+def overload_rules(options: GatewayOptions, status: int, large: str, work: str, busy: str = "busy") -> list[str]:
     """Return the rules that refuse a request because of the queue.
 
     large: the condition that the body does not fit into a buffer.  work: the condition that the request is for Triton.
+    busy: the condition that a further request would wait.
     """
-    when_full = "busy" if options.queue_limit == 0 else "busy full"
-    return [refuse(status, OVERLOADED, f"{work} {when_full}"), refuse(status, OVERLOADED, f"{work} busy {large}")]
+    when_full = busy if options.queue_limit == 0 else f"{busy} full"
+    return [refuse(status, OVERLOADED, f"{work} {when_full}"), refuse(status, OVERLOADED, f"{work} {busy} {large}")]
 
 
 def waiting_bytes(options: GatewayOptions) -> int:

@@ -13,7 +13,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
-from gmmvit_deploy.runtimes.runners import open as opening
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, fastest_runner, open_runner, open_runners
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
@@ -93,7 +92,7 @@ def test_the_fastest_runner_is_openvino_where_it_can_run(
 ) -> None:
     assert fastest_runner(bundle, cpu_kernels=False) == ("openvino", "")
     assert fastest_runner(precise_bundle, "fp16")[0] == "onnxruntime"
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr(runtime_module, "find_spec", lambda name: None)
     name, why = fastest_runner(bundle)
     assert name == "onnxruntime"
     assert "pip install 'gmmvit-deploy[openvino]'" in why
