@@ -50,10 +50,14 @@ def kinds_of(first: int) -> dict[int, str]:
 
 
 def _kind(arguments: Sequence[str]) -> str:
-    """Return the kind of a process of a service: the program, or the model of a worker, or ``front``."""
+    """Return the kind of a process of a service: the program, or the model of a worker, or ``front``.
+
+    A worker whose command line is not complete yet, because Triton starts it at this moment, is a ``worker``.
+    """
     name = Path(arguments[0]).name
     if name == "triton_python_backend_stub":
-        return f"worker {Path(arguments[1]).parents[1].name}"
+        model = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
+        return "worker" if model is None else f"worker {model.parents[1].name}"
     if any("serving.front" in argument for argument in arguments):
         return "front"
     return name
