@@ -48,7 +48,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=.ci $(BIN)/lint-imports
 	$(BIN)/python benchmarks/tables.py --check
 	$(MAKE) --no-print-directory docs
 
