@@ -11,11 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.kubernetes.yaml_text import parsed_yaml
-from tests.kubernetes.made import OCI, objects_in, write
-from tests.kubernetes.test_write import validate
+from tests.kubernetes.made import OCI, object_in, validate, write
 
 PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
 needs_kserve = pytest.mark.skipif(PYTHON is None, reason="GMMVIT_KSERVE_PYTHON names no Python with the package kserve")
@@ -35,7 +34,7 @@ def test_nothing_is_lost_or_unknown(bundle: Bundle, tmp_path: Path, model: str) 
     written = write(bundle, tmp_path / "out", style="kserve", model=model)
     done = through_models(written.apply)
     assert done.returncode == 0, done.stderr
-    ours = [parsed_yaml((written.apply / name).read_text()) for name in FILES]
+    ours = [yaml.safe_load((written.apply / name).read_text()) for name in FILES]
     runtime, service = json.loads(done.stdout.splitlines()[-1])
     assert service["spec"]["predictor"]["model"].pop("name") == ""  # the model itself adds its default
     assert [runtime, service] == ours
@@ -70,5 +69,6 @@ def test_a_planted_mistake_is_refused(
 def test_the_other_objects_fit_the_pods_of_kserve(bundle: Bundle, tmp_path: Path) -> None:
     written = write(bundle, tmp_path / "out", style="kserve", clients="istio-system")
     validate(written.apply)
-    budget = next(item for item in objects_in(written.apply) if item["kind"] == "PodDisruptionBudget")
-    assert budget["spec"]["selector"]["matchLabels"] == {"serving.kserve.io/inferenceservice": "gmmvit"}
+    assert object_in(written, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == {
+        "serving.kserve.io/inferenceservice": "gmmvit"
+    }
