@@ -40,18 +40,15 @@ def test_a_bundle_becomes_a_repository_with_the_tuned_settings(bundle: Bundle, t
     assert "max_queue_delay_microseconds: 500" in text
 
 
-def test_a_bundle_as_it_is(bundle: Bundle, tmp_path: Path) -> None:
-    context = pack(bundle.path, tmp_path / "image", contents="bundle")
-    assert context.labels["gmmvit.contents"] == "bundle"
-    assert hashes(context.path / "models") == hashes(bundle.path)
-
-
-def test_every_user_can_read_the_files(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_bundle_as_it_is_with_files_that_every_user_can_read(bundle: Bundle, tmp_path: Path) -> None:
     private = tmp_path / "private"
     shutil.copytree(bundle.path, private)
     for path in (private, *private.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
-    models = pack(private, tmp_path / "image", contents="bundle").path / "models"
+    context = pack(private, tmp_path / "image", contents="bundle")
+    models = context.path / "models"
+    assert context.labels["gmmvit.contents"] == "bundle"
+    assert hashes(models) == hashes(bundle.path)
     modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in (models, *models.rglob("*"))}
     assert modes == {(True, 0o755), (False, 0o644)}
 

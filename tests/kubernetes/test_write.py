@@ -34,6 +34,13 @@ def test_objects_are_valid_and_complete(bundle: Bundle, tmp_path: Path, model: s
     validate(written.apply)
 
 
+def test_the_objects_beside_those_of_kserve_are_valid_and_fit_its_pods(bundle: Bundle, tmp_path: Path) -> None:
+    written = write(bundle, tmp_path / "out", style="kserve", clients="istio-system")
+    validate(written.apply)
+    labels = object_in(written, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    assert labels == {"serving.kserve.io/inferenceservice": "gmmvit"}
+
+
 @pytest.mark.first(1)
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH, whose kustomize builds the folders")
@@ -110,13 +117,6 @@ def test_sizes_agree_with_the_measurement(bundle: Bundle, tmp_path: Path) -> Non
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"cpu": "7", "memory": "1152Mi"}
     assert "--in-flight 20 --queue-timeout 50" in " ".join(container["args"])
-
-
-def test_a_thread_for_each_core_counts_the_cores_of_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
-    file = tuning_file(bundle, tmp_path / "tuned.json", threads=0, instances=2, cores=8)
-    sizes = write(bundle, tmp_path / "out", tuned=file).sizes
-    assert sizes is not None
-    assert (sizes.threads, sizes.cpu) == ("4", "9")
 
 
 def test_a_measurement_of_another_bundle_or_that_is_incomplete_is_refused(bundle: Bundle, tmp_path: Path) -> None:
