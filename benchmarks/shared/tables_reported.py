@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
 from benchmarks.shared.tables_bulk import bulk_table
-from benchmarks.shared.tables_costs import cost_tables, masked_attention_table
+from benchmarks.shared.tables_costs import masked_attention_table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
 from benchmarks.shared.tables_rollout import rollout_table, soak_table
@@ -56,28 +56,21 @@ NO_RATIOS = "No result has these ratios yet."
 def documented_tables() -> dict[str, str]:
     """Return name of a marker in the documentation → the table at this marker.
 
-    The tables of the speed on CPUs have the paper's families only; the systems have tables of costs on their own pages.
+    The tables of the speed on CPUs have the paper's families only.
     """
     fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
     of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
     return {
         "headline": headline_table(fastest, costs),
         "fastest_cpu": fastest_table(of_paper),
-        "best_straight": best_straight_table(of_paper) or NO_RATIOS,
         "mask_free": mask_free_table(of_paper, costs_of_paper),
         "served": served_table(result("served")),
-        "one_image": _if_measured("one_image", one_image_table),
-        "large_images_served": _if_measured("large_images_served", large_images_table),
         "overload": overload_table(result("overload")),
         "gateway_cost": gateway_cost_table(result("gateway_cost")),
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
-        "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
-        "engines": engines_table(result("engines")),
-        "timm_models": timm_table(by_run("timm_models")),
         "hostile_summary": hostile_summary(by_run("hostile")),
         "hostile_memory": hostile_memory(by_run("hostile")),
-        **cost_tables(fastest, costs),
     }
 
 
@@ -99,6 +92,11 @@ def page_tables() -> dict[str, str]:
         "fastest_cpu": fastest_table(fastest),
         "best_straight": best_straight_table(fastest) or NO_RATIOS,
         "mask_free": mask_free_table(fastest, costs),
+        "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
+        "timm_models": timm_table(by_run("timm_models")),
+        "one_image": _if_measured("one_image", one_image_table),
+        "large_images_served": _if_measured("large_images_served", large_images_table),
+        "engines": engines_table(result("engines")),
         "one_image_parts": _if_measured("one_image", one_image_parts_table),
         "where_all": where_table(where),
         "target": target_sentence(where),

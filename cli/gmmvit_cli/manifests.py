@@ -169,8 +169,7 @@ def manifests(
     if style == "job":
         _report(_written_job(path, out, of_job, image, model_uri, fetch_image, object_name, force=force), as_json)
         return
-    from gmmvit_deploy.kubernetes.options import ManifestOptions
-    from gmmvit_deploy.kubernetes.options import model_uri as read_uri
+    from gmmvit_deploy.kubernetes.options import ManifestOptions, place
     from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 
     least, _, most = replicas.partition(":")
@@ -179,7 +178,7 @@ def manifests(
     options = ManifestOptions(
         style=style,  # type: ignore[arg-type]  # checked by the callback
         image=image,
-        model=read_uri(model_uri),
+        model=place(model_uri, "--model-uri", oci=True),
         name=object_name,
         model_name=name,
         clients=clients,
@@ -208,14 +207,13 @@ def _written_job(
     for option in ("--from", "--to", "--parts"):
         if chosen[option] is None:
             raise InputError(f"--style job needs --from, --to and --parts; {option} is missing")
-    from gmmvit_deploy.kubernetes.job import JobOptions, place
-    from gmmvit_deploy.kubernetes.options import model_uri as read_uri
+    from gmmvit_deploy.kubernetes.options import JobOptions, place
     from gmmvit_deploy.kubernetes.write import job_manifests_from_bundle
 
     passed_on = ("--shard-images", "--image-column")
     options = JobOptions(
         image=image,
-        model=read_uri(model_uri),
+        model=place(model_uri, "--model-uri", oci=True),
         source=place(chosen["--from"], "--from"),
         results=place(chosen["--to"], "--to"),
         parts=chosen["--parts"],

@@ -1,5 +1,4 @@
-"""Dockerfiles: of the server, slim for CPUs, without PyTorch, ONNX, CUDA and compiler; of the server with TensorRT
-engines; and for bulk work on CPUs.
+"""Dockerfiles of the server and for bulk work, and the Python packages of their images.
 
 A repository holds all that the network needs at run time, also the compiled library of the CPU kernels, so the image
 has only the packages that serve. Their versions are those of this environment, in which the repository was written.
@@ -7,7 +6,6 @@ has only the packages that serve. Their versions are those of this environment, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from gmmvit_deploy import __version__
 from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.kubernetes.templates import docker_file
 
 __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "image_packages"]
 
@@ -29,15 +28,10 @@ _SERVES = (
     "uvicorn",
 )
 _CLASSIFIES = ("fsspec", "numpy", "onnx", "pillow", "pyarrow", "typer")
-_STORES = "s3fs"
-"""The driver of fsspec for s3://; each of its releases needs the same release of fsspec."""
 _SERVER = "nvidia-pytriton"
 """Its wheel holds the Triton server; of its dependencies, the server needs numpy alone."""
 _LEFT_OUT = {"openvino-telemetry"}
 """A program that reports the use of OpenVINO."""
-_DEBIAN = ("haproxy", "tini")
-_BASE = "python:3.11-slim-bookworm"
-_WHEEL = f"gmmvit_deploy-{__version__}-py3-none-any.whl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,87 +100,38 @@ def _required(package: Distribution, asked: Any, requirement: Any) -> list[str]:
 
 
 def docker_files(runtime: str) -> dict[str, str]:
-    """Return path → text of the Dockerfiles and of their lists of packages.
+    """Return path → text of the Dockerfiles of the server and of their lists of packages.
 
     runtime: of the repository that the slim image serves, ``onnxruntime`` or ``openvino``.
     """
     slim, tensorrt = image_packages(runtime), image_packages("", server=False)
     return {
-        "docker/cpu/Dockerfile": _slim_text(slim),
-        "docker/cpu/requirements.txt": _requirements(slim),
-        "docker/tensorrt/Dockerfile": _tensorrt_text(),
-        "docker/tensorrt/requirements.txt": _requirements(tensorrt),
+        **_docker_files("cpu", slim, debian="haproxy tini"),
+        **_docker_files("tensorrt", tensorrt, debian="haproxy tini python3-pip"),
     }
 
 
 def bulk_docker_files(runtime: str, *, store: bool) -> dict[str, str]:
-    """Return path → text of the Dockerfile for bulk work.  store: True to add the driver for s3://."""
+    """Return path → text of the Dockerfile for bulk work and of its list of packages.
+
+    store: True to add the driver of fsspec for s3://, of which each release needs the same release of fsspec.
+    """
     packages = bulk_packages(runtime)
-    return {
-        "docker/bulk/Dockerfile": _bulk_text(packages, store=store),
-        "docker/bulk/requirements.txt": _requirements(packages),
-    }
+    fsspec = next(package.version for package in packages if package.name == "fsspec")
+    return _docker_files("bulk", packages, debian="tini", s3fs=fsspec if store else "")
 
 
-def _requirements(packages: Sequence[Package]) -> str:
-    return "".join(f"{package.name}=={package.version}\n" for package in packages)
-
-
-_APT = """# Without versions, because the newest packages of the base's release have its security updates.
-# hadolint ignore=DL3008
-RUN apt-get update \\
-    && apt-get install --yes --no-install-recommends {packages} \\
-    && rm -rf /var/lib/apt/lists/*
-"""
-_INSTALL = """COPY requirements.txt {wheel} /tmp/wheels/
-RUN python3 -m pip install --no-cache-dir --no-deps{more} \\
-    --requirement /tmp/wheels/requirements.txt /tmp/wheels/{wheel}{also}
-ENV PYTHONDONTWRITEBYTECODE=1
-# 1000 is the user of the manifests. tini passes SIGTERM to gmmvit serve alone, and removes ended processes.
-USER 1000:1000
-ENTRYPOINT ["tini", "--", "gmmvit"]
-CMD ["--help"]
-"""
-
-
-def _slim_text(packages: Sequence[Package]) -> str:
-    head = _slim_head("The server of gmmvit-deploy on CPUs", packages, "the base, HAProxy and tini")
-    return head + _APT.format(packages=" ".join(_DEBIAN)) + _INSTALL.format(wheel=_WHEEL, more="", also="")
-
-
-def _bulk_text(packages: Sequence[Package], *, store: bool) -> str:
-    uncounted, also = "the base and tini", ""
-    if store:
-        uncounted += f"; {_STORES}, the driver for s3://, and what it needs besides, in versions that pip chooses"
-        fsspec = next(package.version for package in packages if package.name == "fsspec")
-        constraint = "--constraint /tmp/wheels/requirements.txt"
-        also = f" \\\n    && python3 -m pip install --no-cache-dir {constraint} {_STORES}=={fsspec}"
-    install = _INSTALL.format(wheel=_WHEEL, more="", also=also).replace("gmmvit serve alone", "gmmvit alone")
-    head = _slim_head("gmmvit classify for bulk work on CPUs", packages, uncounted)
-    return head + _APT.format(packages="tini") + install
-
-
-def _slim_head(title: str, packages: Sequence[Package], uncounted: str) -> str:
-    mib = sum(package.size for package in packages) / 2**20
-    return f"""# {title}: no compiler, no CUDA, no PyTorch.
-# Its {len(packages)} Python packages have {mib:.0f} MiB of files, by the lists in their wheels;
-# not counted: {uncounted}.
-# Put {_WHEEL} beside this file, then: docker build --tag IMAGE .
-# Give the base by its digest for the same image again: --build-arg BASE=python@sha256:...
-ARG BASE={_BASE}
-FROM ${{BASE}}
-"""
-
-
-def _tensorrt_text() -> str:
-    return (
-        f"""# The server of gmmvit-deploy with TensorRT engines, on NVIDIA's image of Triton.
-# The engine decides the release: gmmvit doctor BUNDLE --server-version RELEASE states what a release can load.
-# Put {_WHEEL} beside this file, then: docker build --build-arg RELEASE=25.09 --tag IMAGE .
-ARG RELEASE
-FROM nvcr.io/nvidia/tritonserver:${{RELEASE}}-py3
-USER 0
-"""
-        + _APT.format(packages=" ".join((*_DEBIAN, "python3-pip")))
-        + _INSTALL.format(wheel=_WHEEL, more=" --break-system-packages", also="")
+def _docker_files(kind: str, packages: list[Package], *, debian: str, s3fs: str = "") -> dict[str, str]:
+    text = docker_file(
+        "Dockerfile.j2",
+        kind=kind,
+        wheel=f"gmmvit_deploy-{__version__}-py3-none-any.whl",
+        count=len(packages),
+        mib=f"{sum(package.size for package in packages) / 2**20:.0f}",
+        debian=debian,
+        s3fs=s3fs,
     )
+    return {
+        f"docker/{kind}/Dockerfile": text,
+        f"docker/{kind}/requirements.txt": "".join(f"{package.name}=={package.version}\n" for package in packages),
+    }

@@ -1,53 +1,59 @@
-"""What the user chooses for the manifests."""
+"""What the user chooses for the manifests of a service, or of a job in bulk."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.precision import precision_behind
 
-__all__ = ["STYLES", "ManifestOptions", "ModelUri", "Style", "model_uri", "require_names", "tag_warnings"]
+__all__ = ["JobOptions", "ManifestOptions", "Place", "PodOptions", "place", "tag_warnings"]
 
-Style = Literal["kserve", "deployment"]
-STYLES: tuple[Style, ...] = get_args(Style)
-_SCHEMES = ("oci", "pvc", "s3")
+_JOB_RUNNERS = ("onnxruntime", "openvino")
+"""Runners whose packages are in the image for bulk work, which has no compiler, no PyTorch and no CUDA."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 _TAG = re.compile(r":[^:/]*$")  # a colon before a slash begins the port of a registry
+_MEMORY = re.compile(r"[1-9][0-9]*(Mi|Gi)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelUri:
-    """Where the model is.
+class Place:
+    """Where a model, images or results are.
 
-    scheme: ``oci``, ``pvc`` or ``s3``.  place: the image, the claim, or the bucket.  path: below it; "" for ``oci``.
+    scheme: ``oci``, ``pvc`` or ``s3``.  name: the image, the claim, or the bucket.  path: below it; "" for ``oci``.
     """
 
     scheme: str
-    place: str
+    name: str
     path: str
 
     @property
-    def image(self) -> str:
-        """The image that holds the model; "" for a claim or a bucket."""
-        return self.place if self.scheme == "oci" else ""
+    def claim(self) -> str:
+        """The PersistentVolumeClaim; "" for an image or a bucket."""
+        return self.name if self.scheme == "pvc" else ""
+
+    def inside(self, folder: str) -> str:
+        """Return the path in a pod that mounts the claim at ``folder``, or the URL of an object store."""
+        return f"{folder}/{self.path}".rstrip("/") if self.claim else str(self)
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.place}" + (f"/{self.path}" if self.path else "")
+        return f"{self.scheme}://{self.name}" + (f"/{self.path}" if self.path else "")
 
 
-def model_uri(text: str) -> ModelUri:
-    """Read ``oci://IMAGE``, ``pvc://CLAIM/PATH`` or ``s3://BUCKET/PATH``.  Errors: InputError."""
+def place(text: str, option: str, *, oci: bool = False) -> Place:
+    """Read ``pvc://CLAIM/PATH`` or ``s3://BUCKET/PATH``, and with ``oci`` also ``oci://IMAGE``.  Errors: InputError."""
     scheme, _, rest = text.partition("://")
-    if scheme not in _SCHEMES or not rest.strip("/"):
-        raise InputError(f"--model-uri: expected oci://IMAGE, pvc://CLAIM/PATH or s3://BUCKET/PATH, got {text!r}")
+    if scheme not in ("pvc", "s3", *(["oci"] if oci else [])) or not rest.strip("/"):
+        images = "oci://IMAGE, " if oci else ""
+        raise InputError(f"{option}: expected {images}pvc://CLAIM/PATH or s3://BUCKET/PATH, got {text!r}")
     if scheme == "oci":
-        return ModelUri(scheme=scheme, place=rest, path="")
-    place, _, path = rest.partition("/")
-    return ModelUri(scheme=scheme, place=place, path=path.strip("/"))
+        return Place(scheme=scheme, name=rest, path="")
+    name, _, path = rest.partition("/")
+    return Place(scheme=scheme, name=name, path=path.strip("/"))
 
 
 def tag_warnings(images: Mapping[str, str]) -> tuple[str, ...]:
@@ -60,61 +66,118 @@ def tag_warnings(images: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def require_names(names: Mapping[str, str]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """image: of the pod.  model: where the repository to serve, or the bundle of a job, is.
+    name: the name of the objects.
+    fetch_image: for a model at s3 that KServe does not fetch, an image that is called with the URI and a folder, and
+    copies files.
+    """
+
+    image: str
+    model: Place
+    name: str = "gmmvit"
+    fetch_image: str = ""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know, a sentence each."""
+        model_image = self.model.name if self.model.scheme == "oci" else ""
+        return tag_warnings({"--image": self.image, "--fetch-image": self.fetch_image, "--model-uri": model_image})
+
+    @property
+    def model_path(self) -> str:
+        """The path of the model in a pod, without KServe."""
+        if self.model.scheme == "oci":
+            return "/mnt/models/models"  # gmmvit pack writes below this folder of the image, where KServe looks as well
+        return self.model.inside("/mnt/models") if self.model.claim else "/mnt/models"
+
+
+def _require_names(names: Mapping[str, str]) -> None:
     """Check that names, by option, are valid in Kubernetes or "".  Errors: InputError."""
     for option, name in names.items():
         if name and not _NAME.fullmatch(name):
             raise InputError(f"{option}: expected lower-case letters, digits and -, at most 50, got {name!r}")
 
 
+def _require_fetch_image(options: PodOptions, style: str) -> None:
+    if options.model.scheme == "s3" and not options.fetch_image:
+        raise InputError(
+            f"--model-uri s3://… in the style {style} needs --fetch-image, an image that copies the files",
+            hint="KServe's storage-initializer is such an image: --fetch-image IMAGE@sha256:…",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestOptions:
-    """style: ``kserve``, or ``deployment`` for plain Kubernetes.
-    image: of the server.  model: where the repository to serve is.
-    name: the name of all objects.  model_name: the name of the served model.
+class ManifestOptions(PodOptions):
+    """style: ``kserve``, or ``deployment`` for plain Kubernetes.  model_name: the name of the served model.
     clients: the namespace whose pods may send requests; "" permits the pods of the service's own namespace that have
     the label ``gmmvit-client: "true"``.  monitoring: the namespace of Prometheus.
-    fetch_image: for s3 in the style deployment, an image that is called with the URI and a folder, and copies files.
     max_body_bytes: the maximum size of a request.  gpus: of each pod.  least, most: number of pods.
     Errors: InputError when a value is invalid.
     """
 
-    style: Style
-    image: str
-    model: ModelUri
-    name: str = "gmmvit"
+    style: Literal["kserve", "deployment"]
     model_name: str = "gmmvit"
     clients: str = ""
     monitoring: str = "monitoring"
-    fetch_image: str = ""
     max_body_bytes: int = 4 * 2**20
     gpus: int = 0
     least: int = 2
     most: int = 10
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the user should know, a sentence each."""
-        images = {"--image": self.image, "--fetch-image": self.fetch_image, "--model-uri": self.model.image}
-        return tag_warnings(images)
-
-    @property
-    def tls(self) -> bool:
-        """True if the pod itself does TLS.  KServe's ingress does TLS, and speaks plain HTTP to the pods."""
-        return self.style == "deployment"
-
     def __post_init__(self) -> None:
-        if self.style not in STYLES:
-            raise InputError(f"--style: expected one of {', '.join(STYLES)}, got {self.style!r}")
-        require_names({"--object-name": self.name, "--clients": self.clients, "--monitoring": self.monitoring})
-        if self.model.scheme == "s3" and self.style == "deployment" and not self.fetch_image:
-            raise InputError(
-                "--model-uri s3://… in the style deployment needs --fetch-image, an image that copies the files",
-                hint="KServe's storage-initializer is such an image: --fetch-image IMAGE@sha256:…",
-            )
+        _require_names({"--object-name": self.name, "--clients": self.clients, "--monitoring": self.monitoring})
+        if self.style == "deployment":
+            _require_fetch_image(self, self.style)
         if self.max_body_bytes < 1024:
             raise InputError(f"--max-body: expected at least 1024 bytes, got {self.max_body_bytes}")
         if not 2 <= self.least <= self.most:
             raise InputError(
                 f"--replicas: expected 2 pods at least, and not more than the maximum, got {self.least}:{self.most}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions(PodOptions):
+    """source, results: ``--from`` and ``--to``.  parts: number of indexes, each a pod.
+    workers: processes of a pod, each with a core.  memory: of a pod, as Kubernetes writes it; "" to fill it in.
+    runner: name and precision.  more: further words for ``gmmvit classify``.
+    Errors: InputError when a value is invalid.
+    """
+
+    source: Place
+    results: Place
+    parts: int
+    workers: int = 1
+    memory: str = ""
+    runner: str = "onnxruntime"
+    more: tuple[str, ...] = ()
+
+    @property
+    def uses_store(self) -> bool:
+        """True if a pod opens connections to an object store."""
+        return "s3" in (self.model.scheme, self.source.scheme, self.results.scheme)
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """Claim → name of its volume.  A claim that has several uses is a single volume of the pod."""
+        claims: dict[str, str] = {}
+        for volume, used in (("model", self.model), ("source", self.source), ("results", self.results)):
+            if used.claim:
+                claims.setdefault(used.claim, volume)
+        return claims
+
+    def __post_init__(self) -> None:
+        _require_names({"--object-name": self.name})
+        _require_fetch_image(self, "job")
+        if self.parts < 1 or self.workers < 1:
+            raise InputError(f"expected --parts and --workers of 1 at least, got {self.parts} and {self.workers}")
+        if self.memory and not _MEMORY.fullmatch(self.memory):
+            raise InputError(f"--memory: expected a size such as 4Gi or 512Mi, got {self.memory!r}")
+        name, _ = precision_behind(self.runner)
+        if name not in _JOB_RUNNERS:
+            raise InputError(
+                f"--runner {self.runner}: the image for bulk work has no compiler, no PyTorch and no CUDA",
+                hint=f"type --runner with one of {', '.join(_JOB_RUNNERS)}, and a precision behind it if you like",
             )

@@ -9,18 +9,19 @@ image needs no compiler, no PyTorch and no ONNX.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gmmvit_deploy import __version__
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_folder
+from gmmvit_deploy.kubernetes.sizes import measurement_from_file
+from gmmvit_deploy.kubernetes.templates import docker_file
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -73,7 +74,9 @@ def pack(
         return _context(path, out, _labels(bundle.sha256, "bundle"), force=force)
     options = RepositoryOptions(name=name, cpu_kernels=cpu_kernels)
     if tuned is not None:
-        options = _tuned_options(tuned, bundle.sha256, options)
+        best = measurement_from_file(tuned, bundle.sha256, use="pack")
+        kernels: CpuKernels = "on" if best.kernels_used else "off"
+        options = replace(options, instances=best.instances, threads=best.threads, cpu_kernels=kernels, **best.settings)
     with temporary_folder("pack") as folder:
         notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
         made = repository_from_bundle(bundle, folder / "models", options, notes=notes)
@@ -81,12 +84,11 @@ def pack(
 
 
 def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) -> ModelContext:
-    stated = " \\\n    ".join(f'{name}="{value}"' for name, value in labels.items())
     with new_folder(out, force=force) as folder:
         shutil.copytree(files, folder / "models")
         for path in (folder / "models", *(folder / "models").rglob("*")):  # the pod runs as another user
             path.chmod(0o755 if path.is_dir() else 0o644)
-        (folder / "Dockerfile").write_text(f"FROM scratch\nLABEL {stated}\nCOPY models /models\n", encoding="utf-8")
+        (folder / "Dockerfile").write_text(docker_file("model.Dockerfile.j2", labels=labels), encoding="utf-8")
     size = sum(path.stat().st_size for path in (out / "models").rglob("*") if path.is_file())
     return ModelContext(path=out, labels=labels, size=size)
 
@@ -104,27 +106,3 @@ def _labels(bundle: str, contents: Contents) -> dict[str, str]:
         "gmmvit.version": __version__,
         "org.opencontainers.image.title": f"model {bundle[:16]}",
     }
-
-
-def _tuned_options(file: Path, bundle: str, options: RepositoryOptions) -> RepositoryOptions:
-    try:
-        data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        best = data["best"]
-        measured = data["bundle"]["sha256"]
-        instances, threads = int(best["instances"]), int(best["threads"])
-        settings = {key: best[key] for key in ("backend", "runtime", "precision", "max_queue_delay_us")}
-        used = bool(best["cpu_kernels"]["used"])
-        cores = int(data["machine"]["cores_allowed"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise InputError(
-            f"{file}: expected the file gmmvit_tuning.json of gmmvit tune; {exc!r}",
-            hint="type gmmvit tune BUNDLE --bound-ms MS to measure again",
-        ) from exc
-    if measured != bundle:
-        raise InputError(
-            f"{file}: measured with the bundle {measured[:16]}, but the bundle to pack is {bundle[:16]}",
-            hint="type gmmvit tune BUNDLE --bound-ms MS to measure this bundle",
-        )
-    # 0 would mean a thread for each core of the pod's limit, for each instance.
-    threads = threads or max(1, cores // instances)
-    return replace(options, instances=instances, threads=threads, cpu_kernels="on" if used else "off", **settings)

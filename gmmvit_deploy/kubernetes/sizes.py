@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,44 +18,83 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.model_configs import usual_runtime
 from gmmvit_deploy.serving.served_models import Tuned
 
-__all__ = ["FILL_IN", "Sizes", "sizes_from_tuning", "unknown_sizes"]
+__all__ = ["Measurement", "Sizes", "measurement_from_file", "sizes_from_measurement", "unknown_sizes"]
 
-FILL_IN = "FILL_IN"
-"""Stands where a value was not measured. Kubernetes refuses it as a quantity."""
 _MIB = 2**20
 _PART_MIB = 64
 _BESIDE_MIB = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Of a pod; cpu, memory, instances and threads are `FILL_IN` without a measurement.
+class Measurement:
+    """The best settings that ``gmmvit tune`` measured.
 
-    shm_mib: of /dev/shm, a part of the memory.  in_flight, queue_timeout_ms: as in `GatewaySettings`.
-    rate: images a second within the limit of the latency, or 0 without a measurement.  runtime: of the network.
+    settings: fields of `RepositoryOptions`, but for instances, threads and cpu_kernels.  threads: of each instance.
+    kernels_used: True if the network ran with this project's CPU kernels.  peak_bytes: memory of the server.
     """
 
-    cpu: str
-    memory: str
-    instances: str
-    threads: str
+    settings: Mapping[str, Any]
+    instances: int
+    threads: int
+    kernels_used: bool
+    tuned: Tuned
+    peak_bytes: int
+
+
+def measurement_from_file(file: Path, bundle: str, *, use: str) -> Measurement:
+    """Read a file of ``gmmvit tune``.
+
+    bundle: the SHA-256 of the bundle; a measurement of another bundle is refused.  use: of the bundle, for the message.
+    Errors: InputError when the file has another form or is of another bundle.
+    """
+    measure_again = "type gmmvit tune BUNDLE --bound-ms MS to measure"
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        best = data["best"]
+        instances, threads = int(best["instances"]), int(best["threads"])
+        cores = int(data["machine"]["cores_allowed"])
+        measurement = Measurement(
+            settings={key: best[key] for key in ("backend", "runtime", "precision", "max_queue_delay_us")},
+            instances=instances,
+            # 0 means a thread for each core of the machine that was measured, which a pod's limit does not change.
+            threads=threads or max(1, cores // instances),
+            kernels_used=bool(best["cpu_kernels"]["used"]),
+            tuned=Tuned(rate=float(data["rate"]), bound_ms=float(data["bound_ms"])),
+            peak_bytes=int(data["peak_bytes"]),
+        )
+        measured = str(data["bundle"]["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise InputError(
+            f"{file}: expected the file gmmvit_tuning.json of gmmvit tune; {exc!r}", hint=f"{measure_again} again"
+        ) from exc
+    if bundle and measured != bundle:
+        raise InputError(
+            f"{file}: measured with the bundle {measured[:16]}, but the bundle to {use} is {bundle[:16]}",
+            hint=f"{measure_again} this bundle",
+        )
+    return measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of a pod; cpu, memory, instances and threads are "" without a measurement.
+
+    shm_mib: of /dev/shm, a part of the memory.  in_flight, queue_timeout_ms: as in `GatewaySettings`.
+    runtime: of the network.
+    """
+
     shm_mib: int
     in_flight: int
     queue_timeout_ms: int
-    rate: float = 0.0
-    runtime: str = "onnxruntime"
+    runtime: str
+    cpu: str = ""
+    memory: str = ""
+    instances: str = ""
+    threads: str = ""
 
     @property
     def known(self) -> bool:
-        return self.cpu != FILL_IN
-
-
-def _up(mib: float) -> int:
-    return math.ceil(mib / _PART_MIB) * _PART_MIB
-
-
-def _shm_mib(in_flight: int, max_body_bytes: int) -> int:
-    return _up(3 * in_flight * max_body_bytes / _MIB)
+        return bool(self.cpu)
 
 
 def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str] = frozenset()) -> Sizes:
@@ -63,10 +103,6 @@ def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str] = frozenset()) -
     runtimes: those of a repository; empty for a bundle.
     """
     return Sizes(
-        cpu=FILL_IN,
-        memory=FILL_IN,
-        instances=FILL_IN,
-        threads=FILL_IN,
         shm_mib=_shm_mib(16, max_body_bytes),
         in_flight=16,
         queue_timeout_ms=250,
@@ -74,54 +110,24 @@ def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str] = frozenset()) -
     )
 
 
-def sizes_from_tuning(file: Path, bundle: str, max_body_bytes: int) -> Sizes:
-    """Read the sizes from a file of ``gmmvit tune``.
-
-    bundle: the SHA-256 of the bundle to serve; a measurement of another bundle is refused.
-    Errors: InputError when the file has another form or is of another bundle.
-    """
-    data = _read(file)
-    try:
-        best = data["best"]
-        instances, threads = int(best["instances"]), int(best["threads"])
-        cores = int(data["machine"]["cores_allowed"])
-        tuned = Tuned(rate=float(data["rate"]), bound_ms=float(data["bound_ms"]))
-        runtime = str(best["runtime"])
-        peak_mib = int(data["peak_bytes"]) / _MIB
-        measured = str(data["bundle"]["sha256"])
-    except (KeyError, TypeError, ValueError) as exc:
-        raise InputError(
-            f"{file}: expected a measurement of gmmvit tune with memory, threads and machine; {exc!r}",
-            hint="type gmmvit tune BUNDLE --bound-ms MS to measure again",
-        ) from exc
-    if bundle and measured != bundle:
-        raise InputError(
-            f"{file}: measured with the bundle {measured[:16]}, but the bundle to serve is {bundle[:16]}",
-            hint="type gmmvit tune BUNDLE --bound-ms MS to measure this bundle",
-        )
-    threads = threads or max(1, cores // instances)  # 0 means a thread for each core of the machine that was measured
-    shm_mib = _shm_mib(tuned.in_flight, max_body_bytes)
+def sizes_from_measurement(measurement: Measurement, max_body_bytes: int) -> Sizes:
+    in_flight = measurement.tuned.in_flight
+    shm_mib = _shm_mib(in_flight, max_body_bytes)
     return Sizes(
-        cpu=str(instances * threads + 1),
-        memory=f"{_up(1.25 * peak_mib + shm_mib + _BESIDE_MIB)}Mi",
-        instances=str(instances),
-        threads=str(threads),
         shm_mib=shm_mib,
-        in_flight=tuned.in_flight,
-        queue_timeout_ms=max(1, round(tuned.bound_ms)),
-        rate=tuned.rate,
-        runtime=runtime,
+        in_flight=in_flight,
+        queue_timeout_ms=max(1, round(measurement.tuned.bound_ms)),
+        runtime=str(measurement.settings["runtime"]),
+        cpu=str(measurement.instances * measurement.threads + 1),
+        memory=f"{_up(1.25 * measurement.peak_bytes / _MIB + shm_mib + _BESIDE_MIB)}Mi",
+        instances=str(measurement.instances),
+        threads=str(measurement.threads),
     )
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise InputError(
-            f"{file}: expected the file gmmvit_tuning.json of gmmvit tune, got other content or no file",
-            hint="type gmmvit tune BUNDLE --bound-ms MS, which writes it into the repository",
-        ) from exc
-    if not isinstance(data, dict):
-        raise InputError(f"{file}: expected the file gmmvit_tuning.json of gmmvit tune, got other JSON")
-    return data
+def _shm_mib(in_flight: int, max_body_bytes: int) -> int:
+    return _up(3 * in_flight * max_body_bytes / _MIB)
+
+
+def _up(mib: float) -> int:
+    return math.ceil(mib / _PART_MIB) * _PART_MIB

@@ -10,53 +10,24 @@ FOLDER/prometheus-adapter.yaml       what the Prometheus adapter needs to know
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.kubernetes.dockerfiles import bulk_docker_files, docker_files
-from gmmvit_deploy.kubernetes.job import JobOptions, fill_in_job, job_objects
-from gmmvit_deploy.kubernetes.kserve import fill_in_kserve, inference_service, serving_runtime
-from gmmvit_deploy.kubernetes.monitoring import adapter_rules, prometheus_rule, service_monitor
-from gmmvit_deploy.kubernetes.objects import (
-    autoscaler,
-    deployment,
-    disruption_budget,
-    metrics_service,
-    network_policy,
-    secret_names,
-    service,
-    store_content,
-)
-from gmmvit_deploy.kubernetes.options import ManifestOptions
-from gmmvit_deploy.kubernetes.pod import fill_in_patch
-from gmmvit_deploy.kubernetes.sizes import Sizes, sizes_from_tuning, unknown_sizes
-from gmmvit_deploy.kubernetes.yaml_text import yaml_text
+from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
+from gmmvit_deploy.kubernetes.sizes import Sizes, measurement_from_file, sizes_from_measurement, unknown_sizes
+from gmmvit_deploy.kubernetes.templates import yaml_files
 from gmmvit_deploy.precision import precision_behind
+from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
-__all__ = [
-    "FILL_IN_OVERLAY",
-    "WrittenManifests",
-    "base_objects",
-    "job_manifests_from_bundle",
-    "manifests_from_bundle",
-]
+__all__ = ["WrittenManifests", "job_manifests_from_bundle", "manifests_from_bundle"]
 
-FILL_IN_OVERLAY = Path("overlays") / "fill-in"
-_KUSTOMIZATION = "kustomization.yaml"
-_FILL_IN = (
-    "Replace every FILL_IN. gmmvit tune BUNDLE measures the values; gmmvit manifests --tuned FILE then writes them.",
-    "cpu is instances · threads + 1. instances and threads are those of the repository at --model-uri: gmmvit pack",
-    "writes them to the labels gmmvit.instances and gmmvit.threads of the image; 0 threads must be stated first.",
-)
-_FILL_IN_JOB = (
-    "Replace every FILL_IN by the memory that a pod needs; gmmvit manifests --memory writes it.",
-    "Measure it with gmmvit classify on some of the images, with the --workers of a pod.",
-)
+_OVERLAY = "overlays/fill-in"
+_STORE_CONTENT = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the store needs besides; without keys, leave it out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +59,29 @@ def manifests_from_bundle(
     models = read_models(path, name=options.model_name)
     sizes = unknown_sizes(options.max_body_bytes, models.runtimes)
     if tuned is not None:
-        sizes = sizes_from_tuning(tuned, models.bundle, options.max_body_bytes)
+        measurement = measurement_from_file(tuned, models.bundle, use="serve")
+        sizes = sizes_from_measurement(measurement, options.max_body_bytes)
         _require_same_threads(path, models, sizes)
-    probed = models.ensemble or models.names[0]
-    objects = base_objects(options, sizes, bundle=models.bundle, probed=probed)
-    adapter = yaml_text(
-        adapter_rules(),
-        "Part of the configuration of the Prometheus adapter, from which the autoscaler gets its metric.",
+    objects = yaml_files(
+        "service.yaml.j2",
+        options=options,
+        sizes=sizes,
+        bundle=models.bundle,
+        probed=models.ensemble or models.names[0],
+        alert_groups=ALERTS.read_text(encoding="utf-8").partition("\ngroups:\n")[2],
     )
-    files = {"prometheus-adapter.yaml": adapter, **docker_files(sizes.runtime)}
-    patch = (fill_in_patch if options.style == "deployment" else fill_in_kserve)(options.name)
-    fill_in = None if sizes.known else yaml_text(patch, *_FILL_IN)
-    written = _written(out, objects, files, fill_in, secret_names(options), options.warnings, force=force)
-    return replace(written, sizes=sizes)
+    name = options.name
+    secrets = {
+        f"{name}-keys": "keys.txt, the key file, and probe.key, the key of the client that the probes are",
+        f"{name}-tls": "tls.crt and tls.key, as cert-manager writes them",
+        f"{name}-metrics-key": "key, the key of Prometheus in keys.txt",
+        f"{name}-store": _STORE_CONTENT,
+    }
+    if options.style == "kserve":
+        del secrets[f"{name}-tls"]
+    if options.style == "kserve" or options.model.scheme != "s3":
+        del secrets[f"{name}-store"]
+    return _written(out, {**objects, **docker_files(sizes.runtime)}, options, secrets, sizes=sizes, force=force)
 
 
 def _require_same_threads(path: Path, models: ServedModels, sizes: Sizes) -> None:
@@ -119,68 +100,33 @@ def job_manifests_from_bundle(path: Path, out: Path, options: JobOptions, *, for
 
     Errors: BundleError when the bundle cannot be read. OutputError when ``out`` exists and ``force`` is False.
     """
-    objects = job_objects(options, open_bundle(path).sha256)
-    files = bulk_docker_files(precision_behind(options.runner)[0], store=options.uses_store)
-    fill_in = None if options.memory else yaml_text(fill_in_job(options), *_FILL_IN_JOB)
-    secrets = store_content(options.name) if options.uses_store else {}
-    return _written(out, objects, files, fill_in, secrets, options.warnings, force=force)
+    objects = yaml_files("job.yaml.j2", options=options, bundle=open_bundle(path).sha256)
+    docker = bulk_docker_files(precision_behind(options.runner)[0], store=options.uses_store)
+    secrets = {f"{options.name}-store": _STORE_CONTENT} if options.uses_store else {}
+    return _written(out, {**objects, **docker}, options, secrets, force=force)
 
 
 def _written(
     out: Path,
-    objects: Mapping[str, Any],
-    more: Mapping[str, str],
-    fill_in: str | None,
+    files: Mapping[str, str],
+    options: ManifestOptions | JobOptions,
     secrets: Mapping[str, str],
-    warnings: tuple[str, ...],
     *,
+    sizes: Sizes | None = None,
     force: bool,
 ) -> WrittenManifests:
-    """Write objects and further files.  fill_in: a patch for an overlay, or None if nothing is to be filled in."""
-    files = {f"base/{name}": yaml_text(data) for name, data in objects.items()}
-    files[f"base/{_KUSTOMIZATION}"] = _kustomization(resources=list(objects))
-    files.update(more)
-    apply = Path("base")
-    if fill_in is not None:
-        apply = FILL_IN_OVERLAY
-        files[f"{apply}/sizes.yaml"] = fill_in
-        files[f"{apply}/{_KUSTOMIZATION}"] = _kustomization(resources=["../../base"], patches=[{"path": "sizes.yaml"}])
+    """Write the files, path → text, into the new folder ``out``."""
     with new_folder(out, force=force) as folder:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
+    complete = f"{_OVERLAY}/sizes.yaml" not in files
     return WrittenManifests(
         path=out,
-        apply=out / apply,
+        apply=out / ("base" if complete else _OVERLAY),
         files=tuple(sorted(files)),
         secrets=secrets,
-        complete=fill_in is None,
-        warnings=warnings,
+        complete=complete,
+        warnings=options.warnings,
+        sizes=sizes,
     )
-
-
-def base_objects(options: ManifestOptions, sizes: Sizes, *, bundle: str, probed: str) -> dict[str, dict[str, Any]]:
-    """Return name of a file → the object in it."""
-    if options.style == "deployment":
-        served = {
-            "deployment.yaml": deployment(options, sizes, bundle=bundle, probed=probed),
-            "service.yaml": service(options),
-        }
-    else:  # KServe makes the Deployment and the Service
-        served = {
-            "servingruntime.yaml": serving_runtime(options, sizes, bundle=bundle, probed=probed),
-            "inferenceservice.yaml": inference_service(options, sizes, bundle=bundle),
-        }
-    return {
-        **served,
-        "service-metrics.yaml": metrics_service(options),
-        "poddisruptionbudget.yaml": disruption_budget(options),
-        "networkpolicy.yaml": network_policy(options),
-        "horizontalpodautoscaler.yaml": autoscaler(options, sizes),
-        "servicemonitor.yaml": service_monitor(options),
-        "prometheusrule.yaml": prometheus_rule(options),
-    }
-
-
-def _kustomization(**fields: Any) -> str:
-    return yaml_text({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **fields})

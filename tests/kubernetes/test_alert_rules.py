@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.kubernetes.objects import QUEUE_METRIC
-from gmmvit_deploy.kubernetes.yaml_text import parsed_yaml, yaml_text
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from tests.kubernetes.made import objects_in, write
+from tests.kubernetes.made import object_in, write
 
 pytestmark = [
     pytest.mark.process,
@@ -23,19 +22,19 @@ pytestmark = [
     ),
 ]
 _POD = 'job="gmmvit",instance="a:8002",namespace="n",pod="p"'
+QUEUE_METRIC = "gmmvit_queue_seconds"
 _UP = {f"up{{{_POD}}}": "1x20"}
 
 
 def groups(bundle: Bundle, folder: Path) -> list[dict[str, Any]]:
-    written = write(bundle, folder / "out")
-    return next(item for item in objects_in(written.apply) if item["kind"] == "PrometheusRule")["spec"]["groups"]
+    return object_in(write(bundle, folder / "out"), "PrometheusRule")["spec"]["groups"]
 
 
 def test_the_rules_are_those_of_the_package_and_valid(bundle: Bundle, tmp_path: Path) -> None:
     rules = groups(bundle, tmp_path)
-    assert rules[:-1] == parsed_yaml(ALERTS.read_text())["groups"]
+    assert rules[:-1] == yaml.safe_load(ALERTS.read_text())["groups"]
     file = tmp_path / "rules.yml"
-    file.write_text(yaml_text({"groups": rules}))
+    file.write_text(json.dumps({"groups": rules}))
     done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -66,7 +65,7 @@ def test_the_rules_are_those_of_the_package_and_valid(bundle: Bundle, tmp_path: 
     ids=["idle", "busy", "long ago"],
 )
 def test_the_metric_of_the_autoscaler(bundle: Bundle, tmp_path: Path, series: dict[str, str], expected: float) -> None:
-    (tmp_path / "rules.yml").write_text(yaml_text({"groups": groups(bundle, tmp_path)[-1:]}))
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": groups(bundle, tmp_path)[-1:]}))
     samples = [{"labels": f'{QUEUE_METRIC}{{namespace="n", pod="p"}}', "value": expected}]
     case = {
         "interval": "1m",

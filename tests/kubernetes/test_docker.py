@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -20,28 +19,17 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.kubernetes.dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
-from tests.kubernetes.environments import linked_environment
-from tests.kubernetes.made import write
+from tests.kubernetes.made import COMPILERS, hadolint, linked_environment, write
 
 pytestmark = pytest.mark.process
 ABSENT = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino_telemetry", "safetensors", "yaml", "timm")
-COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "zig", "ld", "as")
 KEY = "key-of-the-slim-image-0123456789"
 MOST_MIB = 500
 
 
 @pytest.mark.parametrize("kind", ["cpu", "tensorrt"])
 def test_hadolint_has_no_complaint(bundle: Bundle, tmp_path: Path, kind: str) -> None:
-    file = write(bundle, tmp_path / "out").path / "docker" / kind / "Dockerfile"
-    program = Path(sys.executable).with_name("hadolint")
-
-    def complaints() -> str:
-        done = subprocess.run([program, "--no-color", file], capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
-
-    assert complaints() == ""
-    file.write_text(file.read_text().replace("USER 1000:1000\n", "USER root\n"))
-    assert "DL3002" in complaints()  # the last user is root
+    assert hadolint(write(bundle, tmp_path / "out").path / "docker" / kind / "Dockerfile") == ""
 
 
 def test_the_slim_image_states_its_size() -> None:

@@ -11,7 +11,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -23,16 +22,6 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.kubernetes.pod import KEYS
-from gmmvit_deploy.kubernetes.timing import (
-    EXIT_S,
-    GRACE_S,
-    LIVENESS,
-    PRE_STOP_S,
-    RESTART_S,
-    START_TIMEOUT_S,
-    STARTUP,
-)
 from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
 from gmmvit_deploy.serving.gateway.service import _STOP_S
@@ -41,7 +30,7 @@ from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.certificates import self_signed
 from tests.haproxy import needs_haproxy
-from tests.kubernetes.made import objects_in, write
+from tests.kubernetes.made import object_in, write
 from tests.serving.commands import Serve
 from tests.serving.gateways import request as request_of
 from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
@@ -49,6 +38,8 @@ from tests.waiting import best_of, wait_until
 
 pytestmark = [needs_haproxy, pytest.mark.server, pytest.mark.process]
 KEY = "key-of-the-kubelet-0123456789"
+PRE_STOP_S, EXIT_S, GRACE_S = 10, 48, 65
+"""What the page states: the sleep of preStop, the longest time from SIGTERM to the end, and the grace period."""
 
 
 class Pod:
@@ -63,16 +54,18 @@ class Pod:
         (keys / "probe.key").write_text(f"{KEY}\n")
         self.container = container
         self.keys = keys
-        tls = {"/etc/gmmvit/tls/tls.crt": certificate.certificate, "/etc/gmmvit/tls/tls.key": certificate.private_key}
-        places = {KEYS: str(keys), **{name: str(file) for name, file in tls.items()}}
-        words = [*container["args"][2:]]
-        words[words.index("--listen") + 1] = "127.0.0.1"
-        self.serve = Serve(models, *(self._replaced(word, places) for word in words), *more)
-        self.places = places
+        self.certificate = certificate.certificate
+        self.places = {
+            "0.0.0.0": "127.0.0.1",  # noqa: S104 - in the pod's own network
+            "/etc/gmmvit/keys": str(keys),
+            "/etc/gmmvit/tls/tls.crt": str(certificate.certificate),
+            "/etc/gmmvit/tls/tls.key": str(certificate.private_key),
+        }
+        self.serve = Serve(models, *map(self._replaced, container["args"][2:]), *more)
         self.port = 0
 
-    def _replaced(self, word: str, places: dict[str, str]) -> str:
-        for old, new in places.items():
+    def _replaced(self, word: str) -> str:
+        for old, new in self.places.items():
             word = word.replace(old, new)
         return word
 
@@ -84,7 +77,7 @@ class Pod:
     def run(self, name: str, *more: str) -> tuple[int, str]:
         """Run the command of a probe as the kubelet does, but without its timeout."""
         probe = self.container[name]
-        command = [self._replaced(word, self.places) for word in probe["exec"]["command"]]
+        command = [self._replaced(word) for word in probe["exec"]["command"]]
         assert command[0] == "python"
         done = subprocess.run(
             [sys.executable, *command[1:], "--port", str(self.port), *more],
@@ -96,10 +89,14 @@ class Pod:
 
 
 @pytest.fixture(scope="module")
-def container(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def spec(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     written = write(bundle, tmp_path_factory.mktemp("manifests") / "out")
-    deployment = next(item for item in objects_in(written.apply) if item["kind"] == "Deployment")
-    return deployment["spec"]["template"]["spec"]["containers"][0]
+    return object_in(written, "Deployment")["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def container(spec: dict[str, Any]) -> dict[str, Any]:
+    return spec["containers"][0]
 
 
 @pytest.fixture
@@ -136,9 +133,8 @@ def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
         ["pgrep", "-P", str(pod.serve.process.pid), "tritonserver"], capture_output=True, text=True, check=True
     ).stdout.split()]  # fmt: skip
     (worker,) = [worker for worker in workers_of(server) if worker.model == "gmmvit_network"]
-    os.kill(
-        pod.serve.process.pid, signal.SIGSTOP
-    )  # a supervisor that does nothing, or the server would be back at once
+    # A supervisor that does nothing, or the server would be back at once.
+    os.kill(pod.serve.process.pid, signal.SIGSTOP)
     try:
         os.kill(worker.pid, signal.SIGKILL)
         wait_until(lambda: pod.run("readinessProbe")[0] == 1, "a readiness probe that fails")
@@ -149,8 +145,8 @@ def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
     wait_until(lambda: pod.run("readinessProbe")[0] == 0, "a restart of the server by the supervisor")
 
 
-def _draining(pod: Pod) -> float:
-    """End the pod as Kubernetes does, and return the seconds that it takes."""
+def _draining(pod: Pod) -> None:
+    """End the pod as Kubernetes does."""
     command = pod.container["lifecycle"]["preStop"]["exec"]["command"]
     started = time.monotonic()
     hook = subprocess.Popen(command)
@@ -161,21 +157,7 @@ def _draining(pod: Pod) -> float:
     assert slept >= PRE_STOP_S
     pod.serve.process.terminate()
     wait_until(lambda: pod.run("readinessProbe")[0] == 1, "a readiness probe that fails")
-    status, _ = pod.serve.end(timeout_s=2 * GRACE_S)
-    assert status == 0
-    return time.monotonic() - started
-
-
-@pytest.mark.alone
-def test_a_pod_ends_in_time(container: dict[str, Any], repository: Repository, tmp_path: Path) -> None:
-    """Before the end of its grace period, which is longer."""
-
-    def measured_s() -> float:
-        pod = Pod(container, repository.path, Path(tempfile.mkdtemp(dir=tmp_path)))
-        pod.ready()
-        return _draining(pod)
-
-    assert best_of(3, measured_s, enough=PRE_STOP_S + EXIT_S) < PRE_STOP_S + EXIT_S
+    assert pod.serve.end(timeout_s=EXIT_S)[0] == 0
 
 
 @pytest.mark.alone
@@ -270,7 +252,7 @@ def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> No
 @pytest.mark.parametrize("slow_pod", [0.0], indirect=True)
 def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> None:
     metrics = slow_pod.ready()["metrics"]
-    ca = Path(slow_pod.places["/etc/gmmvit/tls/tls.crt"])
+    ca = slow_pod.certificate
     clients = Clients(slow_pod.port)
 
     def taken() -> bool:
@@ -313,11 +295,16 @@ def _first_port(pid: int) -> int:
     return int(min(listening, key=lambda row: int(row[9]))[1].partition(":")[2], 16) if listening else 0
 
 
-def test_the_probes_wait_for_a_start_and_for_a_restart() -> None:
-    assert STARTUP.patience_s >= START_TIMEOUT_S
-    assert LIVENESS.patience_s >= RESTART_S
+def test_the_probes_wait_for_a_start_and_for_a_restart(container: dict[str, Any]) -> None:
+    args = container["args"]
+    start_s = int(args[args.index("--start-timeout") + 1])
+    startup, liveness = container["startupProbe"], container["livenessProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= start_s
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 20 + start_s  # the supervisor begins within 20 s
 
 
-def test_the_end_of_the_server_takes_what_the_timing_states() -> None:
+def test_the_end_of_the_server_takes_what_the_page_states(spec: dict[str, Any], container: dict[str, Any]) -> None:
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(PRE_STOP_S)]
+    assert spec["terminationGracePeriodSeconds"] == GRACE_S > PRE_STOP_S + EXIT_S
     gateway_s = _STOP_S + 3 * _END_S
     assert gateway_s + _EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S <= EXIT_S
