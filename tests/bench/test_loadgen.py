@@ -42,8 +42,7 @@ def test_every_sample_is_answered_once(
     assert len(run.latencies_ms) == (samples if scenario == "Offline" else queries)
     assert (run.latencies_ms > 0).all()
     assert run.complaints == ()
-    assert run.outputs_sha256 == drive(doubled, work).outputs_sha256  # the same samples, the same answers
-    assert run.outputs_sha256 != drive(lambda batch: doubled(batch) + 1e-3, work).outputs_sha256
+    assert sorted(run.indices) == sorted(drive(doubled, work).indices)  # every runner gets the same samples
 
 
 def test_latency_of_a_known_program() -> None:
