@@ -30,26 +30,53 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.shared import run_card
 from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
 from benchmarks.shared.close_logits import MOST_OFF, require_close
+from benchmarks.shared.interleaved import UNTIMED_S, repeats_of, turns
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import FAMILIES, ROOT, result_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.control import Change
-from gmmvit_deploy.bench.interleaved import UNTIMED_S, repeats_of, turns
-from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
+from benchmarks.shared.results import interval
+from gmmvit_deploy.bench.statistics import Ratio, ratio
 
 BATCHES = (1, 64)
 RUNTIMES = ("onnxruntime", "openvino")
 BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
 _CALIBRATION_IMAGES = 32
+_LEAST_ALLOWED = 0.02
+"""The least difference from 1 of a ratio that does not count as a difference of speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The speed of a program after a change.
+
+    ratio: the time after the change divided by the time before.
+    control: the time of a second process of the program before the change, divided by the time before.
+    """
+
+    ratio: Ratio
+    control: Ratio
+
+    @property
+    def allowed(self) -> float:
+        """The largest |ratio − 1| that counts as equally fast."""
+        return max(_LEAST_ALLOWED, abs(self.control.median - 1))
+
+    @property
+    def verdict(self) -> Literal["as fast", "slower", "faster"]:
+        """The verdict. It depends only on the medians of the ratios, not on their intervals."""
+        deviation = self.ratio.median - 1
+        if abs(deviation) <= self.allowed:
+            return "as fast"
+        return "slower" if deviation > 0 else "faster"
 
 
 def exported(
@@ -175,8 +202,8 @@ def main() -> int:
                     name = f"{family}, {runner}, batch {batch}"
                     print(
                         f"{name}: {row['verdict']}: before {row['before_ms']:.2f} ms, after / before "
-                        f"{ratio_words(row['after_over_before'])}, control / before "
-                        f"{ratio_words(row['control_over_before'])}, allowed difference {row['allowed']:.1%}",
+                        f"{interval(row['after_over_before'], 3)}, control / before "
+                        f"{interval(row['control_over_before'], 3)}, allowed difference {row['allowed']:.1%}",
                         flush=True,
                     )
                     slower += [name] if row["verdict"] == "slower" else []

@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.shared import run_card
 from benchmarks.shared.bulk_source import write_images
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bulk.job import open_bulk_runner
 from gmmvit_deploy.bulk.pipeline import decoded_batches

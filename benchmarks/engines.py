@@ -36,10 +36,10 @@ import numpy as np
 import onnx
 import torch
 
+from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import FAMILIES, result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.models.families import family_named, model_from_spec, preset_spec

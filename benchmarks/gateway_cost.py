@@ -25,10 +25,10 @@ import numpy as np
 from PIL import Image
 from tritonclient.grpc import service_pb2
 
+from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, http_request, http_sender, message
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import dataset

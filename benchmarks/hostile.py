@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
 from tests.hostile.asking import PATIENCE, Asker, recorded
 from tests.hostile.bundles import BUNDLES, sound_bundle
 from tests.hostile.case import ANSWERED, CRASH, HANG, KINDS, Case

@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.shared import run_card
+from benchmarks.shared.interleaved import turns
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import turns
+from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -144,7 +144,7 @@ def main() -> None:
                 row = measured(bundle, threads, folder, arguments.rounds, arguments.images)
                 results["threads"][str(threads)] = row
                 rates = ", ".join(f"{name} {rate:.1f}" for name, rate in row["images_per_second"].items())
-                print(f"{threads} threads: {rates} images a second; {ratio_words(row['share_of_sum'], 2)} of the sum")
+                print(f"{threads} threads: {rates} images a second; {interval(row['share_of_sum'])} of the sum")
 
 
 if __name__ == "__main__":

@@ -28,15 +28,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
+from benchmarks.shared.interleaved import time_in_turn
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
+from benchmarks.shared.results import interval
 from benchmarks.shared.side_by_side import BATCHES, Family, checked
 from benchmarks.shared.systems import MEASURED, SYSTEMS
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import time_in_turn
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
 
 MODELS = tuple(name for name in MEASURED if name not in SYSTEMS or SYSTEMS[name].plain is not None)
 """The names of the models that have a plain twin."""
@@ -122,7 +122,7 @@ def main() -> None:
                 for batch, runner in cells:
                     row = measured(family, runner, batch, arguments.loads, generator)
                     results.setdefault(str(batch), {})[runner] = row
-                    cost = ratio_words(row["over_plain"])
+                    cost = interval(row["over_plain"], 3)
                     print(f"{name}, batch {batch}, {runner}: with mask / plain {cost}", flush=True)
 
 

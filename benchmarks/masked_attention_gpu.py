@@ -35,12 +35,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.shared import run_card
+from benchmarks.shared.interleaved import turns
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import turns
+from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
 
 PLAIN = "plain"
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -206,7 +206,7 @@ def main() -> None:
             for label, dtype in types.items():
                 row = rows[f"{name}, {label}"] = measured(shape, dtype, arguments.device, rounds)
                 for program, values in row.items():
-                    time = f", {values['ms']:.3f} ms, {ratio_words(values['over_plain'], 2)} of plain" if rounds else ""
+                    time = f", {values['ms']:.3f} ms, {interval(values['over_plain'])} of plain" if rounds else ""
                     print(f"{name}, {label}: {program}: off by {values['off']:.2g}{time}", flush=True)
         return rows
 

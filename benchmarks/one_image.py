@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from benchmarks.shared import run_card
+from benchmarks.shared.interleaved import turns
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import turns
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.waterfall import server_parts, timings_of
 from gmmvit_deploy.bundle.artifacts import Bundle

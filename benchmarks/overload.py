@@ -23,6 +23,7 @@ from typing import Any
 
 import grpc.aio
 
+from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import (
     KEY,
     Send,
@@ -36,7 +37,6 @@ from benchmarks.shared.open_loop import (
 )
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import ROOT, result_of
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import prepared_graph

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import KEY
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bundle.artifacts import Bundle
 from tests.random_bundles import bundle_of, fine_tuned, random_vit
 from tests.serving.rollout.checked_load import KINDS, CheckedLoad

@@ -22,14 +22,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.statistics import Ratio
-from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
@@ -118,7 +118,7 @@ def main() -> None:
                 for cell in row["cells"]:
                     print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
                 for protocol, share in row["share_of_in_process"].items():
-                    print(f"{name}: {protocol}: {ratio_words(share, 2)} of the throughput in process")
+                    print(f"{name}: {protocol}: {interval(share)} of the throughput in process")
                 for load in row.get("arrivals", []):
                     best = load["best"]
                     best_rate = (

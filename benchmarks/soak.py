@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared import run_card
 from benchmarks.shared.growth import Sampler, grown
 from benchmarks.shared.mixed_load import EXPECTED, MixedLoad
 from benchmarks.shared.open_loop import KEY
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.bundle.artifacts import Bundle
 from tests.random_bundles import bundle_of, random_vit
 from tests.serving.rollout.checked_load import KINDS, CheckedLoad

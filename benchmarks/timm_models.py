@@ -36,12 +36,12 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from benchmarks.shared import run_card
+from benchmarks.shared.interleaved import Program, time_in_turn
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, network_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import Program, time_in_turn
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint

@@ -40,13 +40,13 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import required_kernels, runner_of
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
+from benchmarks.shared.interleaved import time_rounds
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import time_rounds
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
+from gmmvit_deploy.bench.statistics import Ratio
 
 __all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of"]
 
@@ -29,9 +31,13 @@ def by_run(script: str) -> dict[str, dict[str, Any]]:
     return {path.stem: result(f"{script}/{path.stem}") for path in sorted((RESULTS / script).glob("*.json"))}
 
 
-def interval(ratio: dict[str, float], digits: int = 2) -> str:
-    """Format a ratio of a result: the median and the interval."""
-    return f"{ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"
+def interval(ratio: Ratio | Mapping[str, float], digits: int = 2) -> str:
+    """Format a ratio: the median and the interval, such as ``1.01 (1.00–1.02)``.
+
+    ratio: as measured, or as a result has it.
+    """
+    values = asdict(ratio) if isinstance(ratio, Ratio) else ratio
+    return f"{values['median']:.{digits}f} ({values['low']:.{digits}f}–{values['high']:.{digits}f})"
 
 
 def row_of(rows: Mapping[str, Any], name: str) -> dict[str, Any] | None:

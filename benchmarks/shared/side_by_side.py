@@ -16,12 +16,12 @@ import numpy as np
 import onnx
 import torch
 
+from benchmarks.shared import run_card
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
+from benchmarks.shared.interleaved import Program, Timed, time_rounds
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import Program, Timed, time_rounds
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.errors import GmmvitError

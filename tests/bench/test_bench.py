@@ -19,12 +19,11 @@ from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.measure import Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
-from gmmvit_deploy.bench.page import page_of, write_page
+from gmmvit_deploy.bench.page import page_of, summary_of, write_page
 from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_against
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bench.served_load import LoadPoint, _held, search_rate
-from gmmvit_deploy.bench.summary import summary_of
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import ArrayImages
