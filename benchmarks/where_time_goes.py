@@ -27,7 +27,6 @@ the products ran at the best rate.
 from __future__ import annotations
 
 import argparse
-import copy
 import re
 import tempfile
 from collections import defaultdict
@@ -114,7 +113,7 @@ def joined(operators: Operators) -> dict[str, float]:
 
 def product_operations(proto: onnx.ModelProto, rows: int) -> int:
     """Return the number of operations of the products with weights, for a batch of ``rows``."""
-    products = work_of_graph(copy.deepcopy(proto), rows).products
+    products = work_of_graph(proto, rows).products
     return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
 
 
@@ -172,7 +171,7 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
     rates: dict[str, float] = {}
     for program in chosen:
         if program.precision not in rates:
-            work = work_of_graph(copy.deepcopy(graphs["trained"]), program.chunk)
+            work = work_of_graph(graphs["trained"], program.chunk)
             line = measured_roofline([work], program.precision)
             rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
         gflops = rates[program.precision]

@@ -193,7 +193,7 @@ def rows_of(
     checks: the results of `checked`, which the rows contain.
     times_faster_than_best_straight: the time of `best_straight` in the same precision / the time of this program.
     """
-    work = work_of_graph(copy.deepcopy(family.graphs["trained"]), batch)
+    work = work_of_graph(family.graphs["trained"], batch)
     times = timed.ms
     rows: dict[str, Any] = {}
     for name, values in times.items():
@@ -259,7 +259,7 @@ def measured(
 
     with_roofline: False leaves the rooflines out, which take as long as some rounds.
     """
-    works = [work_of_graph(copy.deepcopy(family.graphs["trained"]), batch) for batch in batches]
+    works = [work_of_graph(family.graphs["trained"], batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
         (precision, device) for precision in dict.fromkeys(family.precision.values()) if with_roofline
     ]

@@ -32,10 +32,11 @@ from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 
-__all__ = ["LoadRun", "ScenarioName", "Work", "drive"]
+__all__ = ["LoadRun", "Program", "ScenarioName", "Work", "drive"]
 
 ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
 Program = Callable[[NDArray[Any]], NDArray[Any]]
+"""Inputs (B, …) → logits (B, classes)."""
 _SAME_SCHEDULE = 20261  # a fixed seed: LoadGen schedules the same samples for every runner
 _LATENCY_BOUND_UNUSED_NS = 10**12
 
