@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
 from gmmvit_deploy.bench.statistics import Ratio
 
-__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of"]
+__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of", "table"]
 
 
 def result(script: str) -> dict[str, Any]:
@@ -29,6 +29,15 @@ def by_family(script: str) -> dict[str, dict[str, Any]]:
 def by_run(script: str) -> dict[str, dict[str, Any]]:
     """Return name of the result file without suffix → result, for a script with several runs."""
     return {path.stem: result(f"{script}/{path.stem}") for path in sorted((RESULTS / script).glob("*.json"))}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    return "\n".join([_line(head), "|---" * len(head) + "|", *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def interval(ratio: Ratio | Mapping[str, float], digits: int = 2) -> str:

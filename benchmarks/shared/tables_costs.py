@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.shared.results import best_straight_of, cross_of, interval, row_of
+from benchmarks.shared.results import best_straight_of, cross_of, interval, row_of, table
 from benchmarks.shared.systems import LSA_FAMILIES, SYSTEMS
 
 __all__ = ["COSTS", "cost_table", "cost_tables", "masked_attention_table"]
@@ -38,32 +38,32 @@ def cost_table(names: Sequence[str], fastest: Mapping[str, Any], costs: Mapping[
     is INVALID.
     """
     with_twins = any(SYSTEMS[name].plain is not None for name in names)
-    lines = [
-        "| model, batch | eager, ms | best straight program, ms: fp32, bf16 "
-        f"| {' | '.join(f'{name}, ms' for name in _RUNNERS)} | share of the roofline: openvino+kernels |"
-        + (" with / without the constants: fp32 and bf16 |" if with_twins else ""),
-        "|---" * (len(_RUNNERS) + 4 + with_twins) + "|",
-    ]
+    lines = []
     for name in names:
         measured, of_twins = fastest.get(name, {}), costs.get(name, {})
         for batch in ("1", "64"):
             rows, twins = measured.get(batch, {}), of_twins.get(batch, {})
             if not rows and not twins:
                 continue
-            ours = [_time(rows, runner) for runner in _RUNNERS]
-            share = _share(rows, "openvino+kernels")
             added = ", ".join(interval(twins[key]["over_plain"], 3) for key in _TWINS if key in twins)
-            eager = f"{rows['eager']['median_ms']:.1f}" if rows else ""
-            cells = [
+            cells = (
                 f"{name}, {batch}{cross_of(measured, batch)}",
-                eager,
+                f"{rows['eager']['median_ms']:.1f}" if rows else "",
                 _best(rows),
-                *ours,
-                share,
+                *(_time(rows, runner) for runner in _RUNNERS),
+                _share(rows, "openvino+kernels"),
                 *([added] if with_twins else []),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) if len(lines) > 2 else "No result has these times yet."
+            )
+            lines.append(cells)
+    head = (
+        "model, batch",
+        "eager, ms",
+        "best straight program, ms: fp32, bf16",
+        *(f"{name}, ms" for name in _RUNNERS),
+        "share of the roofline: openvino+kernels",
+        *(["with / without the constants: fp32 and bf16"] if with_twins else []),
+    )
+    return table(head, lines) if lines else "No result has these times yet."
 
 
 def _best(rows: Mapping[str, Any]) -> str:
@@ -91,8 +91,8 @@ def masked_attention_table(attentions: Mapping[str, Any]) -> str:
     attentions: shape and data type → name of a program → its row in the result of ``masked_attention_gpu``.
     """
     programs = [name for name in next(iter(attentions.values())) if name != "plain"]
-    lines = [f"| shape, data type | plain, ms | {' | '.join(programs)} |", "|---" * (len(programs) + 2) + "|"]
-    for name, rows in attentions.items():
-        ratios = " | ".join(interval(rows[program]["over_plain"]) for program in programs)
-        lines.append(f"| {name} | {rows['plain']['ms']:.3f} | {ratios} |")
-    return "\n".join(lines)
+    rows = [
+        (name, f"{row['plain']['ms']:.3f}", *(interval(row[program]["over_plain"]) for program in programs))
+        for name, row in attentions.items()
+    ]
+    return table(("shape, data type", "plain, ms", *programs), rows)
