@@ -38,7 +38,6 @@ import numpy as np
 
 from benchmarks.shared import run_card
 from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
-from benchmarks.shared.close_logits import MOST_OFF, require_close
 from benchmarks.shared.interleaved import UNTIMED_S, repeats_of, turns
 from benchmarks.shared.options import parsed
 from benchmarks.shared.places import FAMILIES, ROOT, result_of
@@ -50,6 +49,8 @@ RUNTIMES = ("onnxruntime", "openvino")
 BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
 _CALIBRATION_IMAGES = 32
+MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
+"""Precision → the largest allowed difference, divided by the largest logit.  A rounding may fall to the other side."""
 _LEAST_ALLOWED = 0.02
 """The least difference from 1 of a ratio that does not count as a difference of speed."""
 
@@ -77,6 +78,21 @@ class Change:
         if abs(deviation) <= self.allowed:
             return "as fast"
         return "slower" if deviation > 0 else "faster"
+
+
+def require_close(logits: Mapping[str, np.ndarray], reference: np.ndarray, where: str, precision: str) -> None:
+    """Compare the logits of all programs with the reference.
+
+    logits: name of a program → its logits.  where: the network and the batch, for messages.
+    Errors: SystemExit when a program has another shape of logits, or differs by more than `MOST_OFF`.
+    """
+    most = MOST_OFF[precision]
+    for name, answers in logits.items():
+        if answers.shape != reference.shape:
+            raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
+        off = float(np.abs(answers - reference).max() / np.abs(reference).max())
+        if not off <= most:
+            raise SystemExit(f"{where}: logits of {name} differ by {off:.1e}, expected at most {most:g}")
 
 
 def exported(

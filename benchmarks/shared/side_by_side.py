@@ -32,7 +32,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise
 
-__all__ = ["BATCHES", "Family", "main"]
+__all__ = ["BATCHES", "Family", "check_logits", "checked", "main"]
 
 BATCHES = (1, 64)
 _ROUNDS = {1: 2, 64: 1}  # batch → factor for the rounds; single images take less time and vary more
@@ -217,21 +217,18 @@ def rows_of(
     return rows
 
 
-def check_logits(family: Family, name: str, batches: Sequence[int]) -> None:
+def check_logits(family: Family, batch: int) -> None:
     """Compare the logits of every program with the limits, as `measured` does, and print the distances.
 
     Nothing is timed and nothing is written.
     """
-    for batch in batches:
-        programs = family.runnable(batch)
-        images = np.random.default_rng(batch).standard_normal((batch, *family.image_shape), dtype=np.float32)
-        logits = {program: copies[-1](images) for program, copies in programs.items()}
-        for program, row in checked(family, logits, images).items():
-            words = "" if row["off"] <= row["limit"] else ": WRONG logits"
-            distance = f"{row['off']:.2g} from PyTorch's float64 logits, limit {row['limit']:.2g}"
-            print(f"{name}, batch {batch}, {program}: {distance}{words}", flush=True)
-    for program, reason in (family.missing | family.without_kernels).items():
-        print(f"{name}, {program}: {reason}", flush=True)
+    programs = family.runnable(batch)
+    images = np.random.default_rng(batch).standard_normal((batch, *family.image_shape), dtype=np.float32)
+    logits = {program: copies[-1](images) for program, copies in programs.items()}
+    for program, row in checked(family, logits, images).items():
+        words = "" if row["off"] <= row["limit"] else ": WRONG logits"
+        distance = f"{row['off']:.2g} from PyTorch's float64 logits, limit {row['limit']:.2g}"
+        print(f"{family.name}, batch {batch}, {program}: {distance}{words}", flush=True)
 
 
 def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
@@ -338,7 +335,11 @@ def main(
         output = arguments.output / f"{name}.json"
         with tempfile.TemporaryDirectory() as folder:
             if arguments.check:
-                check_logits(family_of(name, Path(folder)), name, batches)
+                family = family_of(name, Path(folder))
+                for batch in batches:
+                    check_logits(family, batch)
+                for program, reason in (family.missing | family.without_kernels).items():
+                    print(f"{name}, {program}: {reason}", flush=True)
                 continue
             with run_card.written(output, Path(script).name, rounds=arguments.rounds) as results:
                 family, roofline = family_of(name, Path(folder)), not arguments.no_roofline
