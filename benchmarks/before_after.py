@@ -25,7 +25,6 @@ and 1e-1 in int8, in which a rounding may fall to the other side. The exit statu
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -39,8 +38,8 @@ import numpy as np
 from benchmarks.shared import run_card
 from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
 from benchmarks.shared.interleaved import UNTIMED_S, repeats_of, turns
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import FAMILIES, ROOT, result_of
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.places import FAMILIES, ROOT
 from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.statistics import Ratio, ratio
 
@@ -163,7 +162,7 @@ def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[st
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--before", type=Path, required=True, help="checkout of the project before the change")
     parser.add_argument(
         "--after", type=Path, default=ROOT, help="checkout after the change; default: the checkout of this script"
@@ -174,7 +173,6 @@ def main() -> int:
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
     parser.add_argument("--loads", type=int, default=3, help="how often each program is loaded")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, family=["vit"], runtime=["onnxruntime"], batch=[1], rounds=1, loads=1)
     if arguments.rounds < 1 or arguments.loads < 1:
         parser.error("expected --rounds and --loads of at least 1")

@@ -17,7 +17,6 @@ done as there are processes, to the last batch, with two shards a process.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import shutil
@@ -34,8 +33,7 @@ import torch
 from PIL import Image
 
 from benchmarks.shared import run_card
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bulk.job import open_bulk_runner
 from gmmvit_deploy.bulk.pipeline import decoded_batches
@@ -189,11 +187,10 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
 
 def main() -> None:
     least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5, help="0 measures the warm-up")
     parser.add_argument("--png", type=int, default=max(4096, least), metavar="IMAGES")
     parser.add_argument("--jpeg", type=int, default=max(1024, least), metavar="IMAGES", help="0: without this row")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, rounds=0, png=least, jpeg=0)
     if arguments.png < least or 0 < arguments.jpeg < least:
         parser.error(f"on {cores()} cores, type at least --png {least} and --jpeg {least}")

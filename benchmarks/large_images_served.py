@@ -17,7 +17,6 @@ The script measures several numbers of threads of the preprocessing. 0 is a thre
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
 import time
@@ -31,8 +30,7 @@ from PIL import Image
 
 from benchmarks.shared import run_card
 from benchmarks.shared.interleaved import turns
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.statistics import ratio
@@ -122,11 +120,10 @@ def measured(bundle: Bundle, threads: int, folder: Path, rounds: int, images: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=48, help="photographs in a turn")
     parser.add_argument("--threads", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, rounds=1, images=4, threads=[0])
     conditions = {
         "rounds": arguments.rounds,

@@ -20,7 +20,6 @@ wrong logits stop the script.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -31,8 +30,7 @@ import numpy as np
 from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
 from benchmarks.shared.interleaved import Program, time_in_turn
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
 from benchmarks.shared.side_by_side import BATCHES, Family, check_logits, checked
 from benchmarks.shared.systems import MEASURED, SYSTEMS
@@ -81,15 +79,11 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__, suffix="")
     parser.add_argument("--loads", type=int, default=6)
     parser.add_argument("--family", choices=MODELS, action="append", help="only this model; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="only this runner; may be repeated")
-    folder_of_results = result_of(__file__, suffix="")
-    parser.add_argument(
-        "--output", type=Path, default=folder_of_results, help="folder for the results, a file for each model"
-    )
     arguments = parsed(
         parser,
         check="check the logits of every program, and time nothing",

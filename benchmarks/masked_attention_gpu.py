@@ -20,7 +20,6 @@ compared with the formula in float64; wrong outputs stop the script.
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import math
 import os
@@ -37,8 +36,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.shared import run_card
 from benchmarks.shared.interleaved import turns
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.statistics import ratio
 
@@ -183,10 +181,9 @@ def measured(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, check="compare the outputs, and time nothing")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("nothing was measured: expected a GPU that PyTorch can use; --check --device cpu needs none")

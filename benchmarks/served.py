@@ -15,7 +15,6 @@ p99 latency stays within the bound.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -23,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared import run_card
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
@@ -87,7 +85,7 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=1.0, help="approximate time of a runner in a round")
     parser.add_argument("--batch", type=int, default=64, help="images of a request")
@@ -98,7 +96,6 @@ def main() -> None:
         help="only this runtime and precision; may be repeated",
     )
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, rounds=1, seconds=0.1, batch=4, runtime=[name_of(*RUNTIMES[0])], no_arrivals=True)
     seconds = arguments.rounds * arguments.seconds
     plan = Plan(batches=(arguments.batch,), rounds=arguments.rounds, seconds=seconds)

@@ -26,7 +26,6 @@ the products ran at the best rate.
 
 from __future__ import annotations
 
-import argparse
 import re
 import tempfile
 from collections import defaultdict
@@ -41,7 +40,7 @@ from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import HAS_BF16, required_kernels, runner_of
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
 from benchmarks.shared.interleaved import time_rounds
-from benchmarks.shared.options import parsed
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
@@ -226,13 +225,12 @@ def profiled(name: str, programs: Sequence[str] | None, runs: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--family", choices=MEASURED, action="append", help="only this model; may be repeated")
     parser.add_argument(
         "--program", action="append", help="only this program, such as openvino+kernels:int8; may be repeated"
     )
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--output", type=Path, default=result_of(__file__), help="the result of the paper's families")
     parser.add_argument("--systems-output", type=Path, default=result_of(__file__, suffix=""))
     arguments = parsed(parser, family=["vit"], program=["openvino+kernels"], runs=2)
     chosen = arguments.family or MEASURED

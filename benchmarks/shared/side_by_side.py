@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,8 +18,7 @@ import torch
 from benchmarks.shared import run_card
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
 from benchmarks.shared.interleaved import Program, Timed, time_rounds
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.bench.statistics import ratio
@@ -301,7 +299,7 @@ def main(
     add_programs: a function that adds the script's programs to a family, which already has eager PyTorch.
     checked_alone: the programs that ``--check`` without other options checks.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(description, script, suffix="")
     parser.add_argument(
         "--rounds", type=int, default=15, help="rounds of a batch of 64; a single image gets twice as many"
     )
@@ -313,8 +311,6 @@ def main(
         "--program", action="append", help="only eager PyTorch and this program, such as openvino+kernels; repeatable"
     )
     parser.add_argument("--no-roofline", action="store_true", help="leave the rooflines out of the results")
-    result = result_of(script, suffix="")
-    parser.add_argument("--output", type=Path, default=result, help="folder for the results, a file for each family")
     arguments = parsed(
         parser,
         check="check the logits of every program, and time nothing",
