@@ -25,31 +25,73 @@ and 1e-1 in int8, in which a rounding may fall to the other side. The exit statu
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.shared import run_card
 from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
-from benchmarks.shared.close_logits import MOST_OFF, require_close
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import FAMILIES, ROOT, result_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.control import Change
-from gmmvit_deploy.bench.interleaved import UNTIMED_S, repeats_of, turns
-from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
+from benchmarks.shared.interleaved import UNTIMED_S, repeats_of, turns
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.places import FAMILIES, ROOT
+from benchmarks.shared.results import interval
+from gmmvit_deploy.bench.statistics import Ratio, ratio
 
 BATCHES = (1, 64)
 RUNTIMES = ("onnxruntime", "openvino")
 BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
 _CALIBRATION_IMAGES = 32
+MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
+"""Precision → the largest allowed difference, divided by the largest logit.  A rounding may fall to the other side."""
+_LEAST_ALLOWED = 0.02
+"""The least difference from 1 of a ratio that does not count as a difference of speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The speed of a program after a change.
+
+    ratio: the time after the change divided by the time before.
+    control: the time of a second process of the program before the change, divided by the time before.
+    """
+
+    ratio: Ratio
+    control: Ratio
+
+    @property
+    def allowed(self) -> float:
+        """The largest |ratio − 1| that counts as equally fast."""
+        return max(_LEAST_ALLOWED, abs(self.control.median - 1))
+
+    @property
+    def verdict(self) -> Literal["as fast", "slower", "faster"]:
+        """The verdict. It depends only on the medians of the ratios, not on their intervals."""
+        deviation = self.ratio.median - 1
+        if abs(deviation) <= self.allowed:
+            return "as fast"
+        return "slower" if deviation > 0 else "faster"
+
+
+def require_close(logits: Mapping[str, np.ndarray], reference: np.ndarray, where: str, precision: str) -> None:
+    """Compare the logits of all programs with the reference.
+
+    logits: name of a program → its logits.  where: the network and the batch, for messages.
+    Errors: SystemExit when a program has another shape of logits, or differs by more than `MOST_OFF`.
+    """
+    most = MOST_OFF[precision]
+    for name, answers in logits.items():
+        if answers.shape != reference.shape:
+            raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
+        off = float(np.abs(answers - reference).max() / np.abs(reference).max())
+        if not off <= most:
+            raise SystemExit(f"{where}: logits of {name} differ by {off:.1e}, expected at most {most:g}")
 
 
 def exported(
@@ -120,7 +162,7 @@ def changes(times: Mapping[int, Mapping[str, list[float]]]) -> dict[str, dict[st
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--before", type=Path, required=True, help="checkout of the project before the change")
     parser.add_argument(
         "--after", type=Path, default=ROOT, help="checkout after the change; default: the checkout of this script"
@@ -131,7 +173,6 @@ def main() -> int:
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
     parser.add_argument("--loads", type=int, default=3, help="how often each program is loaded")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, family=["vit"], runtime=["onnxruntime"], batch=[1], rounds=1, loads=1)
     if arguments.rounds < 1 or arguments.loads < 1:
         parser.error("expected --rounds and --loads of at least 1")
@@ -175,8 +216,8 @@ def main() -> int:
                     name = f"{family}, {runner}, batch {batch}"
                     print(
                         f"{name}: {row['verdict']}: before {row['before_ms']:.2f} ms, after / before "
-                        f"{ratio_words(row['after_over_before'])}, control / before "
-                        f"{ratio_words(row['control_over_before'])}, allowed difference {row['allowed']:.1%}",
+                        f"{interval(row['after_over_before'], 3)}, control / before "
+                        f"{interval(row['control_over_before'], 3)}, allowed difference {row['allowed']:.1%}",
                         flush=True,
                     )
                     slower += [name] if row["verdict"] == "slower" else []

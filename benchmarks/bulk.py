@@ -17,13 +17,12 @@ done as there are processes, to the last batch, with two shards a process.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,10 +32,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.shared.bulk_source import write_images
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared import run_card
+from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bulk.job import open_bulk_runner
 from gmmvit_deploy.bulk.pipeline import decoded_batches
@@ -44,6 +41,7 @@ from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bulk.source import Entry, open_source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.export.options import ExportOptions
+from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.programs.cores import cores
 from tests.random_bundles import bundle_of, random_vit
@@ -53,6 +51,34 @@ LEAST_SHARE = 0.9
 _SHARDS_A_PROCESS = 2
 _LEAST_BATCHES = 8
 """Batches of a process: two are not counted."""
+
+
+def digit_images(count: int) -> Iterator[bytes]:
+    """Yield PNG images of 16×16 pixels: digits with noise.
+
+    Every thousandth image is broken, and every 997th image is the image before.
+    """
+    generator = np.random.default_rng(24)
+    known = digits("train")
+    last = b""
+    for number in range(count):
+        if number % 997 != 1:
+            grey = np.kron(known._images[number % len(known)], np.ones((2, 2), np.uint8))  # type: ignore[attr-defined]
+            noisy = grey.astype(np.int16) + generator.integers(-40, 41, grey.shape)
+            file = io.BytesIO()
+            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, "PNG", compress_level=1)
+            last = file.getvalue()
+        yield last[: len(last) // 2] if number % 1000 == 999 else last
+
+
+def write_images(folder: Path, count: int) -> Path:
+    """Write `digit_images` to ``folder``, a thousand in each subfolder."""
+    for number, data in enumerate(digit_images(count)):
+        if number % 1000 == 0:
+            part = folder / f"{number // 1000:03}"
+            part.mkdir(parents=True)
+        (part / f"{number:06}.png").write_bytes(data)
+    return folder
 
 
 def photo_like(folder: Path, count: int) -> Path:
@@ -161,11 +187,10 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
 
 def main() -> None:
     least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5, help="0 measures the warm-up")
     parser.add_argument("--png", type=int, default=max(4096, least), metavar="IMAGES")
     parser.add_argument("--jpeg", type=int, default=max(1024, least), metavar="IMAGES", help="0: without this row")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, rounds=0, png=least, jpeg=0)
     if arguments.png < least or 0 < arguments.jpeg < least:
         parser.error(f"on {cores()} cores, type at least --png {least} and --jpeg {least}")

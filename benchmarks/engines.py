@@ -36,10 +36,10 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.shared.options import parsed
+from benchmarks.shared import run_card
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import FAMILIES, result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
-from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.models.families import family_named, model_from_spec, preset_spec
@@ -183,13 +183,12 @@ def print_rows(name: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--system", choices=SYSTEMS, action="append", help="only this system; may be repeated")
     parser.add_argument("--precision", choices=PRECISIONS, action="append", help="only this precision; may be repeated")
     parser.add_argument("--mask", choices=MASKS, action="append", help="only this mask; may be repeated")
     parser.add_argument("--no-head-dims", action="store_true", help="leave the table of head dims out")
-    parser.add_argument("--output", type=Path, default=result_of(__file__), help="result of the families")
     systems_output = result_of(__file__, suffix="")
     parser.add_argument(
         "--systems-output", type=Path, default=systems_output, help="folder for the results of the systems"

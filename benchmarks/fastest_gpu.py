@@ -28,8 +28,8 @@ from functools import partial
 import torch
 
 from benchmarks.shared.families import as_released, compiled, eager
+from benchmarks.shared.interleaved import Program
 from benchmarks.shared.side_by_side import BATCHES, Family, main
-from gmmvit_deploy.bench.interleaved import Program
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx

@@ -11,7 +11,6 @@ goes to the ensemble over gRPC, and through the gateway to ``POST /classify``, w
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import struct
@@ -25,10 +24,10 @@ import numpy as np
 from PIL import Image
 from tritonclient.grpc import service_pb2
 
+from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, http_request, http_sender, message
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import ROOT, result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.places import ROOT
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import dataset
@@ -143,10 +142,9 @@ def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=10, help="0 measures the warm-up")
     parser.add_argument("--seconds", type=float, default=1.0, help="time of each measurement in a round")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, rounds=0, seconds=0.2)
     card = run_card.written(arguments.output, "gateway_cost.py", rounds=arguments.rounds, round_s=arguments.seconds)
     with card as results, tempfile.TemporaryDirectory() as temporary:

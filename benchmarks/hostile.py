@@ -27,9 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared import run_card
+from benchmarks.shared.options import parsed, script_parser
 from tests.hostile.asking import PATIENCE, Asker, recorded
 from tests.hostile.bundles import BUNDLES, sound_bundle
 from tests.hostile.case import ANSWERED, CRASH, HANG, KINDS, Case
@@ -144,7 +143,7 @@ def chosen(kinds: tuple[str, ...], only: list[str]) -> list[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__, suffix="")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--gateway", action="store_true", help="send the requests through the gateway")
     way.add_argument("--unprotected", action="store_true", help="give the server's threads a stack of 8 MiB")
@@ -156,7 +155,6 @@ def main() -> None:
     parser.add_argument(
         "--only", action="append", default=[], help="only inputs with this text in their names; may be repeated"
     )
-    parser.add_argument("--output", type=Path, default=result_of(__file__, suffix=""), help="folder of the results")
     arguments = parsed(parser, kind=["http"], only=["unknown input"])
     target = "gateway" if arguments.gateway else "unprotected" if arguments.unprotected else "direct"
     for name, kinds in (("commands", FILES), (target, tuple(kind for kind in KINDS if kind not in FILES))):

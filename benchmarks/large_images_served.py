@@ -17,7 +17,6 @@ The script measures several numbers of threads of the preprocessing. 0 is a thre
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
 import time
@@ -29,13 +28,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import turns
+from benchmarks.shared import run_card
+from benchmarks.shared.interleaved import turns
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -69,10 +67,9 @@ def images_per_second(run: Any, count: int, pool: ThreadPoolExecutor, expected: 
     answers = list(pool.map(run, indices))
     seconds = time.perf_counter() - start
     if expected is not None:
-        largest = expected.largest(indices, np.concatenate(answers))
-        check = expected.judged("fp32", for_cpu=True, answers=count, largest=largest, sha256="")
-        if not check.right:
-            raise SystemExit(f"the logits differ by {largest:.2g}, expected at most {check.limit:.2g}")
+        largest, limit = expected.largest(indices, np.concatenate(answers)), expected.limit("fp32", for_cpu=True)
+        if not largest <= limit.largest:
+            raise SystemExit(f"the logits differ by {largest:.2g}, expected at most {limit.largest:.2g}")
     return count / seconds
 
 
@@ -123,11 +120,10 @@ def measured(bundle: Bundle, threads: int, folder: Path, rounds: int, images: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=48, help="photographs in a turn")
     parser.add_argument("--threads", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, rounds=1, images=4, threads=[0])
     conditions = {
         "rounds": arguments.rounds,
@@ -145,7 +141,7 @@ def main() -> None:
                 row = measured(bundle, threads, folder, arguments.rounds, arguments.images)
                 results["threads"][str(threads)] = row
                 rates = ", ".join(f"{name} {rate:.1f}" for name, rate in row["images_per_second"].items())
-                print(f"{threads} threads: {rates} images a second; {ratio_words(row['share_of_sum'], 2)} of the sum")
+                print(f"{threads} threads: {rates} images a second; {interval(row['share_of_sum'])} of the sum")
 
 
 if __name__ == "__main__":

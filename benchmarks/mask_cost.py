@@ -20,7 +20,6 @@ wrong logits stop the script.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -28,20 +27,29 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from benchmarks.shared.side_by_side import BATCHES, Family, checked
+from benchmarks.shared.interleaved import Program, time_in_turn
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.results import interval
+from benchmarks.shared.side_by_side import BATCHES, Family, check_logits, checked
 from benchmarks.shared.systems import MEASURED, SYSTEMS
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import time_in_turn
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
 
 MODELS = tuple(name for name in MEASURED if name not in SYSTEMS or SYSTEMS[name].plain is not None)
 """The names of the models that have a plain twin."""
 _TURNS = {1: (40, 4), 64: (6, 1)}
 """Batch → (number of turns of each model in a load, number of timed runs in a turn)."""
+
+
+def loaded_twins(family: Family, runner: str, generator: np.random.Generator) -> tuple[Program, Program]:
+    """Load the model and its plain twin in random order, as the only programs of the family, and return both."""
+    precision, twins = RUNNERS[runner], {runner: "trained", f"{runner} plain": "plain"}
+    family.programs.clear()
+    for name in map(str, generator.permutation(list(twins))):
+        family.add(name, [cpu_program(family.saved(twins[name]), runner, precision)], precision)
+    masked, plain = (family.programs[name][0] for name in twins)
+    return masked, plain
 
 
 def measured(family: Family, runner: str, batch: int, loads: int, generator: np.random.Generator) -> dict[str, Any]:
@@ -51,19 +59,14 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
     loads: the ratio of each load.
     off, limit: the largest distance of a logit from PyTorch's float64 logit, and the allowed distance.
     """
-    precision = RUNNERS[runner]
-    twins = {runner: "trained", f"{runner} plain": "plain"}
     images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
     loaded: list[float] = []
     medians: list[float] = []
     worst = {"off": 0.0, "limit": 0.0}
     for _ in range(loads):
-        family.programs.clear()
-        for name in generator.permutation(list(twins)):
-            family.add(str(name), [cpu_program(family.saved(twins[name]), runner, precision)], precision)
-        masked, plain = (family.programs[name][0] for name in twins)
+        masked, plain = loaded_twins(family, runner, generator)
         times, logits = time_in_turn(masked, plain, images, *_TURNS[batch])
-        distances = checked(family, dict(zip(twins, logits, strict=True)), images)
+        distances = checked(family, {runner: logits[0], f"{runner} plain": logits[1]}, images)
         worst = max(worst, *distances.values(), key=lambda answers: answers["off"])
         loaded.append(float(np.median(times[0] / times[1])))
         medians.append(float(np.median(times[0])))
@@ -75,29 +78,12 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
     }
 
 
-def check_logits(family: Family, name: str, runner: str, batch: int, generator: np.random.Generator) -> None:
-    """Compare the logits of the model and of its plain twin with the limits, and print the distances."""
-    images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
-    precision = RUNNERS[runner]
-    family.programs.clear()
-    for program, graph in {runner: "trained", f"{runner} plain": "plain"}.items():
-        family.add(program, [cpu_program(family.saved(graph), runner, precision)], precision)
-    logits = {program: copies[0](images) for program, copies in family.programs.items()}
-    for program, row in checked(family, logits, images).items():
-        distance = f"{row['off']:.2g} from PyTorch's float64 logits, limit {row['limit']:.2g}"
-        print(f"{name}, batch {batch}, {program}: {distance}", flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__, suffix="")
     parser.add_argument("--loads", type=int, default=6)
     parser.add_argument("--family", choices=MODELS, action="append", help="only this model; may be repeated")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="only this runner; may be repeated")
-    folder_of_results = result_of(__file__, suffix="")
-    parser.add_argument(
-        "--output", type=Path, default=folder_of_results, help="folder for the results, a file for each model"
-    )
     arguments = parsed(
         parser,
         check="check the logits of every program, and time nothing",
@@ -113,7 +99,8 @@ def main() -> None:
             if arguments.check:
                 family = Family(name, Path(folder), ("trained", "plain"), "cpu")
                 for batch, runner in cells:
-                    check_logits(family, name, runner, batch, generator)
+                    loaded_twins(family, runner, generator)
+                    check_logits(family, batch)
                 continue
             with run_card.written(output, Path(__file__).name, loads=arguments.loads) as results:
                 family = Family(name, Path(folder), ("trained", "plain"), "cpu")
@@ -122,7 +109,7 @@ def main() -> None:
                 for batch, runner in cells:
                     row = measured(family, runner, batch, arguments.loads, generator)
                     results.setdefault(str(batch), {})[runner] = row
-                    cost = ratio_words(row["over_plain"])
+                    cost = interval(row["over_plain"], 3)
                     print(f"{name}, batch {batch}, {runner}: with mask / plain {cost}", flush=True)
 
 

@@ -20,7 +20,6 @@ compared with the formula in float64; wrong outputs stop the script.
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import math
 import os
@@ -35,12 +34,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import turns
+from benchmarks.shared import run_card
+from benchmarks.shared.interleaved import turns
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.bench.words import ratio_words
 
 PLAIN = "plain"
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -183,10 +181,9 @@ def measured(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, check="compare the outputs, and time nothing")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("nothing was measured: expected a GPU that PyTorch can use; --check --device cpu needs none")
@@ -206,7 +203,7 @@ def main() -> None:
             for label, dtype in types.items():
                 row = rows[f"{name}, {label}"] = measured(shape, dtype, arguments.device, rounds)
                 for program, values in row.items():
-                    time = f", {values['ms']:.3f} ms, {ratio_words(values['over_plain'], 2)} of plain" if rounds else ""
+                    time = f", {values['ms']:.3f} ms, {interval(values['over_plain'])} of plain" if rounds else ""
                     print(f"{name}, {label}: {program}: off by {values['off']:.2g}{time}", flush=True)
         return rows
 

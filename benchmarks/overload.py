@@ -14,7 +14,6 @@ refused with 503 and Retry-After, or RESOURCE_EXHAUSTED.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from typing import Any
 
 import grpc.aio
 
+from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import (
     KEY,
     Send,
@@ -34,9 +34,7 @@ from benchmarks.shared.open_loop import (
     open_loop,
     summary,
 )
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -124,10 +122,9 @@ def problems(row: dict[str, Any], capacity: float) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="only this protocol; may be repeated")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, seconds=1.0, protocol=["grpc"])
     settings = {"in_flight": IN_FLIGHT, "queue_timeout_ms": QUEUE_TIMEOUT_MS, "deadline_s": DEADLINE_S}
     card = run_card.written(

@@ -15,7 +15,6 @@ on the inputs recorded at export and on random inputs:
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -23,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import ROOT, result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared import run_card
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.places import ROOT
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import prepared_graph
@@ -76,10 +75,9 @@ def rows_of(bundle: Bundle) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     models = json.loads((GOLDEN / "manifest.json").read_text())
     parser.add_argument("--model", choices=list(models), action="append")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, model=["vit_plain"])
     with (
         run_card.written(arguments.output, "parity_limits.py", timed=False, random=RANDOM) as results,

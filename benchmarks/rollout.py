@@ -14,7 +14,6 @@ A lost request, a wrong answer and an unexpected outcome of a rollout make the r
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections import Counter
@@ -25,10 +24,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import KEY
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.bundle.artifacts import Bundle
 from tests.random_bundles import bundle_of, fine_tuned, random_vit
 from tests.serving.rollout.checked_load import KINDS, CheckedLoad
@@ -176,11 +174,10 @@ def problems(result: Mapping[str, Any], requests: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rollouts", type=int, default=10)
     parser.add_argument("--closed-loop", type=float, default=10.0, metavar="SECONDS", help="time of the closed loop")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, requests=500, rollouts=1, closed_loop=2.0)
     settings = {"requests": arguments.requests, "rollouts": arguments.rollouts, "depth": DEPTH, "images": IMAGES}
     card = run_card.written(arguments.output, Path(__file__).name, timed=False, **settings)

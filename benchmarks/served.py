@@ -15,21 +15,19 @@ p99 latency stays within the bound.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared import run_card
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.statistics import Ratio
-from gmmvit_deploy.bench.words import ratio_words
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
@@ -87,7 +85,7 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=1.0, help="approximate time of a runner in a round")
     parser.add_argument("--batch", type=int, default=64, help="images of a request")
@@ -98,7 +96,6 @@ def main() -> None:
         help="only this runtime and precision; may be repeated",
     )
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, rounds=1, seconds=0.1, batch=4, runtime=[name_of(*RUNTIMES[0])], no_arrivals=True)
     seconds = arguments.rounds * arguments.seconds
     plan = Plan(batches=(arguments.batch,), rounds=arguments.rounds, seconds=seconds)
@@ -118,7 +115,7 @@ def main() -> None:
                 for cell in row["cells"]:
                     print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")
                 for protocol, share in row["share_of_in_process"].items():
-                    print(f"{name}: {protocol}: {ratio_words(share, 2)} of the throughput in process")
+                    print(f"{name}: {protocol}: {interval(share)} of the throughput in process")
                 for load in row.get("arrivals", []):
                     best = load["best"]
                     best_rate = (

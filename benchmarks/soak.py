@@ -14,19 +14,17 @@ and the exit status 1, as after a lost request, a wrong answer or a restart.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared import run_card
 from benchmarks.shared.growth import Sampler, grown
 from benchmarks.shared.mixed_load import EXPECTED, MixedLoad
 from benchmarks.shared.open_loop import KEY
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
-from gmmvit_deploy.bench import run_card
+from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.bundle.artifacts import Bundle
 from tests.random_bundles import bundle_of, random_vit
 from tests.serving.rollout.checked_load import KINDS, CheckedLoad
@@ -105,10 +103,9 @@ def broken_promises(result: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rate", type=float, default=60.0)
-    parser.add_argument("--output", type=Path, default=result_of(__file__))
     arguments = parsed(parser, minutes=0.1)
     settings = {"minutes": arguments.minutes, "rate": arguments.rate, "max_body_bytes": MAX_BODY_BYTES}
     card = run_card.written(arguments.output, Path(__file__).name, timed=False, **settings)

@@ -23,7 +23,6 @@ quiet machine: ``--part checks`` exports to ``--exports``, and ``--part speed`` 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 from collections import Counter
@@ -36,12 +35,11 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared import run_card
+from benchmarks.shared.interleaved import Program, time_in_turn
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, network_of
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import Program, time_in_turn
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
@@ -210,12 +208,11 @@ def speed_of(exported: Exported, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__, suffix="")
     parser.add_argument("--model", choices=list(ARCHITECTURES), action="append", help="only this model; repeatable")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each program and batch")
     parser.add_argument("--part", choices=("checks", "speed"), help="only the checks or only the speed")
     parser.add_argument("--exports", type=Path, help="folder that keeps the exports; the next run reads them")
-    parser.add_argument("--output", type=Path, default=result_of(__file__, suffix=""), help="folder for the results")
     arguments = parsed(parser, model=["test_vit3"], rounds=1)
     names: Sequence[str] = arguments.model or list(ARCHITECTURES)
     with tempfile.TemporaryDirectory() as folder:

@@ -26,28 +26,23 @@ the products ran at the best rate.
 
 from __future__ import annotations
 
-import argparse
-import copy
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from benchmarks.shared.cpu_programs import required_kernels, runner_of
+from benchmarks.shared import run_card
+from benchmarks.shared.cpu_programs import HAS_BF16, required_kernels, runner_of
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
-from benchmarks.shared.options import parsed
+from benchmarks.shared.interleaved import time_rounds
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import time_rounds
-from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.models.specs import input_shape
@@ -114,81 +109,51 @@ def joined(operators: Operators) -> dict[str, float]:
 
 def product_operations(proto: onnx.ModelProto, rows: int) -> int:
     """Return the number of operations of the products with weights, for a batch of ``rows``."""
-    products = work_of_graph(copy.deepcopy(proto), rows).products
+    products = work_of_graph(proto, rows).products
     return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A program to profile.
-
-    name: the name of the runner.  precision: the precision of the runner.
-    chunk: the number of rows in a chunk of the runner.
-    profile: a function (path of the graph, images, runs, kernels=) → times of the operators. ``kernels`` is False if
-    our kernels compute no part of the graph.
-    graph: the name of the graph, as for `graphs_of`.
-    """
-
-    name: str
-    precision: Precision
-    chunk: int
-    profile: Callable[..., Operators]
-    graph: str = "trained"
-
-
-IN_OPENVINO: dict[str, Precision] = {
+PROGRAMS: dict[str, Precision] = {
     "openvino+kernels": "fp32",
     "openvino+kernels:bf16": "bf16",
     "openvino+kernels:int8": "int8",
 }
-PROGRAMS = (
-    *(
-        Program(
-            name=name,
-            precision=precision,
-            chunk=CHUNK,
-            profile=partial(in_openvino, precision=precision),
-            graph="int8_cpu" if precision == "int8" else "trained",
-        )
-        for name, precision in IN_OPENVINO.items()
-    ),
-)
-
-
-def runs_here(program: Program) -> bool:
-    return program.precision != "bf16" or "avx512_bf16" in cpu_features()
+"""Name of the runner → its precision."""
 
 
 def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> dict[str, Any]:
     models = pair(name)
     image_shape = input_shape(models["trained"].spec)
-    chosen = [program for program in PROGRAMS if runs_here(program) and program.name in (names or [program.name])]
-    kinds = dict.fromkeys([*models, *(program.graph for program in chosen)])
-    graphs = graphs_of(name, kinds, max_batch=_BATCH)
+    chosen = {
+        program: precision
+        for program, precision in PROGRAMS.items()
+        if program in (names or PROGRAMS) and (precision != "bf16" or HAS_BF16)
+    }
+    graphs = graphs_of(name, dict.fromkeys([*models, *map(graph_of, chosen.values())]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
     timed = time_rounds({"eager": eager(as_released(models["trained"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
     results: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
-    rates: dict[str, float] = {}
-    for program in chosen:
-        if program.precision not in rates:
-            work = work_of_graph(copy.deepcopy(graphs["trained"]), program.chunk)
-            line = measured_roofline([work], program.precision)
-            rates[program.precision] = line.best.gflops / _CORES if line else float("nan")
-        gflops = rates[program.precision]
-        runner, why_not = runner_of(folder / f"{program.graph}.onnx", program.name, program.precision)
+    for program, precision in chosen.items():
+        line = measured_roofline([work_of_graph(graphs["trained"], CHUNK)], precision)
+        gflops = line.best.gflops / _CORES if line else float("nan")
+        runner, why_not = runner_of(folder / f"{graph_of(precision)}.onnx", program, precision)
         rows = {}
-        for size in (1, program.chunk):
+        for size in (1, CHUNK):
             images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
-            rows[str(size)] = chunk_of(program, folder, graphs, images, runs, gflops, kernels=not why_not)
-        largest = rows[str(program.chunk)]
-        largest["target"] = target_of(largest, results["eager_64_ms"] / TARGET, program.chunk)
-        results["programs"][runner] = {"precision": program.precision, "gflops_a_core": gflops, "rows": rows}
+            rows[str(size)] = chunk_of(precision, folder, graphs, images, runs, gflops, kernels=not why_not)
+        rows[str(CHUNK)]["target"] = target_of(rows[str(CHUNK)], results["eager_64_ms"] / TARGET, CHUNK)
+        results["programs"][runner] = {"precision": precision, "gflops_a_core": gflops, "rows": rows}
     return results
 
 
+def graph_of(precision: Precision) -> str:
+    """Return the name of the graph that a runner of this precision runs, as for `graphs_of`."""
+    return "int8_cpu" if precision == "int8" else "trained"
+
+
 def chunk_of(
-    program: Program,
+    precision: Precision,
     folder: Path,
     graphs: dict[str, onnx.ModelProto],
     images: np.ndarray,
@@ -200,15 +165,20 @@ def chunk_of(
     """Return the times of a chunk.
 
     graphs: name → graph, as for `graphs_of`; ``plain`` is absent if a system has no plain twin.
+    kernels: False if our kernels compute no part of the graph.
 
     ms: the total.  spent_ms: the time of each kind.  products_at_best_ms: the time of the products at the best rate.
     mask_ms: the cost of the mask; absent without a plain model, and for int8, for which the script has no plain model.
     """
-    spent = joined(program.profile(folder / f"{program.graph}.onnx", images, runs, kernels=kernels))
+
+    def spent_in(graph: str) -> dict[str, float]:
+        return joined(in_openvino(folder / f"{graph}.onnx", images, runs, precision, kernels=kernels))
+
+    spent = spent_in(graph_of(precision))
     least = product_operations(graphs["trained"], len(images)) / gflops / 1e6
     chunk = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
-    if program.graph == "trained" and "plain" in graphs:
-        plain = joined(program.profile(folder / "plain.onnx", images, runs, kernels=kernels))
+    if precision != "int8" and "plain" in graphs:
+        plain = spent_in("plain")
         chunk["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
     return chunk
 
@@ -255,13 +225,12 @@ def profiled(name: str, programs: Sequence[str] | None, runs: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, __file__)
     parser.add_argument("--family", choices=MEASURED, action="append", help="only this model; may be repeated")
     parser.add_argument(
         "--program", action="append", help="only this program, such as openvino+kernels:int8; may be repeated"
     )
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--output", type=Path, default=result_of(__file__), help="the result of the paper's families")
     parser.add_argument("--systems-output", type=Path, default=result_of(__file__, suffix=""))
     arguments = parsed(parser, family=["vit"], program=["openvino+kernels"], runs=2)
     chosen = arguments.family or MEASURED

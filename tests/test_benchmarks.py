@@ -1,13 +1,22 @@
-"""Every script in benchmarks/ runs with ``--check``, in seconds, and writes no result; fastest_gpu.py needs a GPU."""
+"""Every script in benchmarks/ runs with ``--check``, in seconds, and writes no result; fastest_gpu.py needs a GPU.  The
+run card of a result, and the timing of programs side by side.
+"""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.before_after import Change
+from benchmarks.shared import interleaved, run_card
+from gmmvit_deploy.bench.machine import MachineState, describe_machine
+from gmmvit_deploy.bench.statistics import Ratio
 from tests.documented import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -42,3 +51,100 @@ def test_a_script_runs(script: Path) -> None:
 def test_the_scripts_of_gpus_run() -> None:
     for name in GPU_SCRIPTS:
         check(ROOT / "benchmarks" / f"{name}.py")
+
+
+STEADY, WIDE = Ratio(median=1.0, low=0.95, high=1.1), Ratio(median=1.0, low=0.8, high=1.1)
+WIDE_REASON = "unstable: vit, 1: the interval spans 30% of the ratio, expected at most 25%"
+TOO_FAST = "unstable: vit, 1: 102% of the roofline, expected at most 100%"
+
+
+@pytest.mark.parametrize(
+    ("measured", "others", "timed", "reasons"),
+    [
+        (STEADY, 0.0, True, []),
+        (WIDE, 0.0, True, [WIDE_REASON]),
+        (WIDE, 0.0, False, []),
+        ({"share_of_roofline": 1.02}, 0.0, True, [TOO_FAST]),
+        ({"share_of_roofline": 0.98}, 0.0, True, []),
+        (STEADY, 0.5, True, ["machine busy: other programs took 50% of the machine before the run, expected at most"]),
+    ],
+)
+def test_the_run_card_states_whether_a_result_is_valid(
+    measured: Any, others: float, timed: bool, reasons: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = MachineState(load=0.1, others=others, stolen=0.0, spin_ms=1.0, megahertz=())
+    monkeypatch.setattr(run_card, "machine_state", lambda: state)
+    with run_card.written(tmp_path / "result.json", "script.py", timed=timed, rounds=3) as results:
+        results["vit"] = {"1": measured}
+    written = json.loads((tmp_path / "result.json").read_text())
+    card = written["card"]
+    assert (card["verdict"], card["settings"]) == ("INVALID" if reasons else "VALID", {"rounds": 3})
+    assert all(actual.startswith(expected) for actual, expected in zip(card["reasons"], reasons, strict=False))
+    assert bool(card["reasons"]) == bool(reasons)
+    assert card.items() >= describe_machine().items()
+    if measured is STEADY:
+        assert written["vit"]["1"] == {"median": 1.0, "low": 0.95, "high": 1.1}
+
+
+def test_a_problem_makes_a_run_invalid_also_without_times_and_an_error_writes_nothing(tmp_path: Path) -> None:
+    with run_card.written(tmp_path / "result.json", "script.py", timed=False) as results:
+        results["problems"] = ["1 requests were lost"]
+    card = json.loads((tmp_path / "result.json").read_text())["card"]
+    assert (card["verdict"], card["reasons"]) == ("INVALID", ["1 requests were lost"])
+    with pytest.raises(SystemExit), run_card.written(tmp_path / "other.json", "script.py", timed=False):
+        raise SystemExit("answers are wrong")
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_every_round_has_every_program_once_with_the_same_images_and_twins_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interleaved, "UNTIMED_S", 0.0)
+    names = ["a", "b", "a plain", "c"]
+    seen: list[tuple[str, float]] = []
+
+    def program(name: str) -> interleaved.Program:
+        def run(images: np.ndarray) -> np.ndarray:
+            seen.append((name, float(images.sum())))
+            return images[:, 0, 0]
+
+        return run
+
+    timed = interleaved.time_rounds({name: [program(name)] for name in names}, 16, 20, image_shape=(1, 4, 6))
+    assert {name: ms.shape for name, ms in timed.ms.items()} == dict.fromkeys(names, (20,))
+    np.testing.assert_array_equal(timed.logits["b"], timed.images[:, 0, 0])
+    rounds = {sums: list(dict.fromkeys(name for name, each in seen if each == sums)) for _, sums in seen}
+    assert len(rounds) == 3 + 20  # warm-ups and rounds, each with images of its own
+    for order in rounds.values():
+        assert sorted(order) == sorted(names)
+        assert abs(order.index("a") - order.index("a plain")) == 1
+    assert {order[0] for order in rounds.values()} == set(names)
+
+
+def test_two_programs_lead_in_turn() -> None:
+    order: list[int] = []
+
+    def program(number: int) -> interleaved.Program:
+        return lambda images: order.append(number) or images + number  # type: ignore[func-returns-value]
+
+    times, logits = interleaved.time_in_turn(program(0), program(1), np.zeros((1, 2), np.float32), 2, 1)
+    assert order == [0, 1, 1, 1, 0, 0, 0, 0, 1, 1]  # once each, then two turns: one untimed run, one timed
+    assert times.shape == (2, 2)
+    assert [float(answer[0, 0]) for answer in logits] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "control", "verdict", "allowed"),
+    [
+        (1.019, 1.0, "as fast", 0.02),
+        (1.021, 1.0, "slower", 0.02),
+        (0.97, 1.01, "faster", 0.02),
+        (1.04, 0.95, "as fast", 0.05),
+        (1.06, 0.95, "slower", 0.05),
+    ],
+)
+def test_a_change_is_judged_against_the_control(change: float, control: float, verdict: str, allowed: float) -> None:
+    ratios = [Ratio(median=median, low=median, high=median) for median in (change, control)]
+    judged = Change(ratio=ratios[0], control=ratios[1])
+    assert judged.verdict == verdict
+    assert judged.allowed == pytest.approx(allowed)

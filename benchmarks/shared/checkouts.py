@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Checkout", "commit_of", "environment_of", "opened_checkout"]
+__all__ = ["Checkout", "commit_of", "opened_checkout"]
 
 _WORKER = Path(__file__).with_name("checkout_worker.py")
 
@@ -54,7 +54,8 @@ def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
     if not (root / "gmmvit_deploy" / "__init__.py").is_file():
         raise SystemExit(f"{name}: expected a checkout with the folder gmmvit_deploy/, got {path}")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, str(_WORKER)], env=environment_of(root), cwd=root, **pipes) as process:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")])}
+    with subprocess.Popen([sys.executable, str(_WORKER)], env=environment, cwd=root, **pipes) as process:
         checkout = Checkout(process, name, root)
         try:
             imported = Path(checkout.ask("where")["path"]).resolve()
@@ -63,11 +64,6 @@ def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
             yield checkout
         finally:
             process.kill()
-
-
-def environment_of(root: Path) -> dict[str, str]:
-    """Return the environment of a process that imports the packages of the checkout at ``root``."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")])}
 
 
 def commit_of(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gmmvit_deploy.bench.interleaved import Program
+from benchmarks.shared.interleaved import Program
 from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision

@@ -9,9 +9,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.places import RESULTS
+from benchmarks.shared.places import RESULTS, result_of
 
-__all__ = ["parsed"]
+__all__ = ["parsed", "script_parser"]
+
+
+def script_parser(description: str | None, script: str, *, suffix: str = ".json") -> argparse.ArgumentParser:
+    """Return the parser of a script, with ``--output``.
+
+    description: the docstring of the script.  script: its path.
+    suffix: as for `result_of`; "" for a folder of results.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = "the result" if suffix else "folder for the results"
+    parser.add_argument("--output", type=Path, default=result_of(script, suffix=suffix), help=what)
+    return parser
 
 
 def parsed(parser: argparse.ArgumentParser, *, check: str = "run once", **smallest: Any) -> argparse.Namespace:

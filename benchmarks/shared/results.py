@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
+from gmmvit_deploy.bench.statistics import Ratio
 
-__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of"]
+__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of", "table"]
 
 
 def result(script: str) -> dict[str, Any]:
@@ -29,9 +31,22 @@ def by_run(script: str) -> dict[str, dict[str, Any]]:
     return {path.stem: result(f"{script}/{path.stem}") for path in sorted((RESULTS / script).glob("*.json"))}
 
 
-def interval(ratio: dict[str, float], digits: int = 2) -> str:
-    """Format a ratio of a result: the median and the interval."""
-    return f"{ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
+    return "\n".join([_line(head), "|---" * len(head) + "|", *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def interval(ratio: Ratio | Mapping[str, float], digits: int = 2) -> str:
+    """Format a ratio: the median and the interval, such as ``1.01 (1.00–1.02)``.
+
+    ratio: as measured, or as a result has it.
+    """
+    values = asdict(ratio) if isinstance(ratio, Ratio) else ratio
+    return f"{values['median']:.{digits}f} ({values['low']:.{digits}f}–{values['high']:.{digits}f})"
 
 
 def row_of(rows: Mapping[str, Any], name: str) -> dict[str, Any] | None:

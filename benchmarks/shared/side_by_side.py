@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,12 +15,11 @@ import numpy as np
 import onnx
 import torch
 
+from benchmarks.shared import run_card
 from benchmarks.shared.families import as_released, eager, graphs_of, pair
-from benchmarks.shared.options import parsed
-from benchmarks.shared.places import result_of
+from benchmarks.shared.interleaved import Program, Timed, time_rounds
+from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.systems import MEASURED, SYSTEMS
-from gmmvit_deploy.bench import run_card
-from gmmvit_deploy.bench.interleaved import Program, Timed, time_rounds
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.errors import GmmvitError
@@ -32,7 +30,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise
 
-__all__ = ["BATCHES", "Family", "main"]
+__all__ = ["BATCHES", "Family", "check_logits", "checked", "main"]
 
 BATCHES = (1, 64)
 _ROUNDS = {1: 2, 64: 1}  # batch → factor for the rounds; single images take less time and vary more
@@ -193,7 +191,7 @@ def rows_of(
     checks: the results of `checked`, which the rows contain.
     times_faster_than_best_straight: the time of `best_straight` in the same precision / the time of this program.
     """
-    work = work_of_graph(copy.deepcopy(family.graphs["trained"]), batch)
+    work = work_of_graph(family.graphs["trained"], batch)
     times = timed.ms
     rows: dict[str, Any] = {}
     for name, values in times.items():
@@ -217,21 +215,18 @@ def rows_of(
     return rows
 
 
-def check_logits(family: Family, name: str, batches: Sequence[int]) -> None:
+def check_logits(family: Family, batch: int) -> None:
     """Compare the logits of every program with the limits, as `measured` does, and print the distances.
 
     Nothing is timed and nothing is written.
     """
-    for batch in batches:
-        programs = family.runnable(batch)
-        images = np.random.default_rng(batch).standard_normal((batch, *family.image_shape), dtype=np.float32)
-        logits = {program: copies[-1](images) for program, copies in programs.items()}
-        for program, row in checked(family, logits, images).items():
-            words = "" if row["off"] <= row["limit"] else ": WRONG logits"
-            distance = f"{row['off']:.2g} from PyTorch's float64 logits, limit {row['limit']:.2g}"
-            print(f"{name}, batch {batch}, {program}: {distance}{words}", flush=True)
-    for program, reason in (family.missing | family.without_kernels).items():
-        print(f"{name}, {program}: {reason}", flush=True)
+    programs = family.runnable(batch)
+    images = np.random.default_rng(batch).standard_normal((batch, *family.image_shape), dtype=np.float32)
+    logits = {program: copies[-1](images) for program, copies in programs.items()}
+    for program, row in checked(family, logits, images).items():
+        words = "" if row["off"] <= row["limit"] else ": WRONG logits"
+        distance = f"{row['off']:.2g} from PyTorch's float64 logits, limit {row['limit']:.2g}"
+        print(f"{family.name}, batch {batch}, {program}: {distance}{words}", flush=True)
 
 
 def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
@@ -259,7 +254,7 @@ def measured(
 
     with_roofline: False leaves the rooflines out, which take as long as some rounds.
     """
-    works = [work_of_graph(copy.deepcopy(family.graphs["trained"]), batch) for batch in batches]
+    works = [work_of_graph(family.graphs["trained"], batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
         (precision, device) for precision in dict.fromkeys(family.precision.values()) if with_roofline
     ]
@@ -304,7 +299,7 @@ def main(
     add_programs: a function that adds the script's programs to a family, which already has eager PyTorch.
     checked_alone: the programs that ``--check`` without other options checks.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(description, script, suffix="")
     parser.add_argument(
         "--rounds", type=int, default=15, help="rounds of a batch of 64; a single image gets twice as many"
     )
@@ -316,8 +311,6 @@ def main(
         "--program", action="append", help="only eager PyTorch and this program, such as openvino+kernels; repeatable"
     )
     parser.add_argument("--no-roofline", action="store_true", help="leave the rooflines out of the results")
-    result = result_of(script, suffix="")
-    parser.add_argument("--output", type=Path, default=result, help="folder for the results, a file for each family")
     arguments = parsed(
         parser,
         check="check the logits of every program, and time nothing",
@@ -338,7 +331,11 @@ def main(
         output = arguments.output / f"{name}.json"
         with tempfile.TemporaryDirectory() as folder:
             if arguments.check:
-                check_logits(family_of(name, Path(folder)), name, batches)
+                family = family_of(name, Path(folder))
+                for batch in batches:
+                    check_logits(family, batch)
+                for program, reason in (family.missing | family.without_kernels).items():
+                    print(f"{name}, {program}: {reason}", flush=True)
                 continue
             with run_card.written(output, Path(script).name, rounds=arguments.rounds) as results:
                 family, roofline = family_of(name, Path(folder)), not arguments.no_roofline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.shared.results import interval
+from benchmarks.shared.results import interval, table
 
 __all__ = ["masked_attention_table"]
 
@@ -16,8 +16,8 @@ def masked_attention_table(attentions: Mapping[str, Any]) -> str:
     attentions: shape and data type → name of a program → its row in the result of ``masked_attention_gpu``.
     """
     programs = [name for name in next(iter(attentions.values())) if name != "plain"]
-    lines = [f"| shape, data type | plain, ms | {' | '.join(programs)} |", "|---" * (len(programs) + 2) + "|"]
-    for name, rows in attentions.items():
-        ratios = " | ".join(interval(rows[program]["over_plain"]) for program in programs)
-        lines.append(f"| {name} | {rows['plain']['ms']:.3f} | {ratios} |")
-    return "\n".join(lines)
+    rows = [
+        (name, f"{row['plain']['ms']:.3f}", *(interval(row[program]["over_plain"]) for program in programs))
+        for name, row in attentions.items()
+    ]
+    return table(("shape, data type", "plain, ms", *programs), rows)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.shared.places import FAMILIES, RESULTS
-from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of
-from benchmarks.shared.tables_bulk import bulk_table
+from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of, table
 from benchmarks.shared.tables_costs import masked_attention_table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
-from benchmarks.shared.tables_gateway import gateway_cost_table, overload_table
-from benchmarks.shared.tables_rollout import rollout_table, soak_table
 from benchmarks.shared.tables_serving import (
+    bulk_table,
+    gateway_cost_table,
     hostile_memory,
     hostile_summary,
     hostile_table,
     large_images_table,
     one_image_parts_table,
     one_image_table,
+    overload_table,
+    rollout_table,
+    soak_table,
 )
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 
@@ -78,11 +80,11 @@ def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
     return {name: result for name, result in results.items() if name in FAMILIES}
 
 
-def _if_measured(name: str, table: Callable[[dict[str, Any]], str]) -> str:
+def _if_measured(name: str, make: Callable[[dict[str, Any]], str]) -> str:
     """Return the table of a result, or a sentence if there is no result yet."""
     if not (RESULTS / f"{name}.json").exists():
         return "No result has these times yet."
-    return table(result(f"{name}"))
+    return make(result(name))
 
 
 def page_tables() -> dict[str, str]:
@@ -105,9 +107,9 @@ def page_tables() -> dict[str, str]:
         "hostile": hostile_table(by_run("hostile")),
     }
     long_runs = {"rollout": rollout_table, "soak": soak_table, "bulk": bulk_table}
-    for name, table in long_runs.items():
+    for name, make in long_runs.items():
         if (RESULTS / f"{name}.json").exists():
-            tables[name] = table(result(f"{name}"))
+            tables[name] = make(result(name))
     if systems := by_family("engines"):
         tables["engine_systems"] = systems_table(systems)
     gpu = by_family("fastest_gpu")
@@ -123,17 +125,12 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
     runs: name of the result file → result; a file ``NAME.speed`` holds the times of the architecture in file ``NAME``.
     A cross marks a speed whose run card is INVALID.
     """
-    lines = [
-        "| architecture | nodes: ours, straight export | largest difference / limit | smallest effect of an attention, "
-        "in limits | fp16, bf16: difference / limit | attentions in our CPU kernel | speed-up, batch 1 "
-        "| speed-up, batch 8 |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows: list[Sequence[str]] = []
     speeds = {result["model"]: result for result in runs.values() if "batches" in result}
     by_model = {result["model"]: result for result in runs.values() if "batches" not in result}
     for name, row in sorted(by_model.items(), key=lambda item: list(ARCHITECTURES).index(item[0])):
         if "refused" in row:
-            lines.append(f"| {name} | refused: {row['refused']} |" + " – |" * 6)
+            rows.append((name, f"refused: {row['refused']}", *["–"] * 6))
             continue
         precisions = row["precisions"]
         if unknown := precisions.get("unknown_operators"):
@@ -151,21 +148,33 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
             sign = "" if speeds[name]["card"]["verdict"] == "VALID" else " †"
             times = speeds[name]["batches"]
             ratios = [interval(times[batch]["times_faster_than_straight_export"]) + sign for batch in ("1", "8")]
-        lines.append(
-            f"| {name} | {row['nodes']}, {row['straight_nodes']} "
-            f"| {max(row['difference'].values()) / row['limit']:.2f} | {effect} | {halves} | {fused} "
-            f"| {' | '.join(ratios)} |"
+        rows.append(
+            (
+                name,
+                f"{row['nodes']}, {row['straight_nodes']}",
+                f"{max(row['difference'].values()) / row['limit']:.2f}",
+                effect,
+                halves,
+                fused,
+                *ratios,
+            )
         )
-    return "\n".join(lines)
+    head = (
+        "architecture",
+        "nodes: ours, straight export",
+        "largest difference / limit",
+        "smallest effect of an attention, in limits",
+        "fp16, bf16: difference / limit",
+        "attentions in our CPU kernel",
+        "speed-up, batch 1",
+        "speed-up, batch 8",
+    )
+    return table(head, rows)
 
 
 def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
     """Return a table with a row for each program of each run: time after / time before, and the A/A control."""
-    lines = [
-        "| run, commits before and after | family, runner, batch | before, ms | after / before | control / before "
-        "| allowed difference | verdict |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for run, results in runs.items():
         settings = results["card"]["settings"]
         name = f"{run.replace('_', ' ')}, {settings['before'][:7]} to {settings['after'][:7]}"
@@ -173,9 +182,16 @@ def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
             for runner, batches in runners.items():
                 for batch, row in batches.items():
                     ratios = (interval(row[key], 3) for key in ("after_over_before", "control_over_before"))
-                    cells = (f"{family}, {runner}, {batch}", f"{row['before_ms']:.2f}", *ratios)
-                    lines.append(f"| {' | '.join((name, *cells, format(row['allowed'], '.1%'), row['verdict']))} |")
-    return "\n".join(lines)
+                    cells = (name, f"{family}, {runner}, {batch}", f"{row['before_ms']:.2f}", *ratios)
+                    rows.append((*cells, f"{row['allowed']:.1%}", row["verdict"]))
+    head = (
+        "run, commits before and after",
+        "family, runner, batch",
+        "before, ms",
+        "after / before",
+        "control / before",
+    )
+    return table((*head, "allowed difference", "verdict"), rows)
 
 
 def _where() -> dict[str, Any]:
@@ -196,16 +212,12 @@ def limits_table(results: dict[str, Any]) -> str:
     The columns are the distances of correct runners in units of the float32 noise, and the mistake with the smallest
     effect, with this effect divided by the limit.
     """
-    lines = [
-        "| family | ONNX Runtime: largest / e | ONNX Runtime: rms / e_rms | fp16: largest / (2¹³ e) "
-        "| bf16: largest / (2¹⁶ e) | mistake with the smallest effect | its effect / limit |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     models = results["models"]
     for family in dict.fromkeys(name.partition("_")[0] for name in models):
         rows = [row for name, row in models.items() if name.partition("_")[0] == family]
-        runner = " | ".join(f"{max(row['runner'][key] for row in rows):.1f}" for key in ("largest", "rms"))
-        halves = " | ".join(f"{max(row[precision]['largest'] for row in rows):.1f}" for precision in ("fp16", "bf16"))
+        runner = [f"{max(row['runner'][key] for row in rows):.1f}" for key in ("largest", "rms")]
+        halves = [f"{max(row[precision]['largest'] for row in rows):.1f}" for precision in ("fp16", "bf16")]
         mistakes = [
             (ratio, name)
             for row in rows
@@ -213,8 +225,17 @@ def limits_table(results: dict[str, Any]) -> str:
             if name != NO_MISTAKE_HERE or ratio > 0.5
         ]
         ratio, name = min(mistakes)
-        lines.append(f"| {family} | {runner} | {halves} | {name} | {ratio:.1f} |")
-    return "\n".join(lines)
+        lines.append((family, *runner, *halves, name, f"{ratio:.1f}"))
+    head = (
+        "family",
+        "ONNX Runtime: largest / e",
+        "ONNX Runtime: rms / e_rms",
+        "fp16: largest / (2¹³ e)",
+        "bf16: largest / (2¹⁶ e)",
+        "mistake with the smallest effect",
+        "its effect / limit",
+    )
+    return table(head, lines)
 
 
 CPU_RUNNERS = (
@@ -241,15 +262,15 @@ def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
 
     The columns are the speed-ups relative to eager PyTorch for a single image, and the cost of the mask in float32.
     """
-    lines = [f"| family | eager PyTorch | {' | '.join(HEADLINE)} | mask cost |", "|---" * (len(HEADLINE) + 3) + "|"]
+    lines = []
     for family, by_batch in results.items():
         if family not in FAMILIES or "1" not in by_batch or family not in costs:
             continue  # the README has room for the paper's families only
         rows = by_batch["1"]
         times = [f"{rows[name]['times_faster_than_eager']['median']:.1f}×" for name in HEADLINE.values()]
         added = costs[family]["1"][HEADLINE["folded, fp32"]]["over_plain"]["median"] - 1
-        lines.append(f"| {family} | {rows['eager']['median_ms']:.1f} ms | {' | '.join(times)} | {added:+.1%} |")
-    return "\n".join(lines)
+        lines.append((family, f"{rows['eager']['median_ms']:.1f} ms", *times, f"{added:+.1%}"))
+    return table(("family", "eager PyTorch", *HEADLINE, "mask cost"), lines)
 
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
@@ -260,17 +281,12 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
     """
     every = {name for by_batch in results.values() for rows in _batches(by_batch).values() for name in rows}
     runners = (*(name for name in STRAIGHT_RUNNERS if name in every and name not in runners), *runners)
-    lines = [
-        f"| family, batch | eager, ms | {' | '.join(f'{name}, ×' for name in runners)} |",
-        "|---" * (len(runners) + 2) + "|",
-    ]
+    lines = []
     for family, by_batch in results.items():
-        for batch in (key for key in ("1", "64") if key in by_batch):
-            rows = by_batch[batch]
-            cells = [_speed_up(rows, name) for name in runners]
+        for batch, rows in _batches(by_batch).items():
             model = f"{family}, {batch}{cross_of(by_batch, batch)}"
-            lines.append(f"| {model} | {rows['eager']['median_ms']:.1f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append((model, f"{rows['eager']['median_ms']:.1f}", *(_speed_up(rows, name) for name in runners)))
+    return table(("family, batch", "eager, ms", *(f"{name}, ×" for name in runners)), lines)
 
 
 def _batches(by_batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -295,12 +311,7 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
     their logits are wrong or because they do not run. The shares of the roofline of both programs follow each ratio.
     runners: our programs.  int8 is missing, because no straight program computes in int8.
     """
-    lines = [
-        f"| model, batch | size | best, fp32 | best, bf16 | {' | '.join(f'best / {name}' for name in runners)} "
-        "| not compared |",
-        "|---" * (len(runners) + 5) + "|",
-    ]
-    empty = len(lines)
+    lines = []
     for model, by_batch in results.items():
         for batch, rows in _batches(by_batch).items():
             best = best_straight_of(rows)
@@ -319,8 +330,10 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
                 best.get("fp32", ""),
                 best.get("bf16", ""),
             )
-            lines.append(f"| {' | '.join((*cells, *ratios, '; '.join(left_out)))} |")
-    return "\n".join(lines) if len(lines) > empty else ""
+            lines.append((*cells, *ratios, "; ".join(left_out)))
+    over = (f"best / {name}" for name in runners)
+    head = ("model, batch", "size", "best, fp32", "best, bf16", *over, "not compared")
+    return table(head, lines) if lines else ""
 
 
 def _over_best(rows: dict[str, Any], name: str) -> str:
@@ -345,19 +358,16 @@ def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tup
     runners: the runners; those in int8 were not measured with the plain model.
     """
     masked, shares = [name for name in runners if not name.endswith(":int8")], runners
-    lines = [
-        f"| family, batch | {' | '.join(f'masked / plain: {name}' for name in masked)} "
-        f"| {' | '.join(f'share of the roofline: {name}' for name in shares)} |",
-        "|---" * (len(masked) + len(shares) + 1) + "|",
-    ]
+    lines = []
     for family in dict.fromkeys((*results, *costs)):
         measured, of_twins = results.get(family, {}), costs.get(family, {})
         for batch in (key for key in ("1", "64") if key in measured or key in of_twins):
             rows, twins = measured.get(batch, {}), of_twins.get(batch, {})
             over = [_over_plain(twins.get(name, {})) for name in masked]
             share = [_share(row) if (row := row_of(rows, name)) else "" for name in shares]
-            lines.append(f"| {family}, {batch} | {' | '.join(over)} | {' | '.join(share)} |")
-    return "\n".join(lines)
+            lines.append((f"{family}, {batch}", *over, *share))
+    head = ("family, batch", *(f"masked / plain: {name}" for name in masked))
+    return table((*head, *(f"share of the roofline: {name}" for name in shares)), lines)
 
 
 def _over_plain(row: dict[str, Any]) -> str:
@@ -374,19 +384,16 @@ def served_table(results: dict[str, Any]) -> str:
     The columns are the images a second in process, the server's share of this throughput, and the highest arrival rate
     of single images within the bound.
     """
-    lines = [
-        "| runner | images/s, in process | gRPC: share | HTTP: share | gRPC: arrivals/s, p99 | HTTP: arrivals/s, p99 |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name, row in results["runtimes"].items():
         shares = [interval(row["share_of_in_process"][protocol]) for protocol in ("grpc", "http")]
         bests = [load["best"] for load in row.get("arrivals", [])]
         rates = [
             f"{best['rate']:,.0f}, {best['p99_ms']:.0f} ms" if best else "no rate within the bound" for best in bests
         ]
-        cells = [f"{row['cells'][0]['images_per_second']:,.0f}", *shares, *(rates or ["", ""])]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((name, f"{row['cells'][0]['images_per_second']:,.0f}", *shares, *(rates or ["", ""])))
+    head = ("runner", "images/s, in process", "gRPC: share", "HTTP: share")
+    return table((*head, "gRPC: arrivals/s, p99", "HTTP: arrivals/s, p99"), lines)
 
 
 def where_table(results: dict[str, Any]) -> str:
@@ -395,11 +402,7 @@ def where_table(results: dict[str, Any]) -> str:
     The columns are the time, the share of each kind of operator, the share of the best rate that the linear maps reach,
     and the cost of the mask.
     """
-    lines = [
-        "| family, runner, images | ms | linear maps | attention | mask | layout | norms | rest "
-        "| linear maps: share of the best rate | cost of the mask |",
-        "|---" * 10 + "|",
-    ]
+    lines = []
     for family, of_family in results["families"].items():
         for program, measured in of_family["programs"].items():
             for rows, chunk in measured["rows"].items():
@@ -407,8 +410,10 @@ def where_table(results: dict[str, Any]) -> str:
                 reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
                 cells = [f"{family}, {program}, {rows}", f"{chunk['ms']:.2f}", *shares, reached]
                 cells.append(f"{chunk['mask_ms'] / chunk['ms']:.1%}" if "mask_ms" in chunk else "")
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+                lines.append(cells)
+    kinds = ("linear maps", "attention", "mask", "layout", "norms", "rest")
+    head = ("family, runner, images", "ms", *kinds, "linear maps: share of the best rate", "cost of the mask")
+    return table(head, lines)
 
 
 def target_sentence(results: dict[str, Any]) -> str:
@@ -431,9 +436,7 @@ def policy_table() -> str:
     """Return the precision policy as a table with a row for the roles of the same types."""
     from gmmvit_deploy.precision import POLICY, PRECISIONS
 
-    lines = [f"| roles | {' | '.join(PRECISIONS)} |", "|---" * (len(PRECISIONS) + 1) + "|"]
     roles: dict[tuple[str, ...], list[str]] = {}
     for role, kinds in POLICY.items():
         roles.setdefault(tuple(kinds[p] for p in PRECISIONS), []).append(f"`{role}`")
-    lines += [f"| {', '.join(names)} | {' | '.join(kinds)} |" for kinds, names in roles.items()]
-    return "\n".join(lines)
+    return table(("roles", *PRECISIONS), [(", ".join(names), *kinds) for kinds, names in roles.items()])

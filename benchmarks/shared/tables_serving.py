@@ -1,23 +1,29 @@
-"""Make the tables of the results about servers on a network."""
+"""Make the tables of the results about servers on a network, and about classification in bulk."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.shared.results import interval
+from benchmarks.shared.results import interval, table
 
 __all__ = [
+    "bulk_table",
     "every_input",
+    "gateway_cost_table",
     "hostile_memory",
     "hostile_summary",
     "hostile_table",
     "large_images_table",
     "one_image_parts_table",
     "one_image_table",
+    "overload_table",
+    "rollout_table",
+    "soak_table",
 ]
 
 _ANSWERS = ("refused", "answered", "failed", "closed", "crash", "hang")
+_PLACES = {"direct": "Triton directly", "gateway": "through the gateway"}
 
 
 def hostile_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -26,10 +32,12 @@ def hostile_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
     runs: target → result: ``commands``, ``gateway``, ``direct`` (Triton and the front) or ``unprotected`` (the same,
     with the usual stack).
     """
-    lines = [f"| target | inputs | {' | '.join(_ANSWERS)} |", "|---|---|" + "---|" * len(_ANSWERS)]
-    for target, run in runs.items():
-        for kind, counts in run["summary"]["kinds"].items():
-            lines.append(f"| {target} | {kind} | {' | '.join(str(counts.get(a, 0)) for a in _ANSWERS)} |")
+    rows = [
+        (target, kind, *(str(counts.get(answer, 0)) for answer in _ANSWERS))
+        for target, run in runs.items()
+        for kind, counts in run["summary"]["kinds"].items()
+    ]
+    lines = [table(("target", "inputs", *_ANSWERS), rows)]
     for target, run in runs.items():
         summary = run["summary"]
         lines += ["", f"{target}: {summary['inputs']} inputs{_memory(run.get('memory', {}))}"]
@@ -46,39 +54,30 @@ def hostile_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def hostile_summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table with a row for each kind of input, for the documentation."""
-    lines = [
-        "| inputs | number | crashes | hangs | files outside | end an unprotected server |",
-        "|---|---|---|---|---|---|",
-    ]
     ended = _ended(runs.get("unprotected", {}))
-    for target, run in runs.items():
-        if target not in ("commands", "gateway"):
-            continue
+    rows = []
+    for target in ("commands", "gateway"):
+        run = runs.get(target, {"summary": {"kinds": ()}})
         for kind in run["summary"]["kinds"]:
             names = {record["name"] for record in run["records"] if record["kind"] == kind}
             bad = [
-                sum(text.startswith(f"{kind}: ") for text in texts)
+                str(sum(text.startswith(f"{kind}: ") for text in texts))
                 for texts in (*(run["summary"]["wrong"][a] for a in ("crash", "hang")), run["summary"]["files_outside"])
             ]
             count = "" if target == "commands" else str(sum(key[0] == kind for key in ended))
-            lines.append(f"| {kind} | {len(names)} | {' | '.join(map(str, bad))} | {count} |")
-    return "\n".join(lines)
+            rows.append((kind, str(len(names)), *bad, count))
+    head = ("inputs", "number", "crashes", "hangs", "files outside", "end an unprotected server")
+    return table(head, rows)
 
 
 def hostile_memory(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table with the resident memory of each process of the service after each round, in MB."""
     memory = runs["gateway"]["memory"]
     times = (memory["before_mb"], *memory["rounds"])
-    numbers = " | ".join(f"round {number}" for number in range(1, len(times)))
     rows = {name: [each[name] for each in times] for name in memory["before_mb"]}
     rows["all"] = [sum(each.values()) for each in times]
-    return "\n".join(
-        [
-            f"| MB | before | {numbers} |",
-            "|---" * (len(times) + 1) + "|",
-            *(f"| {name} | {' | '.join(map(str, values))} |" for name, values in rows.items()),
-        ]
-    )
+    head = ("MB", "before", *(f"round {number}" for number in range(1, len(times))))
+    return table(head, [(name, *map(str, values)) for name, values in rows.items()])
 
 
 def _ended(run: Mapping[str, Any]) -> set[tuple[str, str]]:
@@ -98,18 +97,15 @@ def every_input(runs: Mapping[str, Mapping[str, Any]]) -> str:
     unprotected = {(r["kind"], r["name"]): r for r in runs.get("unprotected", {}).get("records", [])}
     records = [r for target in ("commands", "gateway") for r in runs.get(target, {}).get("records", [])]
     without = {(r["kind"], r["name"]): r["answer"] for r in records if r.get("key") is False}
-    kind = ""
-    for record in records:
-        if record.get("key") is False:
-            continue
-        if record["kind"] != kind:
-            kind = record["kind"]
-            lines += ["", f"## {kind}", "", "| input | answer | without a key | reason | unprotected |"]
-            lines.append("|---|---|---|---|---|")
-        name = (kind, record["name"])
-        bare = unprotected.get(name, {}).get("answer", "")
-        cells = [record["name"], record["answer"], without.get(name, ""), record["reason"][:110]]
-        lines.append(f"| {' | '.join(map(_cell, cells))} | {'**ended**' if bare == 'crash' else bare} |")
+    sent = [record for record in records if record.get("key") is not False]
+    for kind in dict.fromkeys(record["kind"] for record in sent):
+        rows = []
+        for record in (each for each in sent if each["kind"] == kind):
+            name = (kind, record["name"])
+            bare = unprotected.get(name, {}).get("answer", "")
+            cells = [record["name"], record["answer"], without.get(name, ""), record["reason"][:110]]
+            rows.append((*map(_cell, cells), "**ended**" if bare == "crash" else bare))
+        lines += ["", f"## {kind}", "", table(("input", "answer", "without a key", "reason", "unprotected"), rows)]
     return "\n".join([*lines, ""])
 
 
@@ -135,41 +131,134 @@ def _memory(memory: Mapping[str, Any]) -> str:
 
 def one_image_table(results: Mapping[str, Any]) -> str:
     """Return a table with a row for each input and runner: ms in process, and how much longer other steps take."""
-    rows = results["inputs"]
-    first, *others = next(iter(rows.values()))["steps"]
-    lines = [f"| input, runner | {first}, ms | {' | '.join(f'{step}: more, ms' for step in others)} |"]
-    lines.append("|---" * (2 + len(others)) + "|")
-    for name, row in rows.items():
-        cells = [f"{row['steps'][first]['ms']:.2f}"]
+    first, *others = next(iter(results["inputs"].values()))["steps"]
+    rows = []
+    for name, row in results["inputs"].items():
+        cells = [name, f"{row['steps'][first]['ms']:.2f}"]
         for step in others:
             over = row["steps"][step]["over_in_process_ms"]
             low, high = over["quartiles"]
             cells.append(f"{over['median']:+.2f} ({low:+.2f} to {high:+.2f})")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return table(("input, runner", f"{first}, ms", *(f"{step}: more, ms" for step in others)), rows)
 
 
 def one_image_parts_table(results: Mapping[str, Any]) -> str:
     """Return a table with a row for each model that a step calls: the parts of a request's time in Triton, in µs."""
     parts = ("queue", "input", "infer", "output")
-    lines = [f"| input, runner | step: model | {' | '.join(f'{part}, µs' for part in parts)} |", "|---" * 6 + "|"]
-    for name, row in results["inputs"].items():
-        for step, measured in row["server_parts_ms"].items():
-            for model in dict.fromkeys(key.rpartition(" ")[0] for key in measured):
-                cells = [f"{measured[f'{model} {part}'] * 1e3:.0f}" for part in parts]
-                lines.append(f"| {name} | {step}: `{model}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        (name, f"{step}: `{model}`", *(f"{measured[f'{model} {part}'] * 1e3:.0f}" for part in parts))
+        for name, row in results["inputs"].items()
+        for step, measured in row["server_parts_ms"].items()
+        for model in dict.fromkeys(key.rpartition(" ")[0] for key in measured)
+    ]
+    return table(("input, runner", "step: model", *(f"{part}, µs" for part in parts)), rows)
 
 
 def large_images_table(results: Mapping[str, Any]) -> str:
     """Return a table with a row for each number of threads of the preprocessing."""
-    lines = [
-        "| threads | decoder, images/s | network, images/s | ensemble, images/s | ensemble / sum | ensemble / slower |",
-        "|---|---|---|---|---|---|",
+    programs = ("decoder", "network", "ensemble")
+    rows = [
+        (
+            "a thread per core" if threads == "0" else threads,
+            *(f"{row['images_per_second'][name]:,.1f}" for name in programs),
+            *(interval(row[share]) for share in ("share_of_sum", "share_of_slower")),
+        )
+        for threads, row in results["threads"].items()
     ]
-    for threads, row in results["threads"].items():
-        rates = [f"{row['images_per_second'][name]:,.1f}" for name in ("decoder", "network", "ensemble")]
-        name = "a thread per core" if threads == "0" else threads
-        shares = [interval(row[share]) for share in ("share_of_sum", "share_of_slower")]
-        lines.append(f"| {name} | {' | '.join([*rates, *shares])} |")
-    return "\n".join(lines)
+    rates = (f"{name}, images/s" for name in programs)
+    return table(("threads", *rates, "ensemble / sum", "ensemble / slower"), rows)
+
+
+def overload_table(results: Mapping[str, Any]) -> str:
+    """Return a table with a row for each protocol, directly and through the gateway."""
+    rows = []
+    for protocol in ("grpc", "http"):
+        capacity = results[protocol]["direct"]["capacity_per_second"]
+        for place, words in _PLACES.items():
+            row = results[protocol][place]
+            over = row["overload"]
+            rate = over["answered_per_second"]
+            rows.append(
+                (
+                    protocol,
+                    f"{capacity:.0f}/s",
+                    words,
+                    f"{rate:.1f}/s, {rate / capacity:.0%} of the capacity",
+                    f"{over['slowest_refusal_ms']:.0f} ms" if over["slowest_refusal_ms"] else "none refused",
+                    f"{over['statuses'].get('DEADLINE', 0) / over['requests']:.0%}",
+                    f"{row['recovered_s']:.2f} s",
+                )
+            )
+    head = ("protocol", "capacity", "clients send to", "answered in time", "slowest refusal")
+    return table((*head, "clients that gave up", "recovered after"), rows)
+
+
+def gateway_cost_table(results: Mapping[str, Any]) -> str:
+    """Return a table with a row for each protocol and number of clients."""
+    rows = [
+        (
+            name.replace(" 1 clients", " 1 client"),
+            *(f"{row['requests_per_second'][place]:,.0f}/s" for place in _PLACES),
+            interval(row["share"]),
+            f"{row['cost_ms']['median']:.2f} ms",
+        )
+        for name, row in results["rows"].items()
+    ]
+    head = ("protocol, clients", "directly", "through the gateway", "share of the throughput", "cost of a request")
+    return table(head, rows)
+
+
+def rollout_table(result: Mapping[str, Any]) -> str:
+    """Return a sentence on the requests, and a table with a row for each rollout."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result["by_kind"].items()))
+    sentence = (
+        f"{result['requests']:,} requests ({kinds}) at {result['requests_per_second']:.0f}/s; the clients reach "
+        f"{result['capacity_per_second']:.0f}/s in closed loop. Lost: {result['lost']}. Wrong: {result['wrong']}."
+    )
+    rows = [
+        (
+            str(number),
+            *(row[name] for name in ("bundle", "expected", "outcome")),
+            f"{row['seconds']:.1f} s",
+            f"{row['requests']:,}",
+            f"{row['answers'].get(row['bundle'], 0):,}",
+        )
+        for number, row in enumerate(result["rollouts"], start=1)
+    ]
+    head = ("rollout", "bundle", "expected", "outcome", "time", "requests meanwhile", "answers of the new bundle")
+    return f"{sentence}\n\n{table(head, rows)}"
+
+
+def soak_table(result: Mapping[str, Any]) -> str:
+    """Return a sentence on the requests, and a table with a row for each kind of process."""
+    sentence = (
+        f"{sum(result['requests'].values()):,} requests, measured for {result['measured_s'] / 60:.0f} minutes after a "
+        f"warm-up of {result['warm_up_s'] / 60:.1f} minutes. Lost: {result['lost']}. Wrong: {result['wrong']}. With "
+        f"another status than expected: {result['unexpected']}."
+    )
+    rows = []
+    for kind, quantities in result["growth"].items():
+        cells = [kind]
+        for row in (quantities[name] for name in ("memory_mib", "descriptors")):
+            growth = f"{row['growth']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}; {row['limit']:.1f})"
+            cells += [f"{row['mean']:.1f}", growth]
+        rows.append(cells)
+    head = ("processes", "memory, MiB", "growth of the memory (limit)", "descriptors")
+    return f"{sentence}\n\n{table((*head, 'growth of the descriptors (limit)'), rows)}"
+
+
+def bulk_table(result: Mapping[str, Any]) -> str:
+    """Return a table with a row for each kind of images."""
+    rows = []
+    for name, row in result["rows"].items():
+        rates = (
+            *(row["images_per_second"][program] for program in ("bulk", "runner", "decoder")),
+            row["limit_per_second"],
+        )
+        rows.append(
+            (name, *(f"{rate:,.0f}/s" for rate in rates), interval(row["share"]), interval(row["share_of_limit"]))
+        )
+    head = (f"images, on {result['cores']} cores", "gmmvit classify --from", "network alone", "decoder alone")
+    shares = ("limit of both on the same cores", "share of the slower", "share of the limit")
+    return table((*head, *shares), rows)

@@ -176,7 +176,7 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from gmmvit_deploy.bench.words import percentile_words, roofline_words
+    from gmmvit_deploy.bench.page import percentile_words, roofline_words
 
     shares = {(share["runner"], share["batch"]): f"{share['share']:.0%}" for share in result["shares"]}
     ratios = {(ratio["runner"], ratio["scenario"], ratio["batch"]): ratio for ratio in result["ratios"]}

@@ -8,15 +8,19 @@
 
 The latency of a query begins at the time for which LoadGen scheduled the query. If the runner is overloaded, the
 latency therefore includes the time for which the query waits.
+
+In Offline, in Server and for a program that needs a thread of its own, LoadGen only puts samples into a queue. An idle
+thread takes up to `Work.batch` of the waiting samples, and answers them in a single call. As in a server with a queue
+delay of 0, no sample waits until a batch is full.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,15 +28,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.queues import Workers
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 
-__all__ = ["LoadRun", "ScenarioName", "Work", "drive"]
+__all__ = ["LoadRun", "Program", "ScenarioName", "Work", "drive"]
 
 ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
 Program = Callable[[NDArray[Any]], NDArray[Any]]
+"""Inputs (B, …) → logits (B, classes)."""
 _SAME_SCHEDULE = 20261  # a fixed seed: LoadGen schedules the same samples for every runner
 _LATENCY_BOUND_UNUSED_NS = 10**12
 
@@ -69,12 +73,11 @@ class LoadRun:
 
     latencies_ms: the latency of each query; in Offline, the latency of each sample.
     seconds: the time from the scheduled time of the first query to the last answer.
-    indices: the index of each sample in the inputs, (n,), in the order in which LoadGen scheduled the samples.
+    indices: the index of each sample in the inputs, (n,), in the order of the answers.
     outputs: the logits of each sample, (n, C), in the order of ``indices``.
     complaints: LoadGen's errors and warnings about the run.
     """
 
-    work: Work
     latencies_ms: NDArray[Any]
     seconds: float
     indices: NDArray[Any]
@@ -84,12 +87,6 @@ class LoadRun:
     @property
     def samples_per_second(self) -> float:
         return len(self.indices) / self.seconds
-
-    @property
-    def outputs_sha256(self) -> str:
-        """The SHA-256 of all logits, ordered by the samples' indices."""
-        order = np.argsort(self.indices, kind="stable")
-        return hashlib.sha256(np.ascontiguousarray(self.outputs[order], dtype="<f4").tobytes()).hexdigest()
 
 
 def drive(program: Program, work: Work) -> LoadRun:
@@ -101,17 +98,26 @@ def drive(program: Program, work: Work) -> LoadRun:
     """
     loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     answers = _Answers(loadgen, program, work)
-    with temporary_folder("loadgen") as folder, answers.system() as (system, library):
+    count = len(work.inputs)
+    with temporary_folder("loadgen") as folder:
         logs = loadgen.LogSettings()
         logs.enable_trace = True
         logs.log_output.outdir = str(folder)
         logs.log_output.copy_summary_to_stdout = False
         # Without this path, LoadGen would read a file audit.config in the working directory.
-        audit = str(Path(folder) / "no-audit.config")
-        loadgen.StartTestWithLogSettings(system, library, _settings(loadgen, work), logs, audit)
-        answers.finish()
-        spans = _spans(Path(folder) / "mlperf_log_trace.json")
-        complaints = _complaints(Path(folder) / "mlperf_log_detail.txt")
+        audit = str(folder / "no-audit.config")
+        system = loadgen.ConstructSUT(answers.issue, lambda: None)
+        library = loadgen.ConstructQSL(count, count, lambda indices: None, lambda indices: None)
+        try:
+            with ThreadPoolExecutor(work.callers) as answers.pool:
+                loadgen.StartTestWithLogSettings(system, library, _settings(loadgen, work), logs, audit)
+        finally:
+            loadgen.DestroyQSL(library)
+            loadgen.DestroySUT(system)
+        if answers.failure is not None:
+            raise answers.failure
+        spans = _spans(folder / "mlperf_log_trace.json")
+        complaints = _complaints(folder / "mlperf_log_detail.txt")
     return answers.result(spans, complaints)
 
 
@@ -120,13 +126,12 @@ def _settings(loadgen: Any, work: Work) -> Any:
     settings.scenario = getattr(loadgen.TestScenario, work.scenario)
     settings.mode = loadgen.TestMode.PerformanceOnly
     settings.min_duration_ms = 0
-    settings.min_query_count = settings.max_query_count = work.queries if work.scenario != "Offline" else 1
+    settings.min_query_count = work.queries
+    settings.max_query_count = work.queries if work.scenario != "Offline" else 1
     settings.multi_stream_samples_per_query = work.batch
     settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = 10**6
     # In Offline, LoadGen sends offline_expected_qps * (duration + 10 %) samples, and at least min_query_count samples.
     settings.offline_expected_qps = 1
-    if work.scenario == "Offline":
-        settings.min_query_count = work.queries
     settings.server_target_qps = work.rate or 1.0
     settings.server_target_latency_ns = int(work.bound_ms * 1e6) or _LATENCY_BOUND_UNUSED_NS
     settings.server_target_latency_percentile = 0.99
@@ -142,35 +147,34 @@ class _Answers:
         self._program = program
         self._work = work
         self._lock = threading.Lock()
-        self._rows: dict[int, tuple[int, NDArray[Any]]] = {}
-        self._kept: list[NDArray[Any]] = []  # LoadGen reads the answers from this memory
-        self._failure: BaseException | None = None
-        self._workers: Workers | None = None
+        self._answered: list[tuple[list[int], NDArray[Any]]] = []  # LoadGen reads the logits from this memory
+        self._waiting: deque[Any] = deque()
+        self.pool: ThreadPoolExecutor
+        self.failure: BaseException | None = None
 
-    @contextmanager
-    def system(self) -> Iterator[tuple[int, int]]:
-        work, loadgen = self._work, self._loadgen
-        count = len(work.inputs)
-        if work.scenario in ("Offline", "Server") or work.in_thread:
-            self._workers = Workers(self._answer, most=work.batch, callers=work.callers)
-        issue = self._workers.put if self._workers else self._answer
-        system = loadgen.ConstructSUT(issue, lambda: None)
-        library = loadgen.ConstructQSL(count, count, lambda indices: None, lambda indices: None)
-        try:
-            yield system, library
-        finally:
-            if self._workers is not None:
-                self._workers.close()
-            loadgen.DestroyQSL(library)
-            loadgen.DestroySUT(system)
+    def issue(self, samples: Sequence[Any]) -> None:
+        """Take the samples of a query: answer them in this thread, or put them into the queue and return at once."""
+        work = self._work
+        if work.scenario not in ("Offline", "Server") and not work.in_thread:
+            self._answer(samples)
+            return
+        self._waiting.extend(samples)
+        for _ in range(0, len(samples), work.batch):
+            self.pool.submit(self._answer_waiting)
+
+    def _answer_waiting(self) -> None:
+        with self._lock:
+            taken = [self._waiting.popleft() for _ in range(min(self._work.batch, len(self._waiting)))]
+        if taken:  # a call before this one may have taken the samples of several queries
+            self._answer(taken)
 
     def _answer(self, samples: Sequence[Any]) -> None:
+        indices = [sample.index for sample in samples]
         try:
-            indices = [sample.index for sample in samples]
             logits = np.ascontiguousarray(self._program(self._work.inputs[indices]), dtype=np.float32)
-        # LoadGen would wait for ever for a missing answer. Answer with zeros; `finish` raises the error later.
+        # LoadGen would wait for ever for a missing answer. Answer with zeros; `drive` raises the error later.
         except BaseException as exc:
-            self._failure = self._failure or exc
+            self.failure = self.failure or exc
             logits = np.zeros((len(samples), 1), dtype=np.float32)
         response = self._loadgen.QuerySampleResponse
         width = logits.strides[0]
@@ -179,24 +183,15 @@ class _Answers:
             [response(sample.id, start + row * width, width) for row, sample in enumerate(samples)]
         )
         # LoadGen has recorded the latency at this point. The answers are checked after the run.
-        with self._lock:
-            self._kept.append(logits)
-            for row, sample in enumerate(samples):
-                self._rows[sample.id] = (sample.index, logits[row])
-
-    def finish(self) -> None:
-        if self._workers is not None:
-            self._workers.close()
-        if self._failure is not None:
-            raise self._failure
+        self._answered.append((indices, logits))
 
     def result(self, spans: dict[int, tuple[int, float, float]], complaints: tuple[str, ...]) -> LoadRun:
         """Combine the answers with LoadGen's trace.  spans: the trace, as `_spans` returns it."""
-        if len(spans) != len(self._rows):
+        indices = np.concatenate([part for part, _ in self._answered])
+        if len(spans) != len(indices):
             raise GmmvitError(
-                f"LoadGen sent {len(self._rows)} samples, expected the same number in LoadGen's trace, got {len(spans)}"
+                f"LoadGen sent {len(indices)} samples, expected the same number in LoadGen's trace, got {len(spans)}"
             )
-        ordered = [self._rows[identity] for identity in sorted(self._rows)]
         by_query: dict[int, float] = {}
         for key, scheduled, answered in spans.values():
             by_query[key] = max(by_query.get(key, 0.0), answered - scheduled)
@@ -205,11 +200,10 @@ class _Answers:
         first = min(scheduled for _, scheduled, _ in spans.values())
         last = max(answered for *_, answered in spans.values())
         return LoadRun(
-            work=self._work,
             latencies_ms=np.array(latencies) / 1e6,
             seconds=(last - first) / 1e9,
-            indices=np.array([index for index, _ in ordered]),
-            outputs=np.stack([row for _, row in ordered]),
+            indices=indices,
+            outputs=np.concatenate([logits for _, logits in self._answered]),
             complaints=complaints,
         )
 

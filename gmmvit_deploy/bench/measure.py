@@ -6,7 +6,6 @@ machine slows down, all runners of a round slow down alike. Ratios are therefore
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.loadgen import LoadRun, ScenarioName, Work, drive
-from gmmvit_deploy.bench.outputs import Expected, OutputCheck
+from gmmvit_deploy.bench.loadgen import ScenarioName, Work, drive
+from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
@@ -174,12 +173,9 @@ class _Turn:
     """The measurement of a cell, round by round."""
 
     def __init__(self, runner: Runner, work: Work, expected: Expected) -> None:
-        self._runner, self._work, self._expected = runner, work, expected
+        self._runner, self._work, self._answers = runner, work, Answers(expected)
         self._runs: list[tuple[NDArray[Any], float, int]] = []
         self._complaints: set[str] = set()
-        self._digest = hashlib.sha256()
-        self._largest = 0.0
-        self._answers = 0
 
     @property
     def name(self) -> str:
@@ -194,31 +190,19 @@ class _Turn:
         self._runner.run(work.inputs[: work.batch])
         # All runners of a round get the same samples; the samples differ between rounds.
         run = drive(self._runner.run, replace(work, seed=work.seed + number))
-        self._note(run)
-
-    def _note(self, run: LoadRun) -> None:
         self._runs.append((run.latencies_ms, run.seconds, len(run.indices)))
         self._complaints.update(run.complaints)
-        self._digest.update(run.outputs_sha256.encode())
-        largest = self._expected.largest(run.indices, run.outputs)
-        self._largest = math.nan if math.isnan(largest + self._largest) else max(self._largest, largest)
-        self._answers += len(run.indices)
+        self._answers.add(run.indices, run.outputs)
 
     def cell(self) -> Cell:
-        precision = self._runner.precision
+        runner = self._runner
         return Cell(
-            runner=self._runner.label,
-            precision=precision,
-            device=self._runner.device,
+            runner=runner.label,
+            precision=runner.precision,
+            device=runner.device,
             scenario=self._work.scenario,
             batch=self._work.batch,
-            outputs=self._expected.judged(
-                precision,
-                for_cpu=self._runner.device == "cpu",
-                answers=self._answers,
-                largest=self._largest,
-                sha256=self._digest.hexdigest(),
-            ),
+            outputs=self._answers.check(runner.precision, runner.device),
             rounds=[latencies for latencies, _, _ in self._runs],
             seconds=[took for _, took, _ in self._runs],
             samples=[count for *_, count in self._runs],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +15,10 @@ from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.parity.inputs import golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.tolerances import limit_from_noise, limit_from_stored
+from gmmvit_deploy.runtimes.runners.runner import Device
+from gmmvit_deploy.tolerances import Limit, limit_from_noise, limit_from_stored
 
-__all__ = ["Expected", "OutputCheck", "stored_inputs"]
+__all__ = ["Answers", "Expected", "OutputCheck", "stored_inputs"]
 
 _BATCH = 64
 
@@ -80,13 +83,39 @@ class Expected:
         """
         return distance(outputs, self._exact[indices])
 
-    def judged(self, precision: Precision, *, for_cpu: bool, answers: int, largest: float, sha256: str) -> OutputCheck:
-        """Compare the largest distance over all rounds with the limit of the precision.
-
-        for_cpu: True if a CPU computed the answers.  answers, largest, sha256: as in `OutputCheck`.
-        """
+    def limit(self, precision: Precision, *, for_cpu: bool) -> Limit:
+        """Return the limit of the distance in this precision.  for_cpu: True if a CPU computes the logits."""
         recorded = recorded_errors(self._bundle, precision, for_cpu=for_cpu)
-        limit = self._limit(self._noise, precision, recorded=recorded["largest_abs"] if recorded else None)
+        return self._limit(self._noise, precision, recorded=recorded["largest_abs"] if recorded else None)
+
+
+class Answers:
+    """The answers of a runner in all its runs, each compared with the expected logits when it is added."""
+
+    def __init__(self, expected: Expected) -> None:
+        self._expected = expected
+        self._digest = hashlib.sha256()
+        self._count, self._largest = 0, 0.0
+
+    def add(self, indices: NDArray[Any], outputs: NDArray[Any]) -> None:
+        """Add the answers of a run.
+
+        indices: the samples' indices (n,) in the inputs.  outputs: the logits (n, C) of these samples.
+        """
+        largest = self._expected.largest(indices, outputs)
+        self._largest = math.nan if math.isnan(largest + self._largest) else max(self._largest, largest)
+        self._count += len(indices)
+        # In the order of the indices, so that the order in which several threads answer changes nothing.
+        ordered = np.ascontiguousarray(outputs[np.argsort(indices, kind="stable")], dtype="<f4")
+        self._digest.update(hashlib.sha256(ordered.tobytes()).hexdigest().encode())
+
+    def check(self, precision: Precision, device: Device = "cpu") -> OutputCheck:
+        """Compare the largest distance with the limit of the precision.  device: where the answers were computed."""
+        limit = self._expected.limit(precision, for_cpu=device == "cpu")
         return OutputCheck(
-            answers=answers, largest=largest, limit=limit.largest, derivation=limit.derivation, sha256=sha256
+            answers=self._count,
+            largest=self._largest,
+            limit=limit.largest,
+            derivation=limit.derivation,
+            sha256=self._digest.hexdigest(),
         )

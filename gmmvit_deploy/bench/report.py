@@ -102,14 +102,14 @@ class BenchReport:
         data = {
             "format": FORMAT,
             "verdict": self.verdict,
-            "reasons": list(self.reasons),
-            "skipped": list(self.skipped),
-            "bundle": dict(self.bundle),
-            "data": dict(self.data),
-            "settings": dict(self.settings),
-            "machine": dict(self.machine),
-            "versions": dict(self.versions),
-            "runners": {name: dict(notes) for name, notes in self.runners.items()},
+            "reasons": self.reasons,
+            "skipped": self.skipped,
+            "bundle": self.bundle,
+            "data": self.data,
+            "settings": self.settings,
+            "machine": self.machine,
+            "versions": self.versions,
+            "runners": self.runners,
             "before": self.before.to_json(),
             "after": self.after.to_json(),
             "cells": [_cell(cell) for cell in self.cells],
@@ -224,7 +224,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def _work(work: NetworkWork) -> dict[str, Any]:
-    products = [{"shape": list(shape), "times": times} for shape, times in work.products.items()]
+    products = [{"shape": shape, "times": times} for shape, times in work.products.items()]
     return {**asdict(work), "products": products}
 
 
@@ -234,8 +234,8 @@ def _roofline(line: Roofline) -> dict[str, Any]:
         "device": line.device,
         "gflops": line.best.gflops,
         "library": line.best.library,
-        "shape": list(line.best.shape),
+        "shape": line.best.shape,
         "bandwidth_gb_s": line.bandwidth / 1e9,
-        "absent": list(line.absent),
-        "rates": [{**asdict(rate), "shape": list(rate.shape)} for rate in line.rates],
+        "absent": line.absent,
+        "rates": [asdict(rate) for rate in line.rates],
     }

@@ -12,6 +12,7 @@ bandwidth: the bytes that a copy reads and writes per second.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,12 +88,12 @@ def network_work(bundle: Bundle, batch: int) -> NetworkWork:
 def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
     """Count the work of a batch.
 
-    proto: a float32 export. The function changes the graph in place: it sets the batch size to ``batch``.
-
+    proto: a float32 export.
     Errors: ValueError when the shape of a matrix product cannot be inferred.
     """
     from onnx import helper, numpy_helper
 
+    proto = copy.deepcopy(proto)  # its batch size becomes ``batch``
     entry = proto.graph.input[0]
     entry.type.tensor_type.shape.dim[0].dim_value = batch
     shapes = _shapes(proto)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.measure import Plan, measure
 from gmmvit_deploy.bench.outputs import Expected, stored_inputs
 from gmmvit_deploy.bench.report import BenchReport
-from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, network_work
+from gmmvit_deploy.bench.roofline import measured_rooflines, network_work
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
@@ -25,7 +25,7 @@ from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
-from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
 __all__ = ["BenchOptions", "bench"]
 
@@ -88,26 +88,19 @@ def bench(
     expected = Expected(bundle, inputs)
     taken = [batch for batch in options.plan.batches if any(runner.takes(batch) for runner in runners)]
     works = [network_work(bundle, batch) for batch in taken]
-    precisions = dict.fromkeys((runner.precision, runner.device) for runner in runners) if options.roofline else {}
+    kinds = dict.fromkeys((runner.precision, runner.device) for runner in runners)
+    targets = kinds if options.roofline else {}
     before = machine_state()
-    lines = measured_rooflines(works, precisions, on_progress=on_progress)
+    lines = measured_rooflines(works, targets, on_progress=on_progress)
     cells = measure(runners, inputs, expected, options.plan, on_progress=on_progress)
     steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
     loads = []
     if options.bound_ms is not None:
         for runner in runners:
             rates = [cell.samples_per_second for cell in cells if cell.runner == runner.label]
-            loads.append(
-                search_rate(
-                    runner,
-                    inputs,
-                    expected,
-                    bound_ms=options.bound_ms,
-                    most=max(rates),
-                    on_progress=on_progress,
-                )
-            )
-    lines = measured_rooflines(works, precisions, seen=lines, on_progress=on_progress)
+            bound = {"bound_ms": options.bound_ms, "most": max(rates)}
+            loads.append(search_rate(runner, inputs, expected, **bound, on_progress=on_progress))
+    lines = measured_rooflines(works, targets, seen=lines, on_progress=on_progress)
     return BenchReport(
         bundle=described_bundle(bundle),
         data=data,
@@ -128,30 +121,26 @@ def bench(
         rooflines=tuple(lines.values()),
         steps=tuple(steps),
         loads=tuple(loads),
-        skipped=tuple(_skipped(runners, options, tuple(lines.values()))),
+        skipped=tuple(_skipped(runners, options, [kind for kind in kinds if kind not in lines])),
     )
 
 
-def _skipped(runners: Sequence[Runner], options: BenchOptions, rooflines: Sequence[Roofline]) -> list[str]:
-    skipped = [
-        f"{runner.label}: batch {batch}: the runner takes {_batches(runner)}"
-        for runner in runners
-        for batch in options.plan.batches
-        if not runner.takes(batch)
-    ]
+def _skipped(
+    runners: Sequence[Runner], options: BenchOptions, without_roofline: Sequence[tuple[str, Device]]
+) -> Iterator[str]:
+    for runner in runners:
+        for batch in options.plan.batches:
+            if not runner.takes(batch):
+                yield f"{runner.label}: batch {batch}: the runner takes {_batches(runner)}"
     if not options.waterfall:
-        skipped.append("waterfall of a single image: not requested")
+        yield "waterfall of a single image: not requested"
     if options.bound_ms is None:
-        skipped.append("random arrivals: no latency bound was given (--bound-ms)")
+        yield "random arrivals: no latency bound was given (--bound-ms)"
     if not options.roofline:
-        return [*skipped, "roofline: not requested"]
-    known = {(line.precision, line.device) for line in rooflines}
-    missing = dict.fromkeys((runner.precision, runner.device) for runner in runners)
-    return skipped + [
-        f"roofline in {precision} on the {device}: no supported library multiplies in this precision here"
-        for precision, device in missing
-        if (precision, device) not in known
-    ]
+        yield "roofline: not requested"
+        return
+    for precision, device in without_roofline:
+        yield f"roofline in {precision} on the {device}: no supported library multiplies in this precision here"
 
 
 def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
@@ -168,40 +157,29 @@ def _batches(runner: Runner) -> str:
 
 
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
-    """Return (inputs of the graph, the same images as pixels or None, description of the inputs for the run card)."""
-    if why := family_of(bundle.manifest.spec).unavailable(bundle.manifest.spec):
-        return _stored_inputs(bundle, options, why)
-    if options.data is None:
-        inputs = fresh_inputs(bundle, options.samples)
-        pixels = inputs if bundle.manifest.input_kind == "pixels" else None
-        notes = {"name": "synthetic: patches of colour with noise", "samples": len(inputs)}
-        return inputs, pixels, {**notes, "sha256": sha256_of_bytes(inputs.tobytes())}
-    stream = ImageStream(bundle=bundle, images=options.data, batch=options.samples, limit=options.samples)
-    inputs = np.concatenate([batch.inputs for batch in stream])
-    image = bundle.manifest.image
-    pixels = np.stack([options.data.pixels(int(index), image) for index in stream.indices()])
-    if len(inputs) < max(options.plan.batches):
-        raise InputError(
-            f"{options.data.name} has {len(inputs)} images; "
-            f"expected at least the largest batch, {max(options.plan.batches)}"
-        )
-    return inputs, pixels, {"name": options.data.name, "samples": len(inputs), "sha256": stream.sha256}
+    """Return (inputs of the graph, the same images as pixels or None, description of the inputs for the run card).
 
-
-def _stored_inputs(
-    bundle: Bundle, options: BenchOptions, why: str
-) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
-    """Return the golden inputs, the only inputs whose logits are known if this process cannot build the model.
-
-    why: the reason why this process cannot build the model.
-    Errors: InputError when the options name data.
+    If this process cannot build the model, only PyTorch's logits of the golden inputs are known.
     """
-    if options.data is not None:
+    why, images = family_of(bundle.manifest.spec).unavailable(bundle.manifest.spec), options.data
+    if images is None:
+        if why:
+            inputs, name = stored_inputs(bundle, options.samples)[0], f"golden inputs of the bundle, repeated: {why}"
+        else:
+            inputs, name = fresh_inputs(bundle, options.samples), "synthetic: patches of colour with noise"
+        sha256 = sha256_of_bytes(inputs.tobytes())
+        pixels = inputs if bundle.manifest.input_kind == "pixels" else None
+        return inputs, pixels, {"name": name, "samples": len(inputs), "sha256": sha256}
+    if why:
         raise InputError(
-            f"{options.data.name}: PyTorch's logits of these images are not known: {why}",
+            f"{images.name}: PyTorch's logits of these images are not known: {why}",
             hint="add --model FILE.py:CLASS, or type --synthetic to measure on the golden inputs of the bundle",
         )
-    inputs, _ = stored_inputs(bundle, options.samples)
-    pixels = inputs if bundle.manifest.input_kind == "pixels" else None
-    notes = {"name": f"golden inputs of the bundle, repeated: {why}", "samples": len(inputs)}
-    return inputs, pixels, {**notes, "sha256": sha256_of_bytes(inputs.tobytes())}
+    stream = ImageStream(bundle=bundle, images=images, batch=options.samples, limit=options.samples)
+    inputs = np.concatenate([batch.inputs for batch in stream])
+    if len(inputs) < max(options.plan.batches):
+        raise InputError(
+            f"{images.name} has {len(inputs)} images; expected at least the largest batch, {max(options.plan.batches)}"
+        )
+    pixels = np.stack([images.pixels(int(index), bundle.manifest.image) for index in stream.indices()])
+    return inputs, pixels, {"name": images.name, "samples": len(inputs), "sha256": stream.sha256}

@@ -5,7 +5,6 @@ The arrivals follow LoadGen's Server scenario (`bench.loadgen`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bench.loadgen import Work, drive
-from gmmvit_deploy.bench.outputs import Expected, OutputCheck
+from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Runner
@@ -83,11 +82,10 @@ def search_rate(
     for size in {1, batch // 2 - 1, batch - 1, batch} & set(range(1, batch + 1)):
         runner.run(inputs[:size])  # the first run of a batch size may compile, and must not be timed
     points: list[LoadPoint] = []
-    largest, answers, digest = 0.0, 0, hashlib.sha256()
+    answers = Answers(expected)
     low, high = 0.0, most
 
     def tried(rate: float) -> LoadPoint:
-        nonlocal largest, answers
         on_progress(Progress(f"{runner.label}: {rate:.0f} requests a second"))
         run = drive(
             runner.run,
@@ -102,10 +100,7 @@ def search_rate(
                 seed=len(points) + 1,
             ),
         )
-        error = expected.largest(run.indices, run.outputs)
-        largest = error if not error <= largest else largest  # NaN remains NaN
-        answers += len(run.indices)
-        digest.update(run.outputs_sha256.encode())
+        answers.add(run.indices, run.outputs)
         p50, p99 = (float(value) for value in np.percentile(run.latencies_ms, [50, 99], method="inverted_cdf"))
         queries = len(run.latencies_ms)
         points.append(LoadPoint(rate=rate, queries=queries, p50_ms=p50, p99_ms=p99, holds=p99 <= bound_ms))
@@ -122,13 +117,7 @@ def search_rate(
         bound_ms=bound_ms,
         best=best,
         points=tuple(sorted(points, key=lambda point: point.rate)),
-        outputs=expected.judged(
-            runner.precision,
-            for_cpu=runner.device == "cpu",
-            answers=answers,
-            largest=largest,
-            sha256=digest.hexdigest(),
-        ),
+        outputs=answers.check(runner.precision, runner.device),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.loadgen import Work, drive
+from gmmvit_deploy.bench.loadgen import Program, Work, drive
 from gmmvit_deploy.bench.measure import REST_S
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import NotOfferedError
@@ -59,10 +59,13 @@ def waterfall(
     None leaves this step out.
     """
     ordered = sorted(runners, key=lambda runner: (RUNNERS.index(runner.name), runner.precision))
-    programs = {runner.label: _Program(runner, inputs) for runner in ordered}
+    programs = {runner.label: _Program(runner, runner.run, inputs) for runner in ordered}
     served = next(((runner, runner.server) for runner in ordered if runner.server is not None), None)
     if served is not None and pixels is not None and bundle.manifest.image.normalisation is not None:
-        programs[f"{served[0].label} + decoding"] = _Decoding(*served, pixels)
+        runner, server = served
+        encoded = np.array([[_png(image)] for image in pixels], dtype=np.object_)
+        models = (server.preprocess, server.network)
+        programs[f"{runner.label} + decoding"] = _Program(runner, server.infer, encoded, models)
     for number in range(_ROUNDS):
         for program in programs.values():
             program.turn(number)
@@ -100,68 +103,47 @@ def server_parts(
 
 
 class _Program:
-    """The measurements of a runner with a single sample per query, and the server's statistics about these queries."""
+    """The measurements of a runner with a single sample per query, and the server's statistics about these queries.
 
-    def __init__(self, runner: Runner, inputs: NDArray[Any]) -> None:
-        self.runner = runner
-        self.inputs = inputs
+    models: the names of the server's models that take part in a request; None for the network alone.
+    """
+
+    def __init__(
+        self, runner: Runner, run: Program, inputs: NDArray[Any], models: tuple[str, ...] | None = None
+    ) -> None:
+        self._run, self._inputs, self._in_thread = run, inputs, runner.needs_own_thread
+        self._server = runner.server
+        self._models = models or ((runner.server.network,) if runner.server is not None else ())
         self._rounds: list[float] = []
         self._means: list[float] = []
         self._parts: list[dict[str, float]] = []
 
-    def run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self.runner.run(batch)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the server's models that take part in a request; empty for a runner in this process."""
-        return (self.runner.server.network,) if self.runner.server is not None else ()
-
     def turn(self, number: int) -> None:
         time.sleep(REST_S)
-        self.run(self.inputs[:1])
+        self._run(self._inputs[:1])
         before = self._timings()
         work = Work(
             scenario="SingleStream",
-            inputs=self.inputs,
+            inputs=self._inputs,
             queries=_QUERIES,
             seed=number + 1,
-            in_thread=self.runner.needs_own_thread,
+            in_thread=self._in_thread,
         )
-        latencies_ms = drive(self.run, work).latencies_ms
+        latencies_ms = drive(self._run, work).latencies_ms
         self._rounds.append(float(np.median(latencies_ms)))
         self._means.append(float(np.mean(latencies_ms)))
-        self._parts.append(server_parts(self.models, before, self._timings()))
+        self._parts.append(server_parts(self._models, before, self._timings()))
 
     def medians(self) -> tuple[float, dict[str, float]]:
         median = float(np.median(self._rounds))
-        if not self.models:
+        if not self._models:
             return median, {}
         parts = {name: float(np.median([request[name] for request in self._parts])) for name in self._parts[0]}
         parts["unexplained"] = max(0.0, float(np.median(self._means)) - sum(parts.values()))
         return median, parts
 
     def _timings(self) -> list[ServerTimings]:
-        server = self.runner.server
-        return timings_of(server, self.models) if server is not None else []
-
-
-class _Decoding(_Program):
-    """The measurements of requests with an encoded image, which the server decodes."""
-
-    def __init__(self, runner: Runner, server: Served, pixels: NDArray[Any]) -> None:
-        encoded = np.empty((len(pixels), 1), dtype=object)
-        for index, image in enumerate(pixels):
-            encoded[index, 0] = _png(image)
-        super().__init__(runner, encoded)
-        self._server = server
-
-    def run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self._server.infer(batch)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return (self._server.preprocess, self._server.network)
+        return timings_of(self._server, self._models) if self._server is not None else []
 
 
 def _png(pixels: NDArray[Any]) -> bytes:

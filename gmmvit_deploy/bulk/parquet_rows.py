@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from gmmvit_deploy.bulk.filesystems import open_filesystem
-from gmmvit_deploy.bulk.reading import UnreadableImage, read_range
+from gmmvit_deploy.bulk.filesystems import UnreadableImage, open_filesystem, read_range
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.bulk.plan import Plan, shard_name
+from gmmvit_deploy.bulk.plan import Plan
+from gmmvit_deploy.bulk.shard import opened_shard
 from gmmvit_deploy.bulk.storage import Storage
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -156,19 +156,9 @@ def report_of(storage: Storage, plan: Plan, reference: Reference) -> BulkReport:
 
 
 def _batches(storage: Storage, plan: Plan, columns: list[str] | None) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet as parquet
-
-    for shard in plan.shards:
-        name = shard_name(shard.number)
-        try:
-            with storage.open(name) as file:
-                yield from parquet.ParquetFile(file).iter_batches(_ROWS_AT_ONCE, columns=columns)
-        except (OSError, pyarrow.ArrowException) as exc:
-            raise InputError(
-                f"{storage.url}/{name}: expected a complete shard: {exc}",
-                hint="remove this file and type the same command again",
-            ) from exc
+    for record in plan.shards:
+        with opened_shard(storage, record.number) as shard:
+            yield from shard.iter_batches(_ROWS_AT_ONCE, columns=columns)
 
 
 def _count_errors(report: BulkReport, ids: list[str], errors: list[str | None]) -> None:

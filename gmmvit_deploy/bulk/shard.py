@@ -7,8 +7,9 @@ same kind of processor, the rows of a shard are therefore always the same, bit f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from gmmvit_deploy.bulk.pipeline import Decoded, decoded_batches
 from gmmvit_deploy.bulk.plan import Plan, ShardRecord, entries_of, shard_name
 from gmmvit_deploy.bulk.source import Entry, Source
 from gmmvit_deploy.bulk.storage import Storage
+from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["ShardCount", "ShardProgram", "count_of_shard"]
+__all__ = ["ShardCount", "ShardProgram", "count_of_shard", "opened_shard"]
 
 _ROW_GROUP = 1024
 """Rows that are collected before they are written."""
@@ -38,7 +40,7 @@ class ShardCount:
 
 
 class ShardProgram:
-    """Classifies any shard of a job.  Used as a context manager."""
+    """Classifies any shard of a job, until it is closed."""
 
     def __init__(
         self, plan: Plan, source: Source, storage: Storage, bundle: Bundle, runner: Runner, *, decode_threads: int
@@ -81,12 +83,6 @@ class ShardProgram:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         self._runner.close()
-
-    def __enter__(self) -> ShardProgram:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _rows(self, entries: Sequence[Entry], images: Sequence[Decoded]) -> Any:
         import pyarrow
@@ -204,25 +200,30 @@ def _schema(bundle: Bundle) -> Any:
     )
 
 
-def count_of_shard(storage: Storage, number: int) -> ShardCount:
-    """Count the rows of a complete shard from the statistics in its file, without reading rows.
-
-    Errors: InputError when the file is damaged.
-    """
+@contextmanager
+def opened_shard(storage: Storage, number: int) -> Iterator[Any]:
+    """Yield a complete shard as pyarrow's ParquetFile.  Errors: InputError when the file is damaged."""
     import pyarrow
     import pyarrow.parquet as parquet
-
-    from gmmvit_deploy.errors import InputError
 
     name = shard_name(number)
     try:
         with storage.open(name) as file:
-            metadata = parquet.read_metadata(file)
+            yield parquet.ParquetFile(file)
     except (OSError, pyarrow.ArrowException) as exc:
         raise InputError(
             f"{storage.url}/{name}: expected a complete shard: {exc}",
             hint="remove this file and type the same command again",
         ) from exc
+
+
+def count_of_shard(storage: Storage, number: int) -> ShardCount:
+    """Count the rows of a complete shard from the statistics in its file, without reading rows.
+
+    Errors: InputError when the file is damaged.
+    """
+    with opened_shard(storage, number) as shard:
+        metadata = shard.metadata
     column = next(c for c in range(metadata.num_columns) if metadata.schema.column(c).path == "error")
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     errors = sum(group.num_rows - group.column(column).statistics.null_count for group in groups)

@@ -12,15 +12,14 @@ the file, or the number of its row.
 from __future__ import annotations
 
 import glob
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gmmvit_deploy.bulk.filesystems import is_local, open_filesystem
+from gmmvit_deploy.bulk.filesystems import is_local, open_filesystem, read_range
 from gmmvit_deploy.bulk.parquet_rows import image_column, row_count, rows
-from gmmvit_deploy.bulk.reading import read_range
-from gmmvit_deploy.bulk.tar_members import tar_members
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import SUFFIXES
 
@@ -83,7 +82,7 @@ class Source:
             return
         for file in self.files:
             if self.kind == "tar":
-                for name, offset, size in tar_members(self.fs, self.path(file.path), SUFFIXES):
+                for name, offset, size in _tar_members(self.fs, self.path(file.path)):
                     yield file.path, Entry(f"{file.path}/{name}", offset, size)
             else:
                 for row in range(row_count(self.fs, self.path(file.path))):
@@ -176,3 +175,26 @@ def _files(fs: Any, root: str, infos: dict[str, Any]) -> list[SourceFile]:
             mark = next((str(info[key]) for key in _MARKS if info.get(key) is not None), "")
             files.append(SourceFile(name.removeprefix(root), UNKNOWN_SIZE if size is None else int(size), mark))
     return files
+
+
+def _tar_members(fs: Any, path: str) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, offset of the first byte, size in bytes) of each image in a tar archive, in its order.
+
+    Errors: InputError when the archive is damaged, or when two images have the same name.
+    """
+    seen: set[str] = set()
+    try:
+        with fs.open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep every member in memory
+                name = member.name
+                if not member.isreg() or not name.lower().endswith(SUFFIXES):
+                    continue
+                if name in seen:
+                    raise InputError(f"{path}: the member {name} occurs more than once, so ids would not be distinct")
+                if member.issparse():
+                    raise InputError(f"{path}: the member {name} is stored as a sparse file, which is not supported")
+                seen.add(name)
+                yield name, member.offset_data, member.size
+    except (OSError, EOFError, tarfile.TarError) as exc:
+        raise InputError(f"{path}: expected a tar archive: {exc}", hint="download or write the archive again") from exc

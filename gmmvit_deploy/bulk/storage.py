@@ -88,14 +88,11 @@ class Storage:
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of a file from ``start`` up to ``end``.  Errors: OSError."""
-        data: bytes = self._fs.cat_file(self.path(name), start=start, end=end)
-        return data
+        return bytes(self._fs.cat_file(self.path(name), start=start, end=end))
 
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[Any]:
-        """Yield a file to read.  Errors: OSError."""
-        with self._fs.open(self.path(name), "rb") as file:
-            yield file
+    def open(self, name: str) -> Any:
+        """Open a file to read, as a context manager.  Errors: OSError."""
+        return self._fs.open(self.path(name), "rb")
 
     @contextlib.contextmanager
     def written(self, name: str) -> Iterator[IO[bytes]]:

@@ -36,14 +36,15 @@ def test_every_sample_is_answered_once(
     scenario: ScenarioName, batch: int, queries: int, samples: int, in_thread: bool
 ) -> None:
     work = Work(scenario=scenario, inputs=INPUTS, queries=queries, batch=batch, rate=2000, in_thread=in_thread)
-    run = drive(doubled, work)
+    sizes: list[int] = []
+    run = drive(lambda inputs: sizes.append(len(inputs)) or doubled(inputs), work)  # type: ignore[func-returns-value]
+    assert scenario == "Server" or set(sizes) <= {batch, samples % batch}
     assert run.outputs.shape == (samples, 3)
     np.testing.assert_array_equal(run.outputs[:, 0], 2 * run.indices)
     assert len(run.latencies_ms) == (samples if scenario == "Offline" else queries)
     assert (run.latencies_ms > 0).all()
     assert run.complaints == ()
-    assert run.outputs_sha256 == drive(doubled, work).outputs_sha256  # the same samples, the same answers
-    assert run.outputs_sha256 != drive(lambda batch: doubled(batch) + 1e-3, work).outputs_sha256
+    assert sorted(run.indices) == sorted(drive(doubled, work).indices)  # every runner gets the same samples
 
 
 def test_latency_of_a_known_program() -> None:
@@ -52,17 +53,6 @@ def test_latency_of_a_known_program() -> None:
     run = drive(slow, Work(scenario="SingleStream", inputs=INPUTS, queries=20))
     assert run.latencies_ms.min() >= 5
     assert run.latencies_ms.sum() <= 1e3 * (time.monotonic() - began)
-
-
-def test_a_batch_is_one_call() -> None:
-    sizes: list[int] = []
-
-    def noted(batch: NDArray[Any]) -> NDArray[Any]:
-        sizes.append(len(batch))
-        return doubled(batch)
-
-    drive(noted, Work(scenario="MultiStream", inputs=INPUTS, queries=10, batch=4))
-    assert sizes == [4] * 10
 
 
 def test_latency_counts_from_the_scheduled_time() -> None:

@@ -152,7 +152,7 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_options_of_a_runtime(bundle: Bundle, tmp_path: Path) -> None:
+def test_options_of_a_runtime() -> None:
     for options, message in (
         ({"runtime": "openvino", "backend": "onnxruntime"}, "needs --backend python"),
         ({"runtime": "openvino", "precision": "fp16"}, "not in fp16"),

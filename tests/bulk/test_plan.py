@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import time
 from dataclasses import replace
@@ -161,5 +160,3 @@ def test_no_content_of_a_plan_is_trusted(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace("[", "{"))
     with pytest.raises(InputError, match=r"manifest-.*\.jsonl: cannot be read"):
         entries_of(Storage(str(tmp_path / "to")), plan, plan.shards[0])
-    data = json.loads((tmp_path / "to" / JOB_FOLDER / "plan.json").read_text())
-    assert data["format"] == "gmmvit-bulk/1"

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from gmmvit_deploy.bulk.local import classify_locally
 from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bulk.storage import JOB_FOLDER
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -118,23 +117,6 @@ def test_parts_of_a_job_are_the_whole(
     assert '"complete": false' in first.stdout
     assert '"complete": true' in second.stdout
     assert shards_in(tmp_path / "to") == quiet
-
-
-def test_workers_keep_within_the_quota_of_a_container(
-    source: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container with a limit of 3 cores sees all cores of its node."""
-    launched: list[int] = []
-
-    def launch(job: Any, shards: Any, *, workers: int, on_images: Any) -> None:
-        launched.append(workers)
-        classify_locally(job, shards, workers=1, on_images=on_images)
-
-    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.cpu_quota", lambda root: 3.7)
-    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.allowed_processors", lambda: tuple(range(64)))
-    monkeypatch.setattr("gmmvit_deploy.bulk.run.classify_locally", launch)
-    classify_source(bundle.path, str(source), str(tmp_path), runner="onnxruntime", shard_images=COUNT)
-    assert launched == [3]
 
 
 @pytest.mark.rest

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -160,14 +160,7 @@ def test_models_that_the_demo_cannot_train(monkeypatch: pytest.MonkeyPatch, tmp_
     assert refused.exit_code != 0
     assert not list(tmp_path.iterdir())
 
-    real = builtins.__import__
-
-    def without_timm(name: str, *rest: Any, **named: Any) -> Any:
-        if name == "timm":
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without_timm)
+    monkeypatch.setitem(sys.modules, "timm", None)  # importing it raises ImportError
     with pytest.raises(MissingDependencyError, match="timm") as missing:
         run_demo(tmp_path / "out", model="test_vit")
     assert re.search(r"gmmvit-deploy\[timm\]", missing.value.hint)
