@@ -40,7 +40,7 @@ from gmmvit_deploy.bench import run_card
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import GatewayService
+from gmmvit_deploy.serving.service import Service
 from tests.serving import sleeping_network
 
 SLEEP_S = 0.02
@@ -103,7 +103,7 @@ def row_of(place: str, protocol: str, seconds: float, folder: Path) -> dict[str,
             server = stack.enter_context(TritonServer(models, options=ServerOptions(**ports)))
             return asyncio.run(measured(server, protocol, seconds, closed=True))
         settings = GatewaySettings(keys=folder / "keys", access_log=folder / "access.log", **chosen)
-        service = stack.enter_context(GatewayService(ServerOptions(**ports), settings))
+        service = stack.enter_context(Service(ServerOptions(**ports), settings))
         service.start(TritonServer(models, options=service.server_options), cancelled=lambda: False)
         return asyncio.run(measured(service.gateway, protocol, seconds, closed=False))
 

@@ -16,7 +16,7 @@ from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import BareService, GatewayService, Service
+from gmmvit_deploy.serving.service import Service
 from gmmvit_deploy.serving.signals import Signals
 
 __all__ = ["repository_options", "serve_path"]
@@ -63,9 +63,7 @@ def serve_path(
     install = find_server(tritonserver)
     if gateway is None:
         require_insecure(options.host, insecure=insecure)
-        service: Service = BareService(options, on_log_line=on_log_line)
-    else:
-        service = GatewayService(options, gateway, on_log_line=on_log_line, on_gateway_line=on_gateway_line)
+    service = Service(options, gateway, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
         repository = _repository(
             path,

@@ -32,7 +32,7 @@ from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import GatewayService
+from gmmvit_deploy.serving.service import Service
 from tests.conftest import FREE_PORTS
 from tests.hostile import grpc_requests
 from tests.hostile.http_requests import Held
@@ -675,7 +675,7 @@ class TestReadiness:
         models = tmp_path / "models"
         shutil.copytree(repository.path, models)
         settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
-        with GatewayService(ServerOptions(**FREE_PORTS), settings) as service:
+        with Service(ServerOptions(**FREE_PORTS), settings) as service:
             gateway, server = service.gateway, TritonServer(models, options=service.server_options)
             service.start(server, cancelled=lambda: False)
             assert request(gateway.http_url, "/v2/health/ready", key=None).status == 200

@@ -39,7 +39,7 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
-from gmmvit_deploy.serving.front.process import start_front
+from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -220,7 +220,7 @@ def test_classify_prints_the_labels_above_their_thresholds(multi: Bundle, folder
 
 def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
     secret = os.urandom(16).hex()
-    with start_front(FrontOptions(triton_url=server.grpc_url), secret) as front:
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url), secret) as front:
         front.wait_ready()
         answer = httpx.post(
             f"{front.url}/classify?top=1", content=(folder / "0.png").read_bytes(), headers={FRONT_HEADER: secret}
