@@ -41,10 +41,10 @@ from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
-from tests.serving import sleeping_network
+from tests.serving import stand_in
 
 SLEEP_S = 0.02
-CAPACITY = sleeping_network.INSTANCES / SLEEP_S
+CAPACITY = stand_in.INSTANCES / SLEEP_S
 OVERLOAD = 3
 PROTOCOLS = ("grpc", "http")
 DEADLINE_S = 0.5
@@ -94,7 +94,7 @@ async def measured(where: TritonServer | Gateway, protocol: str, seconds: float,
 def row_of(place: str, protocol: str, seconds: float, folder: Path) -> dict[str, Any]:
     """Start a new server, so that no request of another row waits in it, and a gateway for the place ``gateway``."""
     models = folder / f"{protocol}-{place}"
-    sleeping_network.sleeping_repository(models, sleep_s=SLEEP_S)
+    stand_in.sleeping_repository(models, sleep_s=SLEEP_S)
     (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     chosen = {"in_flight": IN_FLIGHT, "queue_timeout_ms": QUEUE_TIMEOUT_MS}

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.spec import ImageSpec
@@ -146,13 +144,3 @@ def test_configurations_of_a_network_that_is_not_square(input_kind: Any, bundles
     settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
     assert settings == {**WIDE.to_json(), "threads": 0}
     assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)
-
-
-def test_repository_of_a_network_that_is_not_square(bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    options = RepositoryOptions(cpu_kernels="off")
-    repository_from_bundle(wide(bundles["center"], WIDE), tmp_path / "r", options)
-    text = (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
-    config = text_format.Parse(text, model_config_pb2.ModelConfig())
-    assert list(config.output[0].dims) == [20, 33, 3]
-    warmup = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()[4:]
-    assert WIDE.pixels_from_bytes(warmup).shape == (20, 33, 3)

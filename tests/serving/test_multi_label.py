@@ -141,12 +141,6 @@ def pytorch_logits(multi: Bundle, folder: Path) -> np.ndarray:
     return model_from_bundle(multi.manifest, multi.weights_path).double()(torch.from_numpy(tensors).double()).numpy()
 
 
-def test_the_manifest_states_the_task(multi: Bundle) -> None:
-    manifest = multi.manifest
-    assert (manifest.task, manifest.thresholds, manifest.labels) == ("multi-label", THRESHOLDS, NAMES)
-    assert manifest.output_names == ("logits", "features")
-
-
 def test_the_server_gives_the_labels_of_pytorch(multi: Bundle, server: TritonServer, folder: Path) -> None:
     logits = pytorch_logits(multi, folder)
     probabilities = 1 / (1 + np.exp(-logits))
@@ -193,12 +187,6 @@ def test_features_of_a_dino_backbone_are_within_parity_s_limits(
         assert answer.predictions == ()
         with pytest.raises(InputError, match=f"dino at {url}: expected a network with logits"):
             classify_files(classifier, [folder / "0.png"])
-
-
-def test_a_backbone_has_nothing_to_classify(backbone: Bundle) -> None:
-    with pytest.raises(InputError, match="the bundle has only features") as caught:
-        Trial(backbone)
-    assert "--outputs both" in caught.value.hint
 
 
 def test_the_classification_extension_keeps_repeated_labels_apart(multi: Bundle, server: TritonServer) -> None:

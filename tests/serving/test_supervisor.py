@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import threading
@@ -24,13 +23,12 @@ from gmmvit_deploy.parity.served import _mix
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.probes import Address, successes
-from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor, SupervisorOptions
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, stub_of
-from tests.serving.stand_in import MODEL, infer_body, write_stand_in
+from tests.serving.stand_in import MODEL, write_stand_in
 from tests.waiting import best_of, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.rest]
@@ -178,11 +176,6 @@ def paused_and_back_s(supervised: Supervisor, bundle: Bundle) -> float:
         count = len(answered)
         wait_until(lambda: len(answered) > count + 20, "21 answers after the pause", step=supervised.step)
         return answered[count] - resumed
-
-
-def test_a_process_group_that_was_paused_for_three_seconds_under_load(supervised: Supervisor, bundle: Bundle) -> None:
-    """As a container freeze does. The server survives or dies; either way the service is back."""
-    assert paused_and_back_s(supervised, bundle) > 0
 
 
 @pytest.mark.alone
@@ -387,14 +380,3 @@ def test_probes_never_add_joined_requests(rounds: list[tuple[int, int]], request
     inputs = np.zeros((8, 2), np.float32)
     counted = _mix(runner, served, inputs, inputs, np.random.default_rng(0), judged)  # type: ignore[arg-type]
     assert counted == {"requests": requests, "executions": executions, "joined": requests - executions}
-
-
-def test_workers_are_those_of_the_models(server: TritonServer) -> None:
-    assert sorted(worker.model for worker in workers_of(server.pid)) == ["gmmvit_network", "gmmvit_preprocess"]
-
-
-def test_stand_in_answers(stand_in: TritonServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", stand_in.http_port, timeout=10)
-    connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(3))
-    assert b"3.0" in connection.getresponse().read()
-    connection.close()
