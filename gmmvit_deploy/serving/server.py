@@ -194,12 +194,6 @@ class TritonServer:
         self._clean_up()
         self._start(cancelled)
 
-    def wait(self, poll: Callable[[], bool] = lambda: False) -> None:
-        """Wait until ``poll`` returns True.  Errors: ServerError when the server ends during the wait."""
-        while not poll():
-            self.require_running()
-            time.sleep(_POLL_S)
-
     def require_running(self) -> None:
         """Errors: ServerError, with the signal or exit status, when the server has ended."""
         if self._process is None or self._process.poll() is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
@@ -17,9 +19,8 @@ from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bund
 from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
-from gmmvit_deploy.serving.signals import Signals
 
-__all__ = ["repository_options", "serve_path"]
+__all__ = ["Signals", "repository_options", "serve_path"]
 
 
 def serve_path(
@@ -132,3 +133,32 @@ def _repository(
         why_not = "" if stated == "on" else f"{path} was written without this project's CPU kernels"
         on_kernels(CpuKernelsUse(used=stated == "on", why_not=why_not))
     return path
+
+
+class Signals:
+    """Counts SIGINT and SIGTERM inside ``with Signals(on_second=…) as signals:``; use it in the main thread.
+
+    on_second: called by the signal handler at the second signal and each further signal.
+    """
+
+    def __init__(self, *, on_second: Callable[[], None]) -> None:
+        self.seen = 0
+        self._on_second = on_second
+        self._before: dict[signal.Signals, object] = {}
+
+    def any_seen(self) -> bool:
+        return self.seen > 0
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # the handler that signal() returned
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self.seen += 1
+        if self.seen > 1:
+            self._on_second()

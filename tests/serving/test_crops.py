@@ -126,13 +126,6 @@ def test_server_preprocesses_images_for_a_network_that_is_not_square(server: Tri
     np.testing.assert_array_equal(pixels, np.stack([by_timm(image, WIDE)[0] for image in IMAGES]))
 
 
-@pytest.mark.server
-def test_server_refuses_an_image_that_would_become_huge(server: TritonServer) -> None:
-    line = np.array([[encoded(photo(5_000_000, 1, "L"), "PNG")]], dtype=np.object_)
-    with TritonConnection(server.grpc_url) as connection, pytest.raises(Exception, match="the maximum is 50000000"):
-        connection.infer("center_preprocess", "IMAGE", line, output="pixels")
-
-
 @pytest.mark.parametrize("input_kind", ["pixels", "tensor"])
 def test_configurations_of_a_network_that_is_not_square(input_kind: Any, bundles: dict[str, Bundle]) -> None:
     bundle = wide(bundles["center"], WIDE)

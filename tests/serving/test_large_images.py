@@ -30,7 +30,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder, Job, LargeImages
-from tests.conftest import FREE_PORTS, rgb
+from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import encoded, photo, png
 from tests.serving.conftest import flat_png
 from tests.serving.processes import kinds_of, processes_naming
@@ -70,12 +70,6 @@ class TestDecoder:
         opened = Decoder(target)
         yield opened
         opened.close()
-
-    def test_pixels_and_reasons(self, decoder: Decoder) -> None:
-        image = encoded(photo(50, 40), "PNG")
-        assert decoder.pixels(image) == rgb(32).pixels_from_bytes(image).tobytes()
-        assert decoder.pixels(b"text") == "the file is not a JPEG, PNG, WEBP or BMP image"
-        assert decoder.pixels(image) == rgb(32).pixels_from_bytes(image).tobytes()
 
     def test_it_has_a_low_priority_and_starts_again(self, decoder: Decoder) -> None:
         image = encoded(photo(50, 40), "PNG")

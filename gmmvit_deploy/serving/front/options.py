@@ -5,9 +5,8 @@ This module imports only the standard library, so that the gateway can read the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 
 __all__ = [
@@ -40,7 +39,6 @@ class FrontOptions:
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
     body_timeout_s: the maximum time to receive a body, in seconds; after this time, the request gets status 408.
     answer_timeout_s: the maximum time for Triton's answer, in seconds; after this time, the request gets status 504.
-    Errors: InputError when a number is not above 0.
     """
 
     triton_url: str
@@ -48,9 +46,3 @@ class FrontOptions:
     max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES
     body_timeout_s: float = 30.0
     answer_timeout_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, str) and value <= 0:
-                raise InputError(f"front: {field.name}: expected a number above 0, got {value}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 import gmmvit_deploy
-from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving.front.options import READY_PATH, FrontOptions
 from gmmvit_deploy.serving.gateway.options import Front
@@ -49,11 +49,8 @@ class FrontProcess:
 
         secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request.
         on_log_line: called with a sentence when the front is started again.
-        Errors: InputError when the secret is empty.  MissingDependencyError when a package of the extra ``serve`` is
-        not installed.
+        Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
         """
-        if not secret:
-            raise InputError("front: expected a secret, got an empty text")
         for package in _PACKAGES:
             require(package, package=package.replace("_", "-"), extra="serve")
         self.options, self._secret, self._note = options, secret, on_log_line

@@ -226,16 +226,15 @@ class Gateway:
         With an invalid file, the gateway keeps the keys and the certificate that it has, and logs the reason.
         """
         with self._changing:
-            self._reload()
+            if self._haproxy is not None and self._folder is not None:
+                self._reload(self._haproxy, self._folder)
 
-    def _reload(self) -> None:
-        if self._haproxy is None or self._folder is None:
-            return
+    def _reload(self, haproxy: HAProxy, folder: Path) -> None:
         try:
             keys, pem = read_keys(self.settings.keys), tls_pem(self.settings)
-            _load_keys(self._haproxy, keys)
+            _load_keys(haproxy, keys)
             if pem != self._pem:
-                _load_certificate(self._haproxy, pem)
+                _load_certificate(haproxy, pem)
         except GmmvitError as exc:
             self.reload_failed = True
             self._note(f"gateway: nothing was reloaded: {exc}")
@@ -243,9 +242,9 @@ class Gateway:
         self.reload_failed = False
         self._keys, self._pem = keys, pem
         # A HAProxy that is started again reads the files.
-        (self._folder / "keys.map").write_text(map_text(keys), encoding="utf-8")
+        (folder / "keys.map").write_text(map_text(keys), encoding="utf-8")
         if pem:
-            (self._folder / "tls.pem").write_text(pem, encoding="ascii")
+            (folder / "tls.pem").write_text(pem, encoding="ascii")
         self.key_reloads += 1
         self._note(
             f"gateway: reloaded {len(keys)} key{'s' if len(keys) > 1 else ''}" + (" and the certificate" if pem else "")
@@ -287,9 +286,10 @@ class Gateway:
             self._handler = None
         for listener in self._listeners.values():
             listener.close()
-        if self._haproxy is not None:
-            self._haproxy.stop(_STOP_S)
-            self._haproxy = None
+        with self._changing:  # `serve` starts no HAProxy afterwards
+            haproxy, self._haproxy = self._haproxy, None
+        if haproxy is not None:
+            haproxy.stop(_STOP_S)
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
