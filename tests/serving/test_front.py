@@ -174,26 +174,6 @@ class TestRefusals:
             assert answer.status == 408
             assert "did not arrive within 0.5 s" in json.loads(answer.read())["error"]
 
-    @pytest.mark.parametrize(
-        "head",
-        [
-            "POST /classify HTTP/1.1\r\nContent-Length: 9\r\nContent-Length: 5\r\n",
-            "POST /classify HTTP/1.1\r\nContent-Length: -1\r\n",
-            "POST /classify HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
-            "POST /classify HTTP/9.9\r\n",
-            f"POST /classify HTTP/1.1\r\nA: {'a' * 100_000}\r\n",
-            "\0\0\0\0\r\n",
-        ],
-        ids=["two lengths", "negative length", "length and chunked", "version", "header", "zeros"],
-    )
-    def test_malformed_http(self, head: str, front: FrontProcess) -> None:
-        with socket.create_connection(("127.0.0.1", front.port), timeout=10) as connection:
-            connection.sendall(f"{head}Host: a\r\n{FRONT_HEADER}: {SECRET}\r\n\r\nabcde".encode())
-            connection.shutdown(socket.SHUT_WR)
-            first = connection.makefile("rb").readline()
-        assert first == b"" or first.split()[1].startswith(b"4"), first
-        assert asked(front, content=IMAGES[0]).status_code == 200
-
 
 class TestOverload:
     def test_no_more_bytes_than_the_maximum(self, server: Running) -> None:

@@ -26,7 +26,7 @@ from PIL import Image
 from tritonclient.grpc import service_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import InputError, OutputError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.repository import Repository
@@ -192,15 +192,6 @@ class TestHttp:
         assert request(gateway.http_url, INFER, b"[" * 200_000, headers=RAW | {"X-A": "1"}).status in (400, 500)
         assert request(triton.http_url, "/v2/health/ready").status == 200
 
-    def test_chunked(self, gateway: Running) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=20)
-        bearer = {"Authorization": f"Bearer {KEY}", "Transfer-Encoding": "chunked"}
-        connection.request("POST", INFER, iter([b"x" * 1000] * 3), bearer, encode_chunked=True)
-        answer = connection.getresponse()
-        assert answer.status == 411
-        assert "Content-Length" in json.loads(answer.read())["error"]
-        connection.close()
-
     @pytest.mark.parametrize("size", [MOST_BODY_BYTES + 1, 30_000_000])
     def test_too_large(self, size: int, gateway: Running) -> None:
         answer = request(gateway.http_url, INFER, bytes(size), headers=RAW)
@@ -227,29 +218,12 @@ class TestHttp:
         answer = request(gateway.http_url, INFER, body, headers=headers)
         assert (answer.status, "Inference-Header-Content-Length" in answer.json()["error"]) == (400, True)
 
-    def test_two_lengths_of_json(self, gateway: Running, pixels: np.ndarray) -> None:
-        body, headers = binary_request("pixels", pixels)
-        lines = [f"POST {INFER} HTTP/1.1", "Host: a", f"Authorization: Bearer {KEY}", f"Content-Length: {len(body)}"]
-        lines += ["Inference-Header-Content-Length: 0", f"inference-header-content-length: {headers.popitem()[1]}"]
-        answer = raw_answer(gateway, "\r\n".join(lines).encode() + b"\r\nConnection: close\r\n\r\n" + body)
-        assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b"sent twice" in answer
-
     def test_nested_json_behind_a_length_with_a_sign(self, gateway: Running, triton: Running) -> None:
         """16.7 million brackets ended the server, which has a stack of 1 GiB."""
         pid = triton.pid
         headers = {"Inference-Header-Content-Length": f"+{MOST_BODY_BYTES - 1}"}
         assert request(gateway.http_url, INFER, b"[" * (MOST_BODY_BYTES - 1), headers=headers).status == 400
         assert (triton.pid, request(triton.http_url, "/v2/health/ready").status) == (pid, 200)
-
-    @pytest.mark.parametrize("length", [2**31 + 1000, 3_000_000_000, 2**32 + 1000])
-    @pytest.mark.parametrize("path", [INFER, "/v2"])
-    def test_no_length_wraps(self, length: int, path: str, gateway: Running) -> None:
-        """HAProxy compares lengths in 32 bits: 2**32 + 1000 was 1000, and 3e9 was below 0."""
-        lines = [f"POST {path} HTTP/1.1" if path == INFER else f"GET {path} HTTP/1.1", "Host: a", "Connection: close"]
-        lines += [f"Authorization: Bearer {KEY}", f"Content-Length: {length}", "Inference-Header-Content-Length: 0"]
-        data = "\r\n".join(lines).encode() + b"\r\n\r\n" + bytes(3072)
-        assert raw_answer(gateway, data).startswith(b"HTTP/1.1 413 ")
 
     @pytest.mark.parametrize(
         ("lines", "status", "text"),
@@ -260,15 +234,25 @@ class TestHttp:
             ([f"POST {INFER} HTTP/1.1", f"Content-Length: {2**64}"], 413, "Content-Length is too large"),
             (["GET /v2 HTTP/1.1", *(f"X-{n}: a" for n in range(200))], 400, "invalid request"),
             (["GET /v2 HTTP/1.1", "X Y: a"], 400, "invalid request"),
+            ([f"POST {INFER} HTTP/1.1", "Transfer-Encoding: chunked"], 411, "send Content-Length; chunked requests"),
+            ([f"POST {INFER} HTTP/1.1", "inference-header-content-length: 5"], 400, "sent twice"),
+            *(
+                ([first, f"Content-Length: {length}"], 413, "too large")
+                for first in (f"POST {INFER} HTTP/1.1", "GET /v2 HTTP/1.1")
+                for length in (2**31 + 1000, 3_000_000_000, 2**32 + 1000)
+            ),
         ],
-        ids=["version", "zero byte", "zero byte without a key", "2**64", "headers", "header name"],
+        ids=str,
     )
     def test_invalid_http(self, lines: list[str], status: int, text: str, gateway: Running) -> None:
-        """HAProxy 2.6 has a fixed answer in HTML to the last two. It takes the others, and a length of 2**64 for 0."""
-        head = "\r\n".join([*lines, "Host: a", f"Authorization: Bearer {KEY}", "Inference-Header-Content-Length: 0"])
-        with socket.create_connection(("127.0.0.1", gateway.http_port), timeout=10) as connection:
-            connection.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
-            answer = connection.makefile("rb").read()
+        """HAProxy 2.6 has fixed answers in HTML to many headers and to invalid names; it takes the others.
+
+        It takes a length of 2**64 for 0, and compares lengths in 32 bits: 2**32 + 1000 was 1000, and 3e9 was below 0.
+        """
+        ours = ["Host: a", f"Authorization: Bearer {KEY}", "Inference-Header-Content-Length: 0", "Connection: close"]
+        if "sent twice" in text:
+            ours.append("Content-Length: 0")
+        answer = raw_answer(gateway, "\r\n".join([*lines, *ours]).encode() + b"\r\n\r\n0\r\n\r\n")
         assert answer.startswith(f"HTTP/1.1 {status} ".encode())
         assert text in answer.partition(b"\r\n\r\n")[2].decode()
 
@@ -619,7 +603,7 @@ class TestObservability:
         for data in sent:
             with (
                 socket.create_connection(("127.0.0.1", gateway.http_port), timeout=20) as plain,
-                context.wrap_socket(plain, server_hostname="localhost") as connection,
+                context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
             ):
                 connection.sendall(data)
                 connection.recv(100)
@@ -798,12 +782,7 @@ class TestRefusals:
             Gateway(settings, **{**FREE_PORTS, "grpc_port": gateway.grpc_port})
         assert "--grpc-port" in caught.value.hint
 
-    def test_addresses_and_files(self, tmp_path: Path) -> None:
+    def test_an_address_of_another_machine(self, tmp_path: Path) -> None:
         require_haproxy()
-        keys = key_file(tmp_path)
         with pytest.raises(ServerError, match=r"--listen 192\.0\.2\.1|192\.0\.2\.1 cannot be opened"):
-            Gateway(GatewaySettings(keys=keys, listen="192.0.2.1", insecure=True), **FREE_PORTS)
-        with pytest.raises(OutputError, match="cannot open this file for the access log"):
-            Gateway(GatewaySettings(keys=keys, access_log=tmp_path / "missing" / "log"), **FREE_PORTS)
-        with pytest.raises(InputError, match="the key file cannot be read"):
-            Gateway(GatewaySettings(keys=tmp_path / "none"), **FREE_PORTS)
+            Gateway(GatewaySettings(keys=key_file(tmp_path), listen="192.0.2.1", insecure=True), **FREE_PORTS)
