@@ -280,42 +280,6 @@ class TestStopping:
         assert not there & left
         assert [region for name in left for region in Path("/dev/shm").glob(f"{name}*")] == []
 
-    @pytest.mark.rest
-    @pytest.mark.parametrize("protocol", PROTOCOLS)
-    def test_stopping_under_load(self, protocol: str, serve: Callable[..., Serve], bundle: Bundle) -> None:
-        """Every request gets a correct answer or a clear error; afterwards no process remains."""
-        running = serve()
-        where = running.ready()
-        pixels, logits = bundle.golden()
-        answers: list[float] = []
-        failures: list[Exception] = []
-        done = threading.Event()
-
-        def load() -> None:
-            with TritonConnection(where[protocol], timeout_s=20) as own:
-                while not done.is_set():
-                    try:
-                        answer = own.infer("gmmvit_network", "pixels", pixels)
-                        answers.append(float(np.abs(answer - logits).max()))
-                    except ServerError as exc:
-                        failures.append(exc)
-                        return
-
-        threads = [threading.Thread(target=load) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: len(answers) >= 20, "20 answers")
-        running.process.send_signal(signal.SIGTERM)
-        status, errors = running.end(timeout_s=60)
-        done.set()
-        for thread in threads:
-            thread.join(timeout=30)
-            assert not thread.is_alive()
-        assert status == 0, errors
-        assert max(answers) < 1e-5
-        assert len(failures) == 4
-        wait_gone(str(running.path))
-
     def test_serving_a_bundle_directly(self, bundle: Bundle, tmp_path: Path) -> None:
         copy = tmp_path / "bundle"
         shutil.copytree(bundle.path, copy)

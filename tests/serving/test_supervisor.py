@@ -240,19 +240,6 @@ def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bu
     assert supervised.metrics.restarts == 0
 
 
-def test_a_server_that_cannot_start_again_ends_the_supervisor(tmp_path: Path) -> None:
-    models = write_stand_in(tmp_path / "models")
-    options = SupervisorOptions(delays_s=(0.0,), most_failed_restarts=2)
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
-        supervisor = Supervisor(server, options)
-        supervisor.step()
-        (models / MODEL / "1" / "model.py").write_text("this is no Python")
-        server.kill_now()
-        with pytest.raises(ServerError, match="did not start"):
-            supervisor.run(lambda: False)
-    assert "gmmvit_server_failed_restarts_total 2" in supervisor.metrics.text()
-
-
 def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +262,7 @@ def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
             supervisor.run(lambda: len(waits_s) > 20)
     assert waits_s[4:] == [1, 2, 4, 8, 16, 30, 30, 30]
     assert supervisor.metrics.restarts == 5
+    assert "gmmvit_server_failed_restarts_total 8" in supervisor.metrics.text()
 
 
 def test_ten_times_the_capacity_causes_no_restart(tmp_path: Path) -> None:
