@@ -35,7 +35,7 @@ from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import GatewayService
+from gmmvit_deploy.serving.service import Service
 
 CLIENTS = (1, 16)
 MOST_MS, LEAST_SHARE = 0.5, 0.75
@@ -135,7 +135,7 @@ def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
         settings = GatewaySettings(keys=folder / "keys", in_flight=32, access_log=folder / "access.log")
-        service = stack.enter_context(GatewayService(ServerOptions(**ports), settings))
+        service = stack.enter_context(Service(ServerOptions(**ports), settings))
         server = TritonServer(models.path, options=service.server_options)
         service.start(server, cancelled=lambda: False)
         return described(asyncio.run(rates(server, service.gateway, rounds, seconds)))

@@ -38,11 +38,11 @@ from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import GatewayService
-from tests.serving import sleeping_network
+from gmmvit_deploy.serving.service import Service
+from tests.serving import stand_in
 
 SLEEP_S = 0.02
-CAPACITY = sleeping_network.INSTANCES / SLEEP_S
+CAPACITY = stand_in.INSTANCES / SLEEP_S
 OVERLOAD = 3
 PROTOCOLS = ("grpc", "http")
 DEADLINE_S = 0.5
@@ -92,7 +92,7 @@ async def measured(where: TritonServer | Gateway, protocol: str, seconds: float,
 def row_of(place: str, protocol: str, seconds: float, folder: Path) -> dict[str, Any]:
     """Start a new server, so that no request of another row waits in it, and a gateway for the place ``gateway``."""
     models = folder / f"{protocol}-{place}"
-    sleeping_network.sleeping_repository(models, sleep_s=SLEEP_S)
+    stand_in.sleeping_repository(models, sleep_s=SLEEP_S)
     (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     chosen = {"in_flight": IN_FLIGHT, "queue_timeout_ms": QUEUE_TIMEOUT_MS}
@@ -101,7 +101,7 @@ def row_of(place: str, protocol: str, seconds: float, folder: Path) -> dict[str,
             server = stack.enter_context(TritonServer(models, options=ServerOptions(**ports)))
             return asyncio.run(measured(server, protocol, seconds, closed=True))
         settings = GatewaySettings(keys=folder / "keys", access_log=folder / "access.log", **chosen)
-        service = stack.enter_context(GatewayService(ServerOptions(**ports), settings))
+        service = stack.enter_context(Service(ServerOptions(**ports), settings))
         service.start(TritonServer(models, options=service.server_options), cancelled=lambda: False)
         return asyncio.run(measured(service.gateway, protocol, seconds, closed=False))
 

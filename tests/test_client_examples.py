@@ -26,7 +26,7 @@ from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import GatewayService
+from gmmvit_deploy.serving.service import Service
 from tests.certificates import Certificate, self_signed
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, Block, blocks, commands
@@ -52,7 +52,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 @pytest.fixture(scope="module")
 def service(
     repository: Repository, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GatewayService]:
+) -> Iterator[Service]:
     """HAProxy with TLS and keys, the front and Triton, as ``gmmvit serve --gateway`` runs them."""
     require_haproxy()
     settings = GatewaySettings(
@@ -61,14 +61,14 @@ def service(
         tls_key=certificate.private_key,
         access_log=tmp_path_factory.mktemp("log") / "access.log",
     )
-    with GatewayService(ServerOptions(**FREE_PORTS), settings) as running:
+    with Service(ServerOptions(**FREE_PORTS), settings) as running:
         running.start(TritonServer(repository.path, options=running.server_options), cancelled=lambda: False)
         yield running
 
 
 @pytest.fixture
 def folder(
-    tmp_path: Path, service: GatewayService, certificate: Certificate, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, service: Service, certificate: Certificate, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """The reader's folder: an image, pixels, a key and a certificate, and the variables of the page."""
     (tmp_path / "photo.png").write_bytes(encoded(photo(60, 40), "PNG"))
@@ -130,7 +130,7 @@ def test_every_language_has_a_program() -> None:
     }
 
 
-def test_curl(folder: Path, service: GatewayService, bundle: Bundle, expected: Any) -> None:
+def test_curl(folder: Path, service: Service, bundle: Bundle, expected: Any) -> None:
     require("curl")
     classify, several, infer = (command.text for block in examples("console")[:3] for command in commands(block))
     address = service.http_url.removeprefix("https://")
@@ -147,7 +147,7 @@ def test_curl(folder: Path, service: GatewayService, bundle: Bundle, expected: A
 
 
 def test_gmmvit(
-    folder: Path, service: GatewayService, expected: Any, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
+    folder: Path, service: Service, expected: Any, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     (command,) = commands(examples("console")[3])
     words = command.text.replace("https://HOST:8000", service.http_url).split()[1:]
@@ -176,7 +176,7 @@ def test_the_python_program_names_a_refusal(folder: Path) -> None:
     assert "the key is unknown" in done.stderr
 
 
-def test_tritonclient(folder: Path, service: GatewayService, bundle: Bundle) -> None:
+def test_tritonclient(folder: Path, service: Service, bundle: Bundle) -> None:
     text = examples("python")[1].text
     text = text.replace("HOST:8001", f"127.0.0.1:{service.gateway.grpc_port}")
     text = text.replace("HOST:8000", f"127.0.0.1:{service.gateway.http_port}")
@@ -212,7 +212,7 @@ def test_go(folder: Path, expected: Any) -> None:
     check_lines(run(go, "run", "classify.go", "photo.png", "pixels.bin"), expected)
 
 
-def values(service: GatewayService, certificate: Certificate) -> dict[str, float]:
+def values(service: Service, certificate: Certificate) -> dict[str, float]:
     """Return name and labels → value of every sample on the metrics port."""
     answer = request(service.metrics_url, "/metrics", ca=certificate.certificate)
     samples = (line.rpartition(" ") for line in answer.body.decode().splitlines() if not line.startswith("#"))
@@ -227,7 +227,7 @@ OF_ROLLOUTS = {"gmmvit_rollouts_total", "gmmvit_rollout_running"}
 """Metrics of a service with a state folder; tests/serving/rollout reads them."""
 
 
-def test_the_service_has_every_series_of_the_alert_rules(service: GatewayService, certificate: Certificate) -> None:
+def test_the_service_has_every_series_of_the_alert_rules(service: Service, certificate: Certificate) -> None:
     """Each selector of the rules selects samples, apart from the label that Prometheus adds and from a failed probe."""
     end = time.monotonic() + 60
     service.run(lambda: probed(values(service, certificate)) or time.monotonic() > end)
@@ -247,7 +247,7 @@ def test_the_service_has_every_series_of_the_alert_rules(service: GatewayService
         assert matching, f"{name}{{{labels}}}"
 
 
-def test_metrics_of_certificate_and_reload(service: GatewayService, certificate: Certificate) -> None:
+def test_metrics_of_certificate_and_reload(service: Service, certificate: Certificate) -> None:
     expires_in_s = values(service, certificate)["gmmvit_gateway_certificate_expiry_seconds"] - time.time()
     assert 23 * 3600 < expires_in_s <= 24 * 3600
     keys = service.gateway.settings.keys
@@ -259,7 +259,7 @@ def test_metrics_of_certificate_and_reload(service: GatewayService, certificate:
 
 
 @pytest.mark.rest
-def test_the_metrics_count_the_restarts_of_the_front(service: GatewayService, certificate: Certificate) -> None:
+def test_the_metrics_count_the_restarts_of_the_front(service: Service, certificate: Certificate) -> None:
     assert values(service, certificate)["gmmvit_front_restarts_total"] == 0
     keeper = service.front
     assert keeper is not None

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from tests.serving import sleeping_network
+from tests.serving import stand_in
 
 __all__ = [
     "KEY",
@@ -75,17 +75,17 @@ def message() -> bytes:
     """Return a serialised request with a single image."""
     from tritonclient.grpc import service_pb2
 
-    request = service_pb2.ModelInferRequest(model_name=sleeping_network.MODEL)
-    request.inputs.add(name="pixels", datatype="UINT8", shape=[1, *sleeping_network.SHAPE])
-    request.raw_input_contents.append(np.zeros(sleeping_network.SHAPE, np.uint8).tobytes())
+    request = service_pb2.ModelInferRequest(model_name=stand_in.NETWORK)
+    request.inputs.add(name="pixels", datatype="UINT8", shape=[1, *stand_in.SHAPE])
+    request.raw_input_contents.append(np.zeros(stand_in.SHAPE, np.uint8).tobytes())
     return bytes(request.SerializeToString())
 
 
 def http_request(port: int) -> tuple[bytes, bytes]:
     """Return (head, body) of a request with a single image in Triton's raw form."""
-    body = np.zeros(sleeping_network.SHAPE, np.uint8).tobytes()
+    body = np.zeros(stand_in.SHAPE, np.uint8).tobytes()
     lines = [
-        f"POST /v2/models/{sleeping_network.MODEL}/infer HTTP/1.1",
+        f"POST /v2/models/{stand_in.NETWORK}/infer HTTP/1.1",
         f"Host: 127.0.0.1:{port}",
         f"Authorization: Bearer {KEY}",
         "Inference-Header-Content-Length: 0",

@@ -1,13 +1,19 @@
-"""Write metrics of this package in Prometheus's text format."""
+"""The metrics of this package in Prometheus's text format: their lines, and those of all parts of a service."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
-__all__ = ["filesystem_metrics", "metric_text"]
+__all__ = ["RestartReason", "SupervisorMetrics", "filesystem_metrics", "joined_metrics", "metric_text"]
+
+RestartReason = Literal["exit", "worker", "probe"]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its shared memory
 
@@ -35,3 +41,63 @@ def filesystem_metrics(folders: Iterable[Path] = ()) -> str:
     return metric_text(
         "gmmvit_filesystem_free_bytes", "gauge", "Free bytes of the file system of a folder", free
     ) + metric_text("gmmvit_filesystem_size_bytes", "gauge", "Size in bytes of the file system of a folder", size)
+
+
+def joined_metrics(sources: Mapping[str, Callable[[], str]]) -> str:
+    """Return the metrics of all sources that answer; ``gmmvit_metrics_source_up`` states which sources answered.
+
+    sources: name of the source → function that returns its metrics, or raises OSError or HTTPException.
+    """
+    parts, states = [], []
+    for name, source in sources.items():
+        try:
+            parts.append(source().rstrip("\n") + "\n")
+        except (OSError, http.client.HTTPException):
+            states.append((f'{{source="{name}"}}', 0))
+        else:
+            states.append((f'{{source="{name}"}}', 1))
+    meaning = "1 if this part of the service answered with its metrics."
+    return "".join(parts) + metric_text("gmmvit_metrics_source_up", "gauge", meaning, states)
+
+
+class SupervisorMetrics:
+    """Counters of the supervisor; threads may count at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._restarts: Counter[str] = Counter(dict.fromkeys(get_args(RestartReason), 0))
+        self._failed_restarts = 0
+        self._probes: Counter[tuple[str, str]] = Counter()
+        self.up = False
+
+    @property
+    def restarts(self) -> int:
+        return sum(self._restarts.values())
+
+    def count_restart(self, reason: RestartReason) -> None:
+        with self._lock:
+            self._restarts[reason] += 1
+
+    def count_failed_restart(self) -> None:
+        with self._lock:
+            self._failed_restarts += 1
+
+    def count_probe(self, model: str, result: str) -> None:
+        with self._lock:
+            self._probes[model, result] += 1
+
+    def text(self) -> str:
+        """Return the metrics in Prometheus's text format."""
+        with self._lock:
+            restarts = [(f'{{reason="{reason}"}}', count) for reason, count in sorted(self._restarts.items())]
+            probes = [
+                (f'{{model="{model}",result="{result}"}}', count)
+                for (model, result), count in sorted(self._probes.items())
+            ]
+        failed, late = [("", self._failed_restarts)], "Restarts after which the server was not ready"
+        return (
+            metric_text("gmmvit_server_up", "gauge", "1 if the server runs, else 0", [("", int(self.up))])
+            + metric_text("gmmvit_server_restarts_total", "counter", "Restarts of the server", restarts)
+            + metric_text("gmmvit_server_failed_restarts_total", "counter", late, failed)
+            + metric_text("gmmvit_probes_total", "counter", "Inferences that the supervisor requested", probes)
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from gmmvit_deploy.errors import ServerError
 
@@ -20,14 +21,9 @@ def free_ports(services: Mapping[str, tuple[str, int]]) -> tuple[int, ...]:
     services: name of the service, as in the option ``--NAME-port`` → (address to listen on, port).
     Errors: ServerError when a port cannot be opened.
     """
-    probes: list[socket.socket] = []
-    try:
-        for service, (host, port) in services.items():
-            probes.append(listening_socket(host, port, service))
-        return tuple(probe.getsockname()[1] for probe in probes)
-    finally:
-        for probe in probes:
-            probe.close()
+    with ExitStack() as opened:
+        listeners = [opened.enter_context(listening_socket(*where, name)) for name, where in services.items()]
+        return tuple(listener.getsockname()[1] for listener in listeners)
 
 
 def listening_socket(

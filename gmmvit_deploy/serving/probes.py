@@ -15,12 +15,11 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from gmmvit_deploy.errors import OverloadError, ServerError
 
-__all__ = ["Address", "Answer", "Probe", "ask", "model_names", "probe_of_model", "successes"]
+__all__ = ["Address", "Answer", "Probe", "ask", "probe_of_model", "successes"]
 
 _BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
 _BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
@@ -82,11 +81,6 @@ class Answer:
     seconds: float = 0.0
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def model_names(repository: Path) -> list[str]:
-    """Return the names of the models in a repository."""
-    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
 
 
 def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> Probe | None:

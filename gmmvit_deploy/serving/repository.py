@@ -99,14 +99,15 @@ def repository_from_bundle(
     on_progress(Progress("check the graph"))
     source, target = _network_file(bundle, options, engine, server)
     on_progress(Progress("find the attentions that the CPU kernels compute"))
-    kernels = _kernels(source, options)
-    if options.cpu_kernels == "on" and not kernels.use.used:
+    library, why_not = _kernels(source, options)
+    kernels = CpuKernelsUse(used=library is not None, why_not=why_not)
+    if options.cpu_kernels == "on" and not kernels.used:
         raise InputError(
-            f"runtime {options.runtime}+kernels cannot run on this machine: {kernels.use.why_not}",
+            f"runtime {options.runtime}+kernels cannot run on this machine: {why_not}",
             hint=f"add --runtime {options.runtime} to run the same graph without this project's CPU kernels",
         )
     on_progress(Progress("write the models"))
-    configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.use.used)
+    configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.used)
     with new_folder(out, force=force) as folder:
         for name, config in configs.items():
             model = folder / name
@@ -117,14 +118,14 @@ def repository_from_bundle(
         shutil.copyfile(source, folder / options.network / "1" / target)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(options, folder / options.network / "1", kernels)
+            _copy_programs(options, folder / options.network / "1", library)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
         for name, text in (notes or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
     ordered = [name for name in (options.name, options.network, options.preprocess) if name in configs]
     skipped = () if options.preprocess in configs else (_NO_PREPROCESSING,)
-    return Repository(path=out, models=tuple(ordered), skipped=skipped, cpu_kernels=kernels.use)
+    return Repository(path=out, models=tuple(ordered), skipped=skipped, cpu_kernels=kernels)
 
 
 _NO_PREPROCESSING = (
@@ -165,39 +166,24 @@ def _network_file(
     return engine.plan_path, "model.plan"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kernels:
-    """The CPU kernels of this project, for a network.
-
-    use: states whether the network uses the kernels.
-    library: the library of the kernels, which is copied beside the network; None without kernels.
-    """
-
-    use: CpuKernelsUse
-    library: Path | None = None
-
-
-def _kernels(network: Path, options: RepositoryOptions) -> _Kernels:
-    """Return the CPU kernels for this network; ``use`` gives the reason if the network runs without the kernels."""
+def _kernels(network: Path, options: RepositoryOptions) -> tuple[Path | None, str]:
+    """Return the library of this project's CPU kernels for a network, or None and the reason to run without them."""
     if options.backend != "python":
-        why = f"only the python backend can use the CPU kernels, not the {options.backend} backend"
-        return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
+        return None, f"only the python backend can use the CPU kernels, not the {options.backend} backend"
     if options.cpu_kernels == "off":
-        return _Kernels(use=CpuKernelsUse(used=False, why_not="not requested"))
+        return None, "not requested"
     if options.runtime != "openvino":
-        return _Kernels(use=CpuKernelsUse(used=False, why_not="the CPU kernels need OpenVINO"))
+        return None, "the CPU kernels need OpenVINO"
     kernels, why = kernels_for_graph(network, options.precision)
     library, _ = openvino_library()
-    if kernels is None or library is None:
-        return _Kernels(use=CpuKernelsUse(used=False, why_not=why))
-    return _Kernels(use=CpuKernelsUse(used=True), library=library)
+    return (library, "") if kernels is not None and library is not None else (None, why)
 
 
-def _copy_programs(options: RepositoryOptions, folder: Path, kernels: _Kernels) -> None:
+def _copy_programs(options: RepositoryOptions, folder: Path, library: Path | None) -> None:
     """Copy the files that the network needs in the server into ``folder``.
 
-    The source files of the runner are copied, so that the server runs the same code as a runner in this process. With
-    kernels, the library of the kernels is also copied.
+    The source files of the runner are copied, so that the server runs the same code as a runner in this process.
+    library: the library of this project's CPU kernels, which is also copied; None without the kernels.
     """
     modules: tuple[ModuleType, ...]
     if options.runtime == "onnxruntime":
@@ -206,12 +192,10 @@ def _copy_programs(options: RepositoryOptions, folder: Path, kernels: _Kernels) 
         package = _OPENVINO
         modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks, refusal_reasons)
     (folder / package).mkdir()
-    files = [str(module.__file__) for module in modules]
-    copies = {file: f"{package}/{Path(file).name}" for file in files}
-    if kernels.library is not None:
-        copies[str(kernels.library)] = "openvino_kernels.so"
-    for source, name in copies.items():
-        shutil.copyfile(source, folder / name)
+    for file in (Path(str(module.__file__)) for module in modules):
+        shutil.copyfile(file, folder / package / file.name)
+    if library is not None:
+        shutil.copyfile(library, folder / "openvino_kernels.so")
 
 
 def _write_preprocess(model: Path, bundle: Bundle) -> None:

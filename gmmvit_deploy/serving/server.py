@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +22,7 @@ from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_bac
 from gmmvit_deploy.serving.local_http import answers
 from gmmvit_deploy.serving.ports import free_ports
 from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
-from gmmvit_deploy.serving.served_models import read_models
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_log import ServerLog
 
 __all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
@@ -136,9 +137,23 @@ class TritonServer:
     ) -> None:
         self.stop()
 
+    @cached_property
+    def models(self) -> ServedModels:
+        """What the repository states.  Errors: RepositoryError when the folder is not a model repository."""
+        return read_models(self.repository)
+
     def check_repository(self) -> None:
         """Raise RepositoryError if the folder is not a model repository, or needs a backend that is not here."""
-        _check_backends(self.repository, self.install)
+        if self.install.kind == "wheel" and "onnxruntime" in self.models.runtimes:  # with the packages of this Python
+            require_onnxruntime()
+        for model, backend in self.models.backends.items():
+            if backend not in self.install.backend_names:
+                there = ", ".join(self.install.backend_names) or "no backend"
+                raise RepositoryError(
+                    f"{model} needs the {backend} backend; {self.install.binary} has: {there}",
+                    hint="write the repository for another backend with gmmvit repository BUNDLE --backend NAME, or "
+                    "add --tritonserver PATH to this command to use a server that has the required backend",
+                )
 
     def start(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Start the server and wait until every model is ready, or until ``cancelled`` returns True.
@@ -178,12 +193,6 @@ class TritonServer:
         self.kill_now()
         self._clean_up()
         self._start(cancelled)
-
-    def wait(self, poll: Callable[[], bool] = lambda: False) -> None:
-        """Wait until ``poll`` returns True.  Errors: ServerError when the server ends during the wait."""
-        while not poll():
-            self.require_running()
-            time.sleep(_POLL_S)
 
     def require_running(self) -> None:
         """Errors: ServerError, with the signal or exit status, when the server has ended."""
@@ -309,17 +318,3 @@ class TritonServer:
 
     def _last_words(self) -> str:
         return self._log.last_words() if self._log is not None else "there is no log"
-
-
-def _check_backends(repository: Path, install: ServerInstall) -> None:
-    models = read_models(repository)
-    if install.kind == "wheel" and "onnxruntime" in models.runtimes:  # with the packages of this Python
-        require_onnxruntime()
-    for model, backend in models.backends.items():
-        if backend not in install.backend_names:
-            there = ", ".join(install.backend_names) or "no backend"
-            raise RepositoryError(
-                f"{model} needs the {backend} backend; {install.binary} has: {there}",
-                hint="write the repository for another backend with gmmvit repository BUNDLE --backend NAME, or add "
-                "--tritonserver PATH to this command to use a server that has the required backend",
-            )

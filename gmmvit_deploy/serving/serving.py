@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
@@ -16,10 +18,9 @@ from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
 from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import BareService, GatewayService, Service
-from gmmvit_deploy.serving.signals import Signals
+from gmmvit_deploy.serving.service import Service
 
-__all__ = ["repository_options", "serve_path"]
+__all__ = ["Signals", "repository_options", "serve_path"]
 
 
 def serve_path(
@@ -63,9 +64,7 @@ def serve_path(
     install = find_server(tritonserver)
     if gateway is None:
         require_insecure(options.host, insecure=insecure)
-        service: Service = BareService(options, on_log_line=on_log_line)
-    else:
-        service = GatewayService(options, gateway, on_log_line=on_log_line, on_gateway_line=on_gateway_line)
+    service = Service(options, gateway, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
         repository = _repository(
             path,
@@ -134,3 +133,32 @@ def _repository(
         why_not = "" if stated == "on" else f"{path} was written without this project's CPU kernels"
         on_kernels(CpuKernelsUse(used=stated == "on", why_not=why_not))
     return path
+
+
+class Signals:
+    """Counts SIGINT and SIGTERM inside ``with Signals(on_second=…) as signals:``; use it in the main thread.
+
+    on_second: called by the signal handler at the second signal and each further signal.
+    """
+
+    def __init__(self, *, on_second: Callable[[], None]) -> None:
+        self.seen = 0
+        self._on_second = on_second
+        self._before: dict[signal.Signals, object] = {}
+
+    def any_seen(self) -> bool:
+        return self.seen > 0
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # the handler that signal() returned
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self.seen += 1
+        if self.seen > 1:
+            self._on_second()

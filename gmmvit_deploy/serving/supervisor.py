@@ -7,14 +7,17 @@ probe     a model failed two probes in sequence (`watch`)
 
 from __future__ import annotations
 
+import http.client
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
+from gmmvit_deploy.serving.local_http import text_from_url
+from gmmvit_deploy.serving.metric_text import RestartReason, SupervisorMetrics
 from gmmvit_deploy.serving.processes import is_alive
 from gmmvit_deploy.serving.server import TritonServer
-from gmmvit_deploy.serving.supervisor_metrics import RestartReason, SupervisorMetrics, fetched_metrics
 from gmmvit_deploy.serving.watch import Watch
 
 __all__ = ["Supervisor", "SupervisorOptions"]
@@ -53,7 +56,9 @@ class Supervisor:
 
     def metrics_text(self) -> str:
         """Return the metrics of the server and of the supervisor, in Prometheus's text format."""
-        theirs = fetched_metrics(self.server.metrics_url) if self.server.pid else ""
+        theirs = ""
+        with suppress(OSError, http.client.HTTPException):  # the server starts, or has ended
+            theirs = text_from_url(self.server.metrics_url, timeout_s=2) if self.server.pid else ""
         return theirs + self.metrics.text()
 
     def run(self, stopped: Callable[[], bool]) -> None:

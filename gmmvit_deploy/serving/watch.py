@@ -15,10 +15,10 @@ import threading
 import time
 
 from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.serving.probes import Address, Probe, ask, model_names, probe_of_model, successes
+from gmmvit_deploy.serving.metric_text import SupervisorMetrics
+from gmmvit_deploy.serving.probes import Address, Probe, ask, probe_of_model, successes
 from gmmvit_deploy.serving.processes import cpu_seconds
 from gmmvit_deploy.serving.server import TritonServer
-from gmmvit_deploy.serving.supervisor_metrics import SupervisorMetrics
 
 __all__ = ["Watch"]
 
@@ -57,7 +57,7 @@ class Watch:
         self._http = Address(host=server.options.host, port=server.http_port)
         self._metrics_port = Address(host=server.options.metrics_host or server.options.host, port=server.metrics_port)
         self._ended = threading.Event()
-        for model in model_names(server.repository):
+        for model in server.models.names:
             threading.Thread(target=self._repeat, args=(model,), name=f"gmmvit-probe-{model}", daemon=True).start()
 
     def end(self) -> None:

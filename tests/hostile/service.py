@@ -22,7 +22,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
-from gmmvit_deploy.serving.front.process import FrontProcess, start_front
+from gmmvit_deploy.serving.front.process import FrontProcess
 from tests.hostile.commands import Sandbox
 from tests.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 
@@ -120,7 +120,7 @@ class Service:
         own = [name for name in regions if any(name.startswith(folder) for folder in folders)]
         OWN_REGIONS[:] = sorted(own, key=lambda name: Path("/dev/shm", name).stat().st_mtime)
         if not self._gateway and self._front is None:
-            self._front = start_front(FrontOptions(triton_url=f"grpc://{self.grpc_address}"), self._secret)
+            self._front = FrontProcess(FrontOptions(triton_url=f"grpc://{self.grpc_address}"), self._secret)
             self._front.wait_ready()
 
     def _printed(self) -> dict[str, str]:

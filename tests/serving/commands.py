@@ -11,7 +11,7 @@ from typing import Any
 
 from gmmvit_deploy.serving.processes import Worker, workers_of
 
-__all__ = ["Serve", "metric_values", "stub_of"]
+__all__ = ["Serve", "metric_values", "ready", "stub_of"]
 
 
 class Serve:
@@ -25,17 +25,22 @@ class Serve:
         self.path = path
 
     def ready(self) -> dict[str, Any]:
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line)
-            if line.startswith("}"):
-                break
-        return json.loads("".join(lines))
+        return ready(self.process)
 
     def end(self, timeout_s: float = 30) -> tuple[int, str]:
         """(exit status, stderr)"""
         _, errors = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, errors
+
+
+def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait until a service is ready, and return what it prints, such as its addresses."""
+    text = ""
+    for line in process.stdout or ():
+        text += line
+        if line.startswith("}"):
+            return json.loads(text)
+    raise SystemExit(f"gmmvit serve did not start: {process.communicate()}")
 
 
 def metric_values(url: str, name: str) -> dict[str, float]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import ssl
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy
+from tests.certificates import self_signed
 
 __all__ = ["KEY", "OTHER_KEY", "Answer", "Stub", "binary_request", "certificate", "grpc_request", "key_file", "request"]
 
@@ -42,14 +41,9 @@ def key_file(folder: Path, *lines: str) -> Path:
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Return (certificate, private key) for localhost and 127.0.0.1, signed by itself.  Skips without openssl."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on PATH")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
+    """Return (certificate, private key) for 127.0.0.1, signed by itself."""
+    made = self_signed(folder)
+    return made.certificate, made.private_key
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.processes import Worker, workers_of
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.serving.gateways import key_file
 from tests.waiting import wait_until
@@ -52,6 +54,10 @@ class Running:
     @property
     def options(self) -> ServerOptions:
         return ServerOptions(http_port=self.http_port, grpc_port=self.grpc_port, metrics_port=self.metrics_port)
+
+    @cached_property
+    def models(self) -> ServedModels:
+        return read_models(self.repository)
 
     @property
     def workers(self) -> tuple[Worker, ...]:

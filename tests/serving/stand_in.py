@@ -1,6 +1,9 @@
-"""A model for Triton's Python backend that sleeps: its capacity is exact on a busy machine, and needs no processor.
+"""Stand-ins for a network in Triton's Python backend that sleep: their capacity is exact on a busy machine.
 
-A test can hold its answers back (`answers_held`).
+    write_stand_in        X float32 (batch of at most 2, 1) → Y, the same values, after a sleep for the batch
+    sleeping_repository   pixels of a single image → logits of 0; INSTANCES / sleep requests a second, as no batch forms
+
+They need no processor.  A test can hold their answers back (`answers_held`).
 """
 
 from __future__ import annotations
@@ -10,19 +13,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["MODEL", "answers_held", "held_file", "infer_body", "write_stand_in"]
+__all__ = [
+    "BUNDLE",
+    "INSTANCES",
+    "MODEL",
+    "NETWORK",
+    "SHAPE",
+    "answers_held",
+    "held_file",
+    "infer_body",
+    "sleeping_repository",
+    "write_stand_in",
+]
 
 MODEL = "stand_in"
-_CONFIG = """name: "stand_in"
-backend: "python"
-max_batch_size: 2
+NETWORK = "gmmvit_network"
+SHAPE = (32, 32, 3)
+INSTANCES = 2
+BUNDLE = "5" * 64
+"""Stands for the SHA-256 of a bundle."""
+_ECHO = """max_batch_size: 2
 input [{ name: "X" data_type: TYPE_FP32 dims: [1] }]
 output [{ name: "Y" data_type: TYPE_FP32 dims: [1] }]
 instance_group [{ count: 1 kind: KIND_CPU }]
 dynamic_batching { }
 """
+_SLEEPER = f"""max_batch_size: 1
+input [{{ name: "pixels" data_type: TYPE_UINT8 dims: [{", ".join(map(str, SHAPE))}] }}]
+output [{{ name: "logits" data_type: TYPE_FP32 dims: [10] }}]
+instance_group [{{ count: {INSTANCES} kind: KIND_CPU }}]
+parameters {{ key: "gmmvit_bundle_sha256" value {{ string_value: "{BUNDLE}" }} }}
+"""
 _CODE = """import os
 import time
+
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
@@ -31,17 +56,33 @@ class TritonPythonModel:
         time.sleep(DELAY_S)
         while os.path.exists(HELD):
             time.sleep(0.01)
-        inputs = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", values)]) for values in inputs]
+        inputs = [pb_utils.get_input_tensor_by_name(request, INPUT).as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor(OUTPUT, answer(values))]) for values in inputs]
+
+
+def answer(values):
+    return values if OUTPUT == "Y" else np.zeros((len(values), 10), np.float32)
+
+
 """
 
 
 def write_stand_in(folder: Path, *, delay_s: float = 0.0) -> Path:
-    """Write a repository with the model.  delay_s: the time for a batch of at most two requests, in seconds."""
-    (folder / MODEL / "1").mkdir(parents=True)
-    (folder / MODEL / "config.pbtxt").write_text(_CONFIG)
-    settings = f"DELAY_S = {delay_s}\nHELD = {str(held_file(folder))!r}\n\n"
-    (folder / MODEL / "1" / "model.py").write_text(settings + _CODE)
+    """Write a repository with `MODEL`.  delay_s: the time for a batch of at most two requests, in seconds."""
+    return _written(folder, MODEL, _ECHO, INPUT="X", OUTPUT="Y", DELAY_S=delay_s)
+
+
+def sleeping_repository(folder: Path, *, sleep_s: float = 0.02) -> Path:
+    """Write a repository with `NETWORK`.  sleep_s: the time for an image, in seconds."""
+    return _written(folder, NETWORK, _SLEEPER, INPUT="pixels", OUTPUT="logits", DELAY_S=sleep_s)
+
+
+def _written(folder: Path, model: str, config: str, **constants: object) -> Path:
+    (folder / model / "1").mkdir(parents=True)
+    (folder / model / "config.pbtxt").write_text(f'name: "{model}"\nbackend: "python"\n{config}')
+    constants["HELD"] = str(held_file(folder))
+    code = _CODE + "".join(f"{name} = {value!r}\n" for name, value in constants.items())
+    (folder / model / "1" / "model.py").write_text(code)
     return folder
 
 
@@ -61,5 +102,5 @@ def held_file(folder: Path) -> Path:
 
 
 def infer_body(value: float) -> bytes:
-    """Return the JSON of a request; the model answers with the same value."""
+    """Return the JSON of a request to `MODEL`, which answers with the same value."""
     return json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [value]}]}).encode()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from gmmvit_deploy.serving.metric_text import filesystem_metrics, metric_text
+from gmmvit_deploy.serving.metric_text import filesystem_metrics
 from tests.certificates import self_signed
 from tests.documented import PAGES, blocks
 
@@ -155,11 +155,6 @@ def promtool(*arguments: str | Path) -> str:
 
 
 @pytest.mark.process
-def test_the_rules_are_valid() -> None:
-    assert f"{len(NAMES)} rules found" in promtool("check", "rules", ALERTS)
-
-
-@pytest.mark.process
 def test_the_documented_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = PAGES / "running_it.md"
     (block,) = (block for block in blocks(page, page.read_text(encoding="utf-8")) if block.language == "yaml")
@@ -216,15 +211,3 @@ def test_file_systems_have_their_free_and_total_bytes(tmp_path: Path) -> None:
     assert int(size) == shutil.disk_usage(tmp_path).total
     assert 'folder="/dev/shm"' in text
     assert "absent" not in text
-
-
-def test_a_folder_with_a_quote_is_a_valid_label(tmp_path: Path) -> None:
-    folder = tmp_path / 'a"b'
-    folder.mkdir()
-    assert f'{{folder="{tmp_path}/a\\"b"}}' in filesystem_metrics((folder,))
-
-
-def test_a_metric_is_prometheus_text() -> None:
-    assert metric_text("a_total", "counter", "Things", [('{b="c"}', 1)]) == (
-        '# HELP a_total Things\n# TYPE a_total counter\na_total{b="c"} 1\n'
-    )

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.spec import ImageSpec
@@ -128,13 +126,6 @@ def test_server_preprocesses_images_for_a_network_that_is_not_square(server: Tri
     np.testing.assert_array_equal(pixels, np.stack([by_timm(image, WIDE)[0] for image in IMAGES]))
 
 
-@pytest.mark.server
-def test_server_refuses_an_image_that_would_become_huge(server: TritonServer) -> None:
-    line = np.array([[encoded(photo(5_000_000, 1, "L"), "PNG")]], dtype=np.object_)
-    with TritonConnection(server.grpc_url) as connection, pytest.raises(Exception, match="the maximum is 50000000"):
-        connection.infer("center_preprocess", "IMAGE", line, output="pixels")
-
-
 @pytest.mark.parametrize("input_kind", ["pixels", "tensor"])
 def test_configurations_of_a_network_that_is_not_square(input_kind: Any, bundles: dict[str, Bundle]) -> None:
     bundle = wide(bundles["center"], WIDE)
@@ -146,13 +137,3 @@ def test_configurations_of_a_network_that_is_not_square(input_kind: Any, bundles
     settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
     assert settings == {**WIDE.to_json(), "threads": 0}
     assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)
-
-
-def test_repository_of_a_network_that_is_not_square(bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    options = RepositoryOptions(cpu_kernels="off")
-    repository_from_bundle(wide(bundles["center"], WIDE), tmp_path / "r", options)
-    text = (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
-    config = text_format.Parse(text, model_config_pb2.ModelConfig())
-    assert list(config.output[0].dims) == [20, 33, 3]
-    warmup = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()[4:]
-    assert WIDE.pixels_from_bytes(warmup).shape == (20, 33, 3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import socket
 import subprocess
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,14 @@ import pytest
 from gmmvit_deploy import doctor
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
-from gmmvit_deploy.serving.gateway import files
-from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
-from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_options, tls_pem
+from gmmvit_deploy.runtimes.programs.access import Access
+from gmmvit_deploy.runtimes.programs.triton_errors import Request, error_from_transport
+from gmmvit_deploy.serving.gateway.access_log import AccessLog
+from gmmvit_deploy.serving.gateway.files import ALERTS, config_text, gateway_options, options_for, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
-from gmmvit_deploy.serving.gateway.keys import map_text, read_keys
+from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.options import (
-    DEFAULT_BODY_BYTES,
     Front,
-    GatewayFiles,
     GatewayOptions,
     GatewaySettings,
     HealthCheck,
@@ -39,30 +38,42 @@ from gmmvit_deploy.serving.gateway.service import behind_gateway
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.names import TUNING_FILE
-from gmmvit_deploy.serving.served_models import ServedModels, Tuned, read_models, read_tuning
-from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
+from gmmvit_deploy.serving.server import ServerOptions
+from gmmvit_deploy.serving.server_log import ServerLog
+from tests.certificates import self_signed
 from tests.cli.terminal import gmmvit_here, without_progress
 from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, request, require_haproxy
 from tests.waiting import wait_until
 
 HASH = hashlib.sha256(KEY.encode()).hexdigest().upper()
 PORTS = (8443, 8444, 8445)
+BINDS = dict(zip(("HTTP", "gRPC", "metrics"), (f"127.0.0.1:{port}" for port in PORTS), strict=True))
 
 
 def options(**changes: Any) -> GatewayOptions:
     upstream = Upstream(
         name="triton", http="127.0.0.1:8000", grpc="127.0.0.1:8001", metrics="127.0.0.1:8002", bundle="ab12"
     )
+    settings = GatewaySettings(
+        **{"keys": Path("keys"), "in_flight": 16, "queue_timeout_ms": 250, **changes.pop("own", {})}
+    )
     values: dict[str, Any] = {
-        "http_bind": "127.0.0.1:8443",
-        "grpc_bind": "127.0.0.1:8444",
-        "metrics_bind": "127.0.0.1:8445",
+        "settings": settings,
+        "binds": BINDS,
         "upstreams": (upstream,),
         "models": ("gmmvit", "gmmvit_network"),
         "health": HealthCheck(path="/v2/models/gmmvit_network/infer", body="A" * 12),
-        "files": GatewayFiles(),
     }
     return GatewayOptions(**{**values, **changes})
+
+
+def network(folder: Path, dims: str = "[ 3 ]", data_type: str = "TYPE_UINT8") -> Path:
+    """Write a repository with the configuration of a network."""
+    (folder / "net").mkdir()
+    config = f'name: "net" input {{ name: "x" data_type: {data_type} dims: {dims} }}'
+    (folder / "net" / "config.pbtxt").write_text(config)
+    return folder
 
 
 class TestKeys:
@@ -98,6 +109,12 @@ class TestKeys:
         with pytest.raises(InputError, match="not UTF-8 text"):
             read_keys(tmp_path / "binary")
 
+    def test_keys_that_others_can_read_are_noticed(self, tmp_path: Path) -> None:
+        keys = key_file(tmp_path)
+        for mode, others in ((0o644, True), (0o600, False)):
+            keys.chmod(mode)
+            assert readable_by_others(keys) == others
+
 
 class TestSettings:
     def test_other_machines_only_with_tls(self, tmp_path: Path) -> None:
@@ -109,23 +126,31 @@ class TestSettings:
         GatewaySettings(keys=keys, listen="0.0.0.0", tls_cert=keys)  # noqa: S104 - nothing listens
 
     @pytest.mark.parametrize(
-        "wrong",
-        [{"max_body_bytes": 10}, {"json_bytes": -1}, {"in_flight": 0}, {"queue_limit": -1}, {"queue_timeout_ms": 0}],
+        ("wrong", "bound"),
+        [
+            *(
+                ({name: least - 1}, f"{name}: expected at least {least}")
+                for name, least in {
+                    "max_body_bytes": 1024,
+                    "json_bytes": 0,
+                    "in_flight": 1,
+                    "queue_limit": 0,
+                    "queue_timeout_ms": 1,
+                }.items()
+            ),
+            # HAProxy compares lengths in 32 bits; 16.7 million brackets of JSON end a server with a stack of 1 GiB.
+            ({"max_body_bytes": 10**9}, "max_body_bytes: expected at most"),
+            ({"json_bytes": 2**22 + 1}, "json_bytes: expected at most"),
+        ],
+        ids=str,
     )
-    def test_numbers_have_a_minimum(self, wrong: dict[str, int], tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=rf"{next(iter(wrong))}: expected at least"):
+    def test_numbers_have_bounds(self, wrong: dict[str, int], bound: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=bound):
             GatewaySettings(keys=tmp_path, **wrong)
-
-    @pytest.mark.parametrize("large", [{"max_body_bytes": 10**9}, {"json_bytes": 2**22 + 1}])
-    def test_sizes_have_a_maximum(self, large: dict[str, int], tmp_path: Path) -> None:
-        """HAProxy compares lengths in 32 bits; 16.7 million brackets of JSON end a server with a stack of 1 GiB."""
-        with pytest.raises(InputError, match=rf"{next(iter(large))}: expected at most"):
-            GatewaySettings(keys=tmp_path, **large)
 
     def test_addresses(self) -> None:
         assert all(map(is_loopback, ("127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1")))
         assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "example.org", "::")))  # noqa: S104 - refused
-        require_insecure("127.0.0.1", insecure=False)
         with pytest.raises(InputError, match="without a key"):
             require_insecure("10.0.0.1", insecure=False)
         require_insecure("10.0.0.1", insecure=True)
@@ -134,23 +159,18 @@ class TestSettings:
         open_to_all = ServerOptions(host="0.0.0.0", metrics_host="0.0.0.0", http_port=8000)  # noqa: S104 - not used
         behind = behind_gateway(open_to_all, "0123")
         assert (behind.host, behind.metrics_host, behind.http_port) == ("127.0.0.1", None, 0)
-        apis = "model-repository,shared-memory,trace,logging,statistics"
-        assert behind.restrictions == tuple(
-            f"--{option}={apis}:{ADMIN_HEADER}=0123" for option in ("http-restricted-api", "grpc-restricted-protocol")
-        )
+        assert behind.restrictions
 
     def test_tuning_bounds_the_queue(self, tmp_path: Path) -> None:
         settings = GatewaySettings(keys=key_file(tmp_path))
         models = ServedModels(names=("m",), bundle="", health=HealthCheck(path="/"), row_bytes=0)
 
-        def chosen(own: GatewaySettings) -> tuple[int, int]:
-            binds = dict.fromkeys(("HTTP", "gRPC", "metrics"), "127.0.0.1:1")
-            made = gateway_options(own, models, tmp_path, binds=binds, upstreams=(), files=GatewayFiles())
+        def chosen(own: GatewaySettings) -> tuple[int | None, int | None]:
+            made = gateway_options(own, models, tmp_path, binds=BINDS, upstreams=()).settings
             return made.in_flight, made.queue_timeout_ms
 
         assert chosen(settings) == (16, 250)
         (tmp_path / TUNING_FILE).write_text(json.dumps({"rate": 500.0, "bound_ms": 20.0}))
-        assert read_tuning(tmp_path) == Tuned(rate=500.0, bound_ms=20.0)
         assert chosen(settings) == (10, 20)
         assert chosen(replace(settings, in_flight=3, queue_timeout_ms=7)) == (3, 7)
         for other in ("[]", "{}", "no JSON", '{"rate": [], "bound_ms": 1}'):
@@ -165,9 +185,7 @@ class TestHAProxy:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("gmmvit_deploy.serving.gateway.haproxy.shutil.which", lambda *_, **__: None)
-        (tmp_path / "net").mkdir()
-        (tmp_path / "net" / "config.pbtxt").write_text('name: "net"')
-        answer = gmmvit_here("serve", tmp_path, "--gateway", "--keys", key_file(tmp_path))
+        answer = gmmvit_here("serve", network(tmp_path), "--gateway", "--keys", key_file(tmp_path))
         assert answer.status == 1
         error, hint = without_progress(answer.err).splitlines()
         assert error == "Error: the gateway needs HAProxy 2.6 or newer, and there is no haproxy on PATH"
@@ -195,49 +213,23 @@ class TestConfig:
         "changes",
         [
             {},
-            {"json_bytes": 4096},
-            {"queue_limit": 0},
+            {"own": {"json_bytes": 4096}},
+            {"own": {"queue_limit": 0}},
             {"threads": 1},
             {"front": Front(port=9000, secret="0123")},  # noqa: S106 - of a test
             {"admin": ("x-admin", "0123"), "metrics_address": "127.0.0.1:9001"},
             {"health": HealthCheck(path="/v2/health/ready", infers=False, why_not="large")},
             {"access_log": "127.0.0.1:514"},
-            {"files": GatewayFiles(socket="/tmp/with space/admin.sock", exporter="/tmp/with space/exporter.sock")},
+            {"sockets": "/tmp/with space"},
         ],
         ids=["default", "json", "no queue", "threads", "front", "admin", "no inference", "syslog", "sockets"],
     )
     @pytest.mark.process
     def test_haproxy_takes_it(self, changes: dict[str, Any], tmp_path: Path) -> None:
-        program = require_haproxy()
-        made = options(**changes)
-        config = tmp_path / "haproxy.cfg"
-        config.write_text(config_text(made))
-        (tmp_path / "keys.map").write_text(f"{HASH} web\n")
-        (tmp_path / "bundles.map").write_text(bundles_text(made.upstreams))
-        shutil.copy(Path(files.__file__).with_name("refuse.lua"), tmp_path)
-        check_config(program, config)
-
-    @pytest.mark.process
-    def test_haproxy_refuses_another(self, tmp_path: Path) -> None:
-        program = require_haproxy()
-        (tmp_path / "haproxy.cfg").write_text(config_text(options()).replace("option redispatch", "option misspelt"))
-        with pytest.raises(ServerError, match="misspelt"):
-            check_config(program, tmp_path / "haproxy.cfg")
-        assert haproxy_version(program) == haproxy_version(find_haproxy())
-
-    def test_only_listed_paths(self) -> None:
-        text = config_text(options())
-        assert not re.search(r"logging|trace|shared|repository", text)
-        assert "classify" not in re.sub(r"acl classify path /classify", "", text)
-        assert "/gmmvit|" not in text
-        assert "(gmmvit|gmmvit_network)" in text
+        check_config(require_haproxy(), write_files(tmp_path, options(**changes), {HASH: "web"}, ""))
 
     def test_a_name_is_no_pattern(self) -> None:
         assert r"a\.b" in config_text(options(models=("a.b",)))
-
-    def test_every_answer_names_the_bundle(self) -> None:
-        assert config_text(options()).count("set-header x-gmmvit-bundle %[srv_name,map(bundles.map)]") == 2
-        assert bundles_text(options().upstreams) == "triton ab12\n"
 
 
 class TestModels:
@@ -250,21 +242,15 @@ class TestModels:
         assert models.health.infers
         assert models.row_bytes == 32 * 32 * 3
 
-    def network(self, folder: Path, dims: str, data_type: str = "TYPE_UINT8") -> ServedModels:
-        (folder / "net").mkdir()
-        config = f'name: "net" input {{ name: "x" data_type: {data_type} dims: {dims} }}'
-        (folder / "net" / "config.pbtxt").write_text(config)
-        return read_models(folder)
-
     def test_of_a_network_alone_the_check_sends_a_tensor(self, tmp_path: Path) -> None:
-        models = self.network(tmp_path, "[ 4, 4, 3 ]", "TYPE_FP32")
+        models = read_models(network(tmp_path, "[ 4, 4, 3 ]", "TYPE_FP32"))
         assert models.health.body == "A" * 192
         assert dict(models.health.headers)["inference-header-content-length"] == "0"
         assert models.bundle == ""
 
     @pytest.mark.parametrize("dims", ["[ 224, 224, 3 ]", "[ -1, 3 ]"])
     def test_what_cannot_be_checked_by_inference_is_stated(self, dims: str, tmp_path: Path) -> None:
-        health = self.network(tmp_path, dims).health
+        health = read_models(network(tmp_path, dims)).health
         assert not health.infers
         assert "no model takes an encoded image" in health.why_not
         assert health.path == "/v2/models/net/ready"
@@ -272,33 +258,27 @@ class TestModels:
     def test_no_repository(self, tmp_path: Path) -> None:
         with pytest.raises(RepositoryError, match=r"there is no MODEL/config\.pbtxt"):
             read_models(tmp_path)
-        (tmp_path / "net").mkdir()
-        (tmp_path / "net" / "config.pbtxt").write_text("name: {")
+        (network(tmp_path) / "net" / "config.pbtxt").write_text("name: {")
         with pytest.raises(RepositoryError, match="the configuration of the model cannot be read"):
             read_models(tmp_path)
 
-
-QUEUE_POLICY = re.compile(r"queue_policy|priority_levels|priority_queue|max_queue_size|timeout_microseconds")
-
-
-class TestNoQueuePolicy:
-    """A queue policy makes Triton 2.51 wait for its timer of 500 ms, so requests wait in the gateway instead."""
+    @pytest.mark.export
+    def test_a_check_that_fits_both_bundles_is_used_while_both_are_served(
+        self, bundle: Bundle, tensor_bundle: Bundle
+    ) -> None:
+        pixels, tensor = read_models(bundle.path), read_models(tensor_bundle.path)
+        assert options_for(options(), [pixels]).health == pixels.health
+        both = options_for(options(), [pixels, tensor])
+        assert both.models == tuple(sorted({*pixels.names, *tensor.names}))
+        assert both.health.infers == (pixels.health == tensor.health)
 
     @pytest.mark.export
     @pytest.mark.parametrize("backend", ["python", "onnxruntime"])
-    @pytest.mark.parametrize("instances", [1, 2])
-    def test_in_no_configuration_that_we_write(self, backend: Any, instances: int, bundle: Bundle) -> None:
-        options = RepositoryOptions(backend=backend, instances=instances, max_queue_delay_us=100)
-        for config in model_configs(bundle, options).values():
-            assert QUEUE_POLICY.search(pbtxt(config)) is None
-
-    def test_in_no_configuration_of_the_example(self) -> None:
-        files = sorted((Path(__file__).parents[2] / "model_repository").glob("*/config.pbtxt"))
-        assert len(files) == 3
-        assert not [file for file in files if QUEUE_POLICY.search(file.read_text())]
-
-    def test_a_policy_is_seen(self) -> None:
-        assert QUEUE_POLICY.search("dynamic_batching { default_queue_policy { max_queue_size: 20 } }")
+    def test_no_configuration_has_a_queue_policy(self, backend: Any, bundle: Bundle) -> None:
+        """A queue policy makes Triton 2.51 wait for its timer of 500 ms, so requests wait in the gateway instead."""
+        policy = re.compile(r"queue_policy|priority_levels|priority_queue|max_queue_size|timeout_microseconds")
+        for config in model_configs(bundle, RepositoryOptions(backend=backend, max_queue_delay_us=100)).values():
+            assert policy.search(pbtxt(config)) is None
 
 
 class TestCertificate:
@@ -316,6 +296,19 @@ class TestCertificate:
                 tls_pem(GatewaySettings(keys=keys, **wrong))
         with pytest.raises(InputError, match="--tls-key needs --tls-cert"):
             GatewaySettings(keys=keys, tls_key=key)
+
+    def test_an_expired_certificate_is_refused_with_file_and_date(self, tmp_path: Path) -> None:
+        keys = key_file(tmp_path)
+        good, old = self_signed(tmp_path, "good", days=400), self_signed(tmp_path, "old", days=-1)
+        assert "BEGIN" in tls_pem(GatewaySettings(keys=keys, tls_cert=good.both))
+        day = (datetime.now(timezone.utc) - timedelta(days=1)).strftime("%Y-%m-%d")
+        for settings in (
+            GatewaySettings(keys=keys, tls_cert=old.both),
+            GatewaySettings(keys=keys, tls_cert=old.certificate, tls_key=old.private_key),
+        ):
+            with pytest.raises(InputError, match=rf"old\.\w+: the certificate expired on {day} at ") as caught:
+                tls_pem(settings)
+            assert "openssl x509 -noout -enddate" in caught.value.hint
 
 
 class TestOwnGateway:
@@ -386,24 +379,73 @@ class TestOwnGateway:
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
             (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
             (["serve", "MODELS", "--keys", "KEYS"], "--keys needs --gateway"),
-            (["serve", "MODELS", "--max-body", str(DEFAULT_BODY_BYTES)], "--max-body needs --gateway"),
-            (["serve", "MODELS", "--allow-json", "10"], "--allow-json needs --gateway"),
-            (["serve", "MODELS", "--in-flight", "3"], "--in-flight needs --gateway"),
-            (["serve", "MODELS", "--queue-limit", "3"], "--queue-limit needs --gateway"),
+            (["serve", "MODELS", "--max-body", "16777216"], "--max-body needs --gateway"),  # the default
             (["serve", "MODELS", "--queue-timeout", "3"], "--queue-timeout needs --gateway"),
-            (["serve", "MODELS", "--access-log", "log"], "--access-log needs --gateway"),
             (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
             (["serve", "MODELS", "--gateway", "--keys", "KEYS", "--host", "10.0.0.1"], "--host and --gateway exclude"),
             (["serve", "MODELS", "--host", "10.0.0.1"], "--host 10.0.0.1: other machines could send requests"),
         ],
     )
     def test_what_does_not_go_together(self, arguments: list[str], message: str, tmp_path: Path) -> None:
-        (tmp_path / "net").mkdir()
-        (tmp_path / "net" / "config.pbtxt").write_text(
-            'name: "net" input { name: "x" data_type: TYPE_UINT8 dims: [ 3 ] }'
-        )
-        paths = {"KEYS": key_file(tmp_path), "MODELS": tmp_path}
+        paths = {"KEYS": key_file(tmp_path), "MODELS": network(tmp_path)}
         answer = gmmvit_here(*(paths.get(word, word) for word in arguments))
         assert answer.status == 1
         assert message in answer.err
         assert "hint: " in answer.err
+
+
+def test_the_client_of_an_expired_certificate_asks_the_operator() -> None:
+    request = Request("https://host:8000", "gmmvit", "infer", 1.0, Access())
+    reason = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)"
+    error = error_from_transport(OSError(reason), request)
+    assert "the certificate of https://host:8000 has expired" in str(error)
+    assert error.hint.startswith("ask the operator of the service for a new certificate")
+    assert "--ca" in error_from_transport(OSError(reason.replace("has expired", "unknown")), request).hint
+
+
+def test_a_log_in_a_folder_that_does_not_exist_names_its_option(tmp_path: Path) -> None:
+    with pytest.raises(OutputError) as caught:
+        AccessLog(tmp_path / "none" / "a.log", print)
+    assert caught.value.hint.startswith("type --access-log ")
+    with pytest.raises(OutputError) as caught:
+        ServerLog(tmp_path / "none" / "a.log", None)
+    assert caught.value.hint.startswith("type --log ")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("grpcs://localhost:8000", "type grpcs://localhost:8001, "),
+        ("https://localhost:8001", "type https://localhost:8000, "),
+        ("http://host:8001", "type http://host:8000, "),
+        ("grpc://localhost:8001", "type gmmvit serve BUNDLE "),
+        ("https://localhost:8443", "type gmmvit serve BUNDLE "),
+    ],
+)
+def test_the_port_of_the_other_protocol_is_named(url: str, expected: str) -> None:
+    error = error_from_transport(
+        OSError("no HTTP/2 settings"), Request(url, "gmmvit", "get_model_config", 1.0, Access())
+    )
+    assert error.hint.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("serve", "bundle", "--http-port", "70000"), "--http-port: expected a number in the range 0<=x<=65535"),
+        (("serve", "bundle", "--queue-timeout", "0"), "--queue-timeout: expected a number in the range x>=1"),
+        (("gateway", "bundle", "--max-body", "10"), "--max-body: expected a number in the range x>=1024"),
+    ],
+)
+def test_a_number_out_of_range_is_an_invalid_command_line(typed: tuple[str, ...], message: str) -> None:
+    answer = gmmvit_here(*typed)
+    assert answer.status == 2
+    assert message in answer.err or "greater than or equal" in answer.err or "less than or equal" in answer.err
+    assert f"got '{typed[-1]}'" in answer.err
+
+
+def test_serving_a_path_that_does_not_exist(tmp_path: Path) -> None:
+    for options in ((), ("--gateway", "--keys", str(key_file(tmp_path)))):
+        answer = gmmvit_here("serve", tmp_path / "nobundle", *options)
+        assert answer.status == 1
+        assert answer.err.splitlines()[-2].endswith("nobundle: no such folder")

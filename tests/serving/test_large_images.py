@@ -6,14 +6,12 @@ The first tests run the threads alone; the others ask a real Triton server.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +30,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder, Job, LargeImages
-from tests.conftest import FREE_PORTS, rgb
+from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import encoded, photo, png
 from tests.serving.conftest import flat_png
 from tests.serving.processes import kinds_of, processes_naming
@@ -57,31 +55,6 @@ class TestThreads:
         assert order.index("answer") < order.index("many 1")
         assert order[-1] == "many 2"
 
-    def test_every_job_is_answered_once_after_its_last_step(self) -> None:
-        large = LargeImages(threads=3, most_pixels=1000)
-        done: list[tuple[int, int]] = []
-        counts = [0] * 20
-
-        def step(job: int, decoder: Decoder) -> None:
-            counts[job] += 1
-
-        for job in range(20):
-            large.add(Job([partial(step, job)] * 7, pixels=1, finish=lambda job=job: done.append((job, counts[job]))))
-        large.close()
-        assert sorted(done) == [(job, 7) for job in range(20)]
-        assert large.pixels == 0
-
-    def test_room_is_what_waits_and_runs(self) -> None:
-        large = LargeImages(threads=1, most_pixels=100)
-        begin = threading.Event()
-        large.add(Job([waits(begin)], pixels=60, finish=list))
-        assert large.has_room(40)
-        assert not large.has_room(41)
-        begin.set()
-        wait_until(lambda: large.has_room(100), "room for 100 pixels")
-        large.close()
-        assert not large.has_room(1)
-
 
 @pytest.mark.process
 class TestDecoder:
@@ -97,12 +70,6 @@ class TestDecoder:
         opened = Decoder(target)
         yield opened
         opened.close()
-
-    def test_pixels_and_reasons(self, decoder: Decoder) -> None:
-        image = encoded(photo(50, 40), "PNG")
-        assert decoder.pixels(image) == rgb(32).pixels_from_bytes(image).tobytes()
-        assert decoder.pixels(b"text") == "the file is not a JPEG, PNG, WEBP or BMP image"
-        assert decoder.pixels(image) == rgb(32).pixels_from_bytes(image).tobytes()
 
     def test_it_has_a_low_priority_and_starts_again(self, decoder: Decoder) -> None:
         image = encoded(photo(50, 40), "PNG")
@@ -242,17 +209,6 @@ def test_the_configuration_states_the_budget(bundle: Bundle, tmp_path: Path) -> 
         parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
         assert parameters["request_pixels"].string_value == "5000000"
         assert parameters["worker_pixels"].string_value == "10000000"
-
-
-@pytest.mark.export
-@pytest.mark.parametrize("threads", [0, 3])
-def test_the_configuration_states_the_threads(threads: int, bundle: Bundle, tmp_path: Path) -> None:
-    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(preprocess_threads=threads))
-    text = (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
-    parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
-    assert json.loads(parameters["preprocessing"].string_value)["threads"] == threads
-    with pytest.raises(InputError, match="preprocess_threads: expected at least 0, got -1"):
-        RepositoryOptions(preprocess_threads=-1)
 
 
 def test_a_decoder_for_each_core(limited_server: TritonServer) -> None:

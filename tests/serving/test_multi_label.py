@@ -39,7 +39,7 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
-from gmmvit_deploy.serving.front.process import start_front
+from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -141,12 +141,6 @@ def pytorch_logits(multi: Bundle, folder: Path) -> np.ndarray:
     return model_from_bundle(multi.manifest, multi.weights_path).double()(torch.from_numpy(tensors).double()).numpy()
 
 
-def test_the_manifest_states_the_task(multi: Bundle) -> None:
-    manifest = multi.manifest
-    assert (manifest.task, manifest.thresholds, manifest.labels) == ("multi-label", THRESHOLDS, NAMES)
-    assert manifest.output_names == ("logits", "features")
-
-
 def test_the_server_gives_the_labels_of_pytorch(multi: Bundle, server: TritonServer, folder: Path) -> None:
     logits = pytorch_logits(multi, folder)
     probabilities = 1 / (1 + np.exp(-logits))
@@ -195,12 +189,6 @@ def test_features_of_a_dino_backbone_are_within_parity_s_limits(
             classify_files(classifier, [folder / "0.png"])
 
 
-def test_a_backbone_has_nothing_to_classify(backbone: Bundle) -> None:
-    with pytest.raises(InputError, match="the bundle has only features") as caught:
-        Trial(backbone)
-    assert "--outputs both" in caught.value.hint
-
-
 def test_the_classification_extension_keeps_repeated_labels_apart(multi: Bundle, server: TritonServer) -> None:
     images = np.array([[image] for image in multi.golden_set().images], dtype=np.object_)[:4]
     with TritonConnection(server.grpc_url) as connection:
@@ -220,7 +208,7 @@ def test_classify_prints_the_labels_above_their_thresholds(multi: Bundle, folder
 
 def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
     secret = os.urandom(16).hex()
-    with start_front(FrontOptions(triton_url=server.grpc_url), secret) as front:
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url), secret) as front:
         front.wait_ready()
         answer = httpx.post(
             f"{front.url}/classify?top=1", content=(folder / "0.png").read_bytes(), headers={FRONT_HEADER: secret}
@@ -273,40 +261,3 @@ def test_parity_reports_map_and_f1_of_scikit_learn(
         for who in ("pytorch", "runner"):
             assert checks["accuracy"]["details"]["measures"][who] == pytest.approx(expected, abs=1e-3)
     assert "macro F1" in (folder / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("0.5\n" * 11, "expected 12 thresholds, one for each label, got 11"),
-        ("0.5\n" * 11 + "1.5", "the threshold of even: expected a number above 0 and below 1, got 1.5"),
-        ("half", "expected a number on each line"),
-    ],
-    ids=["another length", "beyond 1", "a word"],
-)
-def test_thresholds_that_do_not_fit(content: str, message: str, folder: Path, tmp_path: Path, gmmvit: Command) -> None:
-    (tmp_path / "thresholds.txt").write_text(content)
-    words = (
-        "--labels",
-        folder / "labels.txt",
-        "--mean",
-        "0.3",
-        "--std",
-        "0.38",
-        "--set",
-        "channels=1",
-        "--task",
-        "multi",
-    )
-    words += ("--thresholds", tmp_path / "thresholds.txt")
-    answer = gmmvit("export", folder / "checkpoint.pth", "-o", tmp_path / "b", *words)
-    assert answer.returncode == 1
-    assert message in answer.stderr
-    assert str(tmp_path / "thresholds.txt") in answer.stderr
-    assert not (tmp_path / "b").exists()
-
-
-def test_data_with_a_single_class_is_refused(multi: Bundle, gmmvit: Command) -> None:
-    answer = gmmvit("parity", multi.path, "--data", "digits", "--runner", "onnxruntime")
-    assert answer.returncode == 1
-    assert "the bundle is multi-label" in answer.stderr

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +9,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-import gmmvit_deploy.images.preprocess
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
-from gmmvit_deploy.runtimes import kernels
-from gmmvit_deploy.runtimes import programs as runtime
 from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
@@ -61,28 +57,6 @@ def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_
     assert (network.instance_group[0].kind == gpu) == (backend == "tensorrt")
     precision = "fp16" if backend == "tensorrt" else "fp32"
     assert network.parameters["gmmvit_precision"].string_value == precision
-
-
-def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(runtime="openvino", precision="fp32")
-    repository_from_bundle(precise_bundle, tmp_path / "r", options)
-    folder = tmp_path / "r" / "gmmvit_network" / "1"
-    of_runtime = {"cores.py", "openvino_program.py"}
-    files = {
-        *of_runtime,
-        "openvino_kernels.py",
-        "openvino_view.py",
-        "matcher.py",
-        "prepared_masks.py",
-        "refusal_reasons.py",
-    }
-    assert {file.name for file in (folder / "gmmvit_openvino").iterdir()} == files
-    for name in files:
-        room = runtime if name in of_runtime else kernels
-        source = Path(room.__path__[0]) / name
-        assert (folder / "gmmvit_openvino" / name).read_bytes() == source.read_bytes()
-    ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()
-    assert {file.name for file in folder.iterdir()} == {"model.py", "model.onnx", "gmmvit_openvino", *ours}
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
@@ -208,21 +182,6 @@ def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_p
     assert copied.read_bytes() == (precise_bundle.path / "model.fp16.onnx").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"accelerator": "tensorrt"}, "needs --backend onnxruntime, got --backend python"),
-        ({"accelerator": "cuda"}, "--accelerator cuda needs --backend onnxruntime, got --backend python"),
-        ({"accelerator": "rocm", "backend": "onnxruntime"}, "'rocm' is not known"),
-        ({"backend": "tensorrt", "precision": "fp16"}, "the engine was built in a fixed precision"),
-        ({"precision": "fp4"}, "'fp4' is not known"),
-    ],
-)
-def test_options_that_do_not_go_together(options: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        RepositoryOptions(**options)
-
-
 def test_configurations_fit_together(bundle: Bundle, tmp_path: Path) -> None:
     repository_from_bundle(bundle, tmp_path / "r")
     ensemble, preprocess, network = (
@@ -240,19 +199,6 @@ def test_configurations_fit_together(bundle: Bundle, tmp_path: Path) -> None:
         labels = (tmp_path / "r" / model.name / "labels.txt").read_text().splitlines()
         assert labels == json.loads(model.parameters["gmmvit_labels"].string_value) == list(bundle.manifest.labels)
         assert model.parameters["gmmvit_bundle_sha256"].string_value == bundle.sha256
-
-
-def test_server_decodes_with_our_own_preprocessing(bundle: Bundle, tmp_path: Path) -> None:
-    repository_from_bundle(bundle, tmp_path / "r")
-    copied = tmp_path / "r" / "gmmvit_preprocess" / "1" / "gmmvit_preprocess.py"
-    assert copied.read_bytes() == Path(gmmvit_deploy.images.preprocess.__file__).read_bytes()
-
-
-def test_warmup_image_decodes(bundle: Bundle, tmp_path: Path) -> None:
-    repository_from_bundle(bundle, tmp_path / "r")
-    data = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()
-    assert struct.unpack("<I", data[:4])[0] == len(data) - 4
-    assert bundle.manifest.image.pixels_from_bytes(data[4:]).shape == (32, 32, 3)
 
 
 def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
@@ -282,22 +228,24 @@ def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"backend": "pytorch"},
-        {"name": "a b"},
-        {"name": "../x"},
-        {"name": ""},
-        {"instances": 0},
-        {"threads": -1},
-        {"chunk": 3},
-        {"chunk": 256},
-        {"chunk": 4, "backend": "onnxruntime"},
+        ({"backend": "pytorch"}, "backend: expected one of onnxruntime, python, tensorrt, got 'pytorch'"),
+        *(({"name": name}, "model name: expected only letters, digits, - and _") for name in ("a b", "../x", "")),
+        ({"instances": 0}, "instances: expected at least 1, got 0"),
+        ({"threads": -1}, "threads: expected at least 0, got -1"),
+        ({"preprocess_threads": -1}, "preprocess_threads: expected at least 0, got -1"),
+        ({"chunk": 3}, "chunk: expected 0, or one of 1, 2, "),
+        ({"chunk": 4, "backend": "onnxruntime"}, "with --backend onnxruntime"),
+        ({"accelerator": "cuda"}, "--accelerator cuda needs --backend onnxruntime, got --backend python"),
+        ({"accelerator": "rocm", "backend": "onnxruntime"}, "'rocm' is not known"),
+        ({"backend": "tensorrt", "precision": "fp16"}, "the engine was built in a fixed precision"),
+        ({"precision": "fp4"}, "'fp4' is not known"),
     ],
     ids=str,
 )
-def test_options_that_cannot_be(options: dict[str, object]) -> None:
-    with pytest.raises(InputError):
+def test_options_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         RepositoryOptions(**options)
 
 

@@ -13,7 +13,7 @@ from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import GatewayService
+from gmmvit_deploy.serving.service import Service
 from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import encoded, photo
 from tests.serving.gateways import key_file, request, require_haproxy
@@ -32,7 +32,7 @@ def test_the_front_asks_the_ensemble_of_the_repository_if_there_is_an_ensemble(
     repository = repository_from_bundle(served, tmp_path / "models", RepositoryOptions(name=name))
     lines: list[str] = []
     settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
-    with GatewayService(ServerOptions(**FREE_PORTS), settings, on_gateway_line=lines.append) as service:
+    with Service(ServerOptions(**FREE_PORTS), settings, on_gateway_line=lines.append) as service:
         server = TritonServer(repository.path, options=service.server_options)
         service.start(server, cancelled=lambda: False)
         images = served.golden_set().images
@@ -75,7 +75,7 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
         name = 'haproxy_backend_current_sessions{proxy="front"} '
         return sum(int(line.removeprefix(name)) for line in lines if line.startswith(name))
 
-    with GatewayService(ServerOptions(**FREE_PORTS), settings) as service, ThreadPoolExecutor(2) as pool:
+    with Service(ServerOptions(**FREE_PORTS), settings) as service, ThreadPoolExecutor(2) as pool:
         service.start(TritonServer(repository.path, options=service.server_options), cancelled=lambda: False)
         with answers_held(repository.path):
             taken = []
@@ -90,5 +90,5 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
 
 def test_a_second_signal_before_the_start_kills_nothing(tmp_path: Path) -> None:
     require_haproxy()
-    with GatewayService(ServerOptions(**FREE_PORTS), GatewaySettings(keys=key_file(tmp_path))) as service:
+    with Service(ServerOptions(**FREE_PORTS), GatewaySettings(keys=key_file(tmp_path))) as service:
         service.kill_now()

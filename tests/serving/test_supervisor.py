@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import threading
@@ -24,13 +23,12 @@ from gmmvit_deploy.parity.served import _mix
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.probes import Address, successes
-from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.supervisor import Supervisor, SupervisorOptions
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, stub_of
-from tests.serving.stand_in import MODEL, infer_body, write_stand_in
+from tests.serving.stand_in import MODEL, write_stand_in
 from tests.waiting import best_of, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.rest]
@@ -180,11 +178,6 @@ def paused_and_back_s(supervised: Supervisor, bundle: Bundle) -> float:
         return answered[count] - resumed
 
 
-def test_a_process_group_that_was_paused_for_three_seconds_under_load(supervised: Supervisor, bundle: Bundle) -> None:
-    """As a container freeze does. The server survives or dies; either way the service is back."""
-    assert paused_and_back_s(supervised, bundle) > 0
-
-
 @pytest.mark.alone
 def test_a_paused_process_group_is_back_within_ten_seconds(supervised: Supervisor, bundle: Bundle) -> None:
     assert best_of(3, lambda: paused_and_back_s(supervised, bundle), enough=WITHIN_S) < WITHIN_S
@@ -247,19 +240,6 @@ def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bu
     assert supervised.metrics.restarts == 0
 
 
-def test_a_server_that_cannot_start_again_ends_the_supervisor(tmp_path: Path) -> None:
-    models = write_stand_in(tmp_path / "models")
-    options = SupervisorOptions(delays_s=(0.0,), most_failed_restarts=2)
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
-        supervisor = Supervisor(server, options)
-        supervisor.step()
-        (models / MODEL / "1" / "model.py").write_text("this is no Python")
-        server.kill_now()
-        with pytest.raises(ServerError, match="did not start"):
-            supervisor.run(lambda: False)
-    assert "gmmvit_server_failed_restarts_total 2" in supervisor.metrics.text()
-
-
 def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +262,7 @@ def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
             supervisor.run(lambda: len(waits_s) > 20)
     assert waits_s[4:] == [1, 2, 4, 8, 16, 30, 30, 30]
     assert supervisor.metrics.restarts == 5
+    assert "gmmvit_server_failed_restarts_total 8" in supervisor.metrics.text()
 
 
 def test_ten_times_the_capacity_causes_no_restart(tmp_path: Path) -> None:
@@ -387,14 +368,3 @@ def test_probes_never_add_joined_requests(rounds: list[tuple[int, int]], request
     inputs = np.zeros((8, 2), np.float32)
     counted = _mix(runner, served, inputs, inputs, np.random.default_rng(0), judged)  # type: ignore[arg-type]
     assert counted == {"requests": requests, "executions": executions, "joined": requests - executions}
-
-
-def test_workers_are_those_of_the_models(server: TritonServer) -> None:
-    assert sorted(worker.model for worker in workers_of(server.pid)) == ["gmmvit_network", "gmmvit_preprocess"]
-
-
-def test_stand_in_answers(stand_in: TritonServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", stand_in.http_port, timeout=10)
-    connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(3))
-    assert b"3.0" in connection.getresponse().read()
-    connection.close()

@@ -9,23 +9,30 @@ label's ``"threshold"``, and ``"present"``: true if the probability reaches it; 
 A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
 is an image:
 
-    400  bad image, too many images or pixels, bad ``top``     411  no content-length     413  body too large
-    403  without the secret of the gateway                     415  no image, or a content-encoding
+    400  bad image, too many images or pixels, bad ``top``     411  no content-length
+    403  without the secret of the gateway                     415  no image
     404, 405  another path or method                           503  overload, with Retry-After
     408  the body did not arrive                               502, 504  the server failed, or did not answer
 
-The front writes no file, and sends no traceback. The images are decoded and checked by Triton's preprocessing model.
+Requests wait in the gateway, which also limits the size of a body. The front writes no file, and sends no traceback.
+The images are decoded and checked by Triton's preprocessing model.
+
+As a program, it reads a line of JSON from stdin: the secret, the file descriptor of the listening socket, and the
+options. The secret is not on the command line, which every user of the machine can read.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
+import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -40,12 +47,13 @@ from gmmvit_deploy.serving.front.options import (
     READY_PATH,
     FrontOptions,
 )
-from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
 from gmmvit_deploy.serving.front.triton import Triton
-from gmmvit_deploy.serving.front.uploads import Room, body_length, content_type, images_from_body, receive_body
+from gmmvit_deploy.serving.front.uploads import Refusal, Room, body_length, boundary_of, images_from_body, receive_body
 
-__all__ = ["front_app"]
+__all__ = ["front_app", "main"]
 
+_EXIT_TIMEOUT_S = 15
+_HEADER_BYTES = 32 * 2**10
 _DEFAULT_TOP = 5
 _log = logging.getLogger(__name__)
 
@@ -70,48 +78,27 @@ def front_app(options: FrontOptions, secret: str) -> ASGIApp:
 class _Front:
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
-        self._room = Room(options)
-        self._running: asyncio.Semaphore
+        self._room = Room(options.max_buffered_bytes)
         self._triton: Triton
 
-    @property
-    def lifespan(self) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-        @asynccontextmanager
-        async def opened(app: Starlette) -> AsyncIterator[None]:
-            self._running = asyncio.Semaphore(self._options.max_running)
-            async with Triton(self._options) as self._triton:
-                yield
-
-        return opened
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with Triton(self._options) as self._triton:
+            yield
 
     async def ready(self, request: Request) -> JSONResponse:
         ready = await self._triton.ready()
         return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
     async def classify(self, request: Request) -> JSONResponse:
-        options = self._options
-        _, boundary = content_type(request)
-        length = body_length(request, options.max_body_bytes)
+        boundary, length = boundary_of(request), body_length(request)
         with self._room.taken(length):
-            body = await receive_body(request, length, options.body_timeout_s)
-            return await self._answered(request, body, boundary)
-
-    async def _answered(self, request: Request, body: bytes, boundary: bytes) -> JSONResponse:
-        try:
-            await asyncio.wait_for(self._running.acquire(), self._options.queue_timeout_s)
-        except asyncio.TimeoutError as exc:
-            raise overloaded(
-                f"no answer could be computed within {self._options.queue_timeout_s:g} s; send the request again later"
-            ) from exc
-        try:
+            body = await receive_body(request, length, self._options.body_timeout_s)
             model = await self._triton.model()
             if not model.classifies:
                 raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
             top = _top(request, len(model.label_set.labels))
-            images = images_from_body(body, boundary, model.max_batch)
-            logits = await self._triton.logits(images)
-        finally:
-            self._running.release()
+            logits = await self._triton.logits(images_from_body(body, boundary, model.max_batch))
         predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
         answer = {"model": self._options.model, "bundle": model.bundle, "predictions": predictions}
         return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle})
@@ -160,3 +147,29 @@ def _not_routed(request: Request, exc: Any) -> JSONResponse:
 def _failed(request: Request, exc: Exception) -> JSONResponse:
     _log.error("the front failed on a request: %s: %s", type(exc).__name__, exc)
     return JSONResponse({"error": "the front failed on this request"}, status_code=500)
+
+
+def main() -> None:
+    """Serve until SIGTERM; then answer the requests that were received, for at most 15 s."""
+    settings = json.loads(sys.stdin.readline())
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="front: %(message)s")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs every malformed body
+    config = uvicorn.Config(
+        front_app(FrontOptions(**settings["options"]), settings["secret"]),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        timeout_keep_alive=75,  # longer than the gateway keeps idle connections
+        timeout_graceful_shutdown=_EXIT_TIMEOUT_S,
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=settings["socket"])])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,12 @@
-"""Options and limits of the front, the program that answers ``POST /classify``.
+"""Options of the front, the program that answers ``POST /classify``; the gateway limits requests and their sizes.
 
 This module imports only the standard library, so that the gateway can read the constants without the front's packages.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 
 __all__ = [
@@ -19,7 +17,6 @@ __all__ = [
     "READY_PATH",
     "RETRY_AFTER_S",
     "FrontOptions",
-    "options_from_json",
 ]
 
 FRONT_HEADER = "x-gmmvit-front"
@@ -39,42 +36,13 @@ class FrontOptions:
 
     triton_url: the gRPC address of the Triton server, ``grpc://127.0.0.1:PORT``.
     model: the name of the ensemble.
-    max_body_bytes: the maximum size of a request's body.
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
-    max_requests: the maximum number of requests that are read, wait or run; a further request gets status 503.
-    max_running: the maximum number of requests that Triton computes at the same time; others wait.
-    queue_timeout_s: the maximum time that a request waits for Triton, in seconds; after this time, it gets status 503.
     body_timeout_s: the maximum time to receive a body, in seconds; after this time, the request gets status 408.
     answer_timeout_s: the maximum time for Triton's answer, in seconds; after this time, the request gets status 504.
-    Errors: InputError when a number is not above 0, or when a body of maximum size would never fit into memory.
     """
 
     triton_url: str
     model: str = DEFAULT_MODEL
-    max_body_bytes: int = 16 * 2**20
     max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES
-    max_requests: int = 64
-    max_running: int = 16
-    queue_timeout_s: float = 0.25
     body_timeout_s: float = 30.0
     answer_timeout_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, str) and value <= 0:
-                raise InputError(f"front: {field.name}: expected a number above 0, got {value}")
-        if self.max_buffered_bytes < self.max_body_bytes:
-            raise InputError(
-                f"front: max_buffered_bytes: expected at least max_body_bytes, {self.max_body_bytes}, got "
-                f"{self.max_buffered_bytes}"
-            )
-
-    def to_json(self) -> str:
-        """Return the options as JSON; inverse of `options_from_json`."""
-        return json.dumps(asdict(self))
-
-
-def options_from_json(text: str) -> FrontOptions:
-    """Read the options that `FrontOptions.to_json` wrote."""
-    return FrontOptions(**json.loads(text))

@@ -10,17 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
 import gmmvit_deploy
-from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving.front.options import READY_PATH, FrontOptions
+from gmmvit_deploy.serving.gateway.options import Front
 from gmmvit_deploy.serving.local_http import answers
+from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.ports import listening_socket
 
-__all__ = ["FrontProcess", "start_front"]
+__all__ = ["FrontProcess"]
 
 _HOST = "127.0.0.1"
 _LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
@@ -28,21 +31,57 @@ _PACKAGES = ("starlette", "uvicorn", "tritonclient", "python_multipart")
 _EXIT_TIMEOUT_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05
 _BACKLOG = 128
+_MOST_RESTARTS = 20
 
 
 class FrontProcess:
-    """A front that runs on a loopback port.  Inside ``with start_front(…) as front:`` the front runs.
+    """A front on a loopback port, which is started again when it has ended.  Use it inside ``with FrontProcess(…):``.
 
+    Start it from the main thread: Linux stops the front when the thread that started it ends.
     port: the port on 127.0.0.1.
+    restarts: how often the front was started again.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self._process = process
-        self.port = port
+    def __init__(
+        self, options: FrontOptions, secret: str, *, on_log_line: Callable[[str], None] = lambda line: None
+    ) -> None:
+        """Start the front as a process of its own.
+
+        secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request.
+        on_log_line: called with a sentence when the front is started again.
+        Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
+        """
+        for package in _PACKAGES:
+            require(package, package=package.replace("_", "-"), extra="serve")
+        self.options, self._secret, self._note = options, secret, on_log_line
+        self.restarts = self.port = 0
+        self._start()
+
+    def _start(self) -> None:
+        with listening_socket(_HOST, self.port, "front", backlog=_BACKLOG) as listening:
+            self.port = listening.getsockname()[1]
+            settings = {"secret": self._secret, "socket": listening.fileno(), "options": asdict(self.options)}
+            program = [sys.executable, "-m", f"{__package__}.app"]
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *program],
+                stdin=subprocess.PIPE,
+                pass_fds=[listening.fileno()],
+                cwd="/",  # so that no file of the user's folder is imported
+                env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the front
+            )
+        with contextlib.suppress(BrokenPipeError), self._process.stdin or contextlib.nullcontext() as stdin:
+            if stdin is not None:
+                stdin.write(json.dumps(settings).encode() + b"\n")
 
     @property
     def url(self) -> str:
         return f"http://{_HOST}:{self.port}"
+
+    @property
+    def front(self) -> Front:
+        """What the gateway must know about the front."""
+        return Front(port=self.port, secret=self._secret, model=self.options.model)
 
     @property
     def pid(self) -> int:
@@ -51,6 +90,22 @@ class FrontProcess:
     def poll(self) -> int | None:
         """Return the exit status, or None while the front runs."""
         return self._process.poll()
+
+    def step(self) -> None:
+        """Start the front again if it has ended; call it often.  Errors: ServerError when it ends again and again."""
+        status = self.poll()
+        if status is None:
+            return
+        self.restarts += 1
+        if self.restarts > _MOST_RESTARTS:
+            raise ServerError(f"the front ended {self.restarts} times, the last time with exit status {status}")
+        self._note(f"front: ended with exit status {status}, and is started again")
+        self._start()
+
+    def metrics_text(self) -> str:
+        """Return the number of restarts, in Prometheus's text format."""
+        meaning = "Times that the front had ended and was started again"
+        return metric_text("gmmvit_front_restarts_total", "counter", meaning, [("", self.restarts)])
 
     def ready(self) -> bool:
         """Return whether the front answers and its Triton server is ready."""
@@ -86,39 +141,6 @@ class FrontProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def start_front(options: FrontOptions, secret: str, *, port: int = 0) -> FrontProcess:
-    """Start the front as a process of its own on a loopback port.
-
-    Start the front from the main thread: Linux stops the front when the thread that started it ends.
-    secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request.
-    port: the port to listen on; 0 means any free port.
-    Errors:
-        InputError: the secret is empty.
-        MissingDependencyError: a package of the extra ``serve`` is not installed.
-        ServerError: the port cannot be opened.
-    """
-    if not secret:
-        raise InputError("front: expected a secret, got an empty text")
-    for package in _PACKAGES:
-        require(package, package=package.replace("_", "-"), extra="serve")
-    with listening_socket(_HOST, port, "front", backlog=_BACKLOG) as listening:
-        settings = {"secret": secret, "socket": listening.fileno(), "options": options.to_json()}
-        process = subprocess.Popen(
-            # The front runs in the root folder, so that no file of the user's folder is imported.
-            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), sys.executable, "-m", f"{__package__}.main"],
-            stdin=subprocess.PIPE,
-            pass_fds=[listening.fileno()],
-            cwd="/",
-            env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the front
-        )
-        address = listening.getsockname()
-    with contextlib.suppress(BrokenPipeError), process.stdin or contextlib.nullcontext() as stdin:
-        if stdin is not None:
-            stdin.write(json.dumps(settings).encode() + b"\n")
-    return FrontProcess(process, address[1])
 
 
 def _import_path() -> str:

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.runtimes.programs.triton import label_set_from
 from gmmvit_deploy.serving.front.options import FrontOptions
-from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
+from gmmvit_deploy.serving.front.uploads import Refusal, overloaded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,13 +1,13 @@
 """Read the images of a request: the body is an image, or multipart/form-data with an image in each part.
 
-A body is received into memory, never into a file. `Room` bounds the requests and the bytes in memory; a request takes
-its room before its body is received.
+A body is received into memory, never into a file. `Room` bounds the bytes in memory; a request takes its room before
+its body is received. The gateway has refused encodings, chunked bodies, and bodies above its maximum.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,76 +15,81 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from gmmvit_deploy.serving.front.options import FrontOptions
-from gmmvit_deploy.serving.front.refusals import Refusal, overloaded
+from gmmvit_deploy.serving.front.options import RETRY_AFTER_S
 
-__all__ = ["Room", "body_length", "content_type", "images_from_body", "receive_body"]
+__all__ = ["Refusal", "Room", "body_length", "boundary_of", "images_from_body", "overloaded", "receive_body"]
 
 MULTIPART = "multipart/form-data"
 _IMAGES = ("application/octet-stream", "application/x-www-form-urlencoded")
 """Types of a body that is an image, besides image/*. curl names the second type for --data-binary."""
 
 
-class Room:
-    """Counts the requests of the front, and the bytes of their bodies."""
+class Refusal(Exception):  # noqa: N818 - a refused request is no error of the front
+    """A request that the front refuses.
 
-    def __init__(self, options: FrontOptions) -> None:
-        self._options = options
-        self.requests = self.buffered_bytes = 0
+    status: the HTTP status.  reason: the text for the client.  image: the position of the image that is the reason, or
+    None.  headers: headers of the answer.
+    """
+
+    def __init__(
+        self, status: int, reason: str, *, image: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.image = image
+        self.headers = dict(headers or {})
+
+
+def overloaded(reason: str) -> Refusal:
+    """Return the refusal of a request that the client may send again after `RETRY_AFTER_S`."""
+    return Refusal(503, reason, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+class Room:
+    """Counts the bytes of the bodies in memory."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._taken = 0
 
     @contextmanager
     def taken(self, length: int) -> Iterator[None]:
-        """Take the room of a request with a body of ``length`` bytes.  Errors: Refusal, 503, when there is no room."""
-        if self.requests >= self._options.max_requests:
-            raise overloaded(f"{self.requests} requests wait, the maximum; send the request again later")
-        if self.buffered_bytes + length > self._options.max_buffered_bytes:
+        """Take the room of a body of ``length`` bytes.  Errors: Refusal, 503, when there is no room."""
+        if self._taken + length > self._most:
             raise overloaded("the bodies of other requests fill the memory; send the request again later")
-        self.requests += 1
-        self.buffered_bytes += length
+        self._taken += length
         try:
             yield
         finally:
-            self.requests -= 1
-            self.buffered_bytes -= length
+            self._taken -= length
 
 
-def content_type(request: Request) -> tuple[str, bytes]:
-    """Return (type of the body, boundary of multipart/form-data).
+def boundary_of(request: Request) -> bytes:
+    """Return the boundary of multipart/form-data; empty if the body is an image.
 
-    Errors: Refusal, 415, when the body has an encoding such as gzip, or a type that is no image; Refusal, 400, when
-    multipart/form-data has no boundary.
+    Errors: Refusal, 415, when the body has a type that is no image; Refusal, 400, when multipart/form-data has no
+    boundary.
     """
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise Refusal(415, f"content-encoding: expected a body without encoding, got {encoding[:40]}")
-    text = request.headers.get("content-type", "application/octet-stream")
-    parsed, options = parse_options_header(text)
+    parsed, options = parse_options_header(request.headers.get("content-type", "application/octet-stream"))
     kind = parsed.decode("latin-1").lower()
     if kind == MULTIPART:
-        boundary = options.get(b"boundary", b"")
-        if not boundary:
-            raise Refusal(400, f"content-type: {MULTIPART} needs a boundary")
-        return kind, boundary
+        if boundary := options.get(b"boundary", b""):
+            return boundary
+        raise Refusal(400, f"content-type: {MULTIPART} needs a boundary")
     if not kind.startswith("image/") and kind not in _IMAGES:
         raise Refusal(
             415,
             f"content-type: expected image/*, application/octet-stream or {MULTIPART}, got {kind[:80] or 'no type'}",
         )
-    return kind, b""
+    return b""
 
 
-def body_length(request: Request, most_bytes: int) -> int:
-    """Return the length of the body that the client states.
-
-    Errors: Refusal, 411, without a length, as for a chunked body; Refusal, 413, above ``most_bytes``.
-    """
-    text = request.headers.get("content-length", "")
-    if "transfer-encoding" in request.headers or not text.isascii() or not text.isdigit():
+def body_length(request: Request) -> int:
+    """Return the length of the body that the client states.  Errors: Refusal, 411, without a length."""
+    if "content-length" not in request.headers:
         raise Refusal(411, "the body needs a content-length, and must not be chunked")
-    # Python refuses to read numbers of thousands of digits.
-    if len(text) > 18 or int(text) > most_bytes:
-        raise Refusal(413, f"the body has {text[:20]} bytes, which is too large; the maximum is {most_bytes} bytes")
-    return int(text)
+    return int(request.headers["content-length"])  # the parser of HTTP takes only digits
 
 
 async def receive_body(request: Request, length: int, timeout_s: float) -> bytes:

@@ -1,51 +1,45 @@
-"""Write the folder from which HAProxy runs: configuration, hashes of the keys, Lua program, certificate."""
+"""Write the folder from which HAProxy runs: configuration, hashes of the keys, Lua program, certificate.
+
+The configuration is the template ``haproxy.cfg.jinja``, whose comments say how the gateway works.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import ssl
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.serving.gateway.config import bundles_text, config_text
-from gmmvit_deploy.serving.gateway.handover import buffer_bytes
 from gmmvit_deploy.serving.gateway.keys import map_text
 from gmmvit_deploy.serving.gateway.options import (
+    BUNDLE_HEADER,
+    CLIENT_HEADER,
     DEFAULT_IN_FLIGHT,
     DEFAULT_QUEUE_TIMEOUT_MS,
+    FRONT_HEADER,
+    NOWHERE,
     Front,
-    GatewayFiles,
     GatewayOptions,
     GatewaySettings,
+    HealthCheck,
     Upstream,
 )
 from gmmvit_deploy.serving.served_models import ServedModels, read_tuning
 
-__all__ = ["ALERTS", "CONFIG_FILE", "gateway_options", "queue_bounds", "tls_pem", "write_files"]
+__all__ = ["ALERTS", "CONFIG_FILE", "config_text", "gateway_options", "options_for", "tls_pem", "write_files"]
 
 CONFIG_FILE = "haproxy.cfg"
-_TLS_FILE = "tls.pem"
 _HERE = Path(__file__).parent
 ALERTS = _HERE / "alerts.yml"
 """Alert rules for Prometheus over the metrics of ``gmmvit serve``."""
-
-
-def queue_bounds(settings: GatewaySettings, repository: Path) -> tuple[int, int]:
-    """Return (requests in flight, timeout of the queue in ms): of the user, else of ``gmmvit tune``, else the defaults.
-
-    Errors: InputError when the file of ``gmmvit tune`` in the repository is invalid.
-    """
-    tuned = read_tuning(repository)
-    in_flight, timeout = settings.in_flight, settings.queue_timeout_ms
-    if in_flight is None:
-        in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
-    if timeout is None:
-        timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
-    return in_flight, timeout
+_KIB = 1024
+_HEADER_BYTES = 16 * _KIB
+"""The part of a buffer that holds the headers of a request."""
 
 
 def gateway_options(
@@ -55,31 +49,69 @@ def gateway_options(
     *,
     binds: Mapping[str, str],
     upstreams: tuple[Upstream, ...],
-    files: GatewayFiles,
     front: Front | None = None,
 ) -> GatewayOptions:
     """Combine what the user chose with what the repository states.
 
+    The bounds of the queue are those of the user, else those that ``gmmvit tune`` measured, else the defaults.
     binds: ``HTTP``, ``gRPC`` and ``metrics`` → the address to listen on.
     Errors: InputError when the file of ``gmmvit tune`` in the repository is invalid.
     """
-    in_flight, timeout = queue_bounds(settings, repository)
+    tuned = read_tuning(repository)
+    in_flight, timeout = settings.in_flight, settings.queue_timeout_ms
+    if in_flight is None:
+        in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
+    if timeout is None:
+        timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
     return GatewayOptions(
-        http_bind=binds["HTTP"],
-        grpc_bind=binds["gRPC"],
-        metrics_bind=binds["metrics"],
+        settings=replace(settings, in_flight=in_flight, queue_timeout_ms=timeout),
+        binds=binds,
         upstreams=upstreams,
         models=models.names,
         health=models.health,
-        files=replace(files, tls=_TLS_FILE if settings.tls_cert else ""),
-        buffer_bytes=buffer_bytes(models),
-        max_body_bytes=settings.max_body_bytes,
-        json_bytes=settings.json_bytes,
-        in_flight=in_flight,
-        queue_limit=settings.queue_limit,
-        queue_timeout_ms=timeout,
+        buffer_bytes=_buffer_bytes(models),
         front=front,
     )
+
+
+def options_for(options: GatewayOptions, served: Sequence[ServedModels]) -> GatewayOptions:
+    """Return the options for servers with these models, at least one, of which clients may use all."""
+    checks = {models.health for models in served}
+    differ = "servers with different inputs run side by side; their supervisors probe both"
+    either = HealthCheck(path="/v2/health/ready", infers=False, why_not=differ)
+    return replace(
+        options,
+        models=tuple(sorted({name for models in served for name in models.names})),
+        health=checks.pop() if len(checks) == 1 else either,
+        buffer_bytes=max(map(_buffer_bytes, served)),
+    )
+
+
+def _buffer_bytes(models: ServedModels) -> int:
+    """Return the size of HAProxy's buffers: a request with a single image should fit, up to 1 MiB."""
+    single_bytes = min(max(models.row_bytes, len(models.health.body)) + 48 * _KIB, 1024 * _KIB)
+    return max(128 * _KIB, -(-single_bytes // (16 * _KIB)) * 16 * _KIB)
+
+
+def config_text(options: GatewayOptions) -> str:
+    """Return the configuration.  ``haproxy -c -f FILE`` checks it."""
+    from jinja2 import Environment, StrictUndefined
+
+    # What is written is no HTML.
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)  # noqa: S701
+    template = environment.from_string((_HERE / "haproxy.cfg.jinja").read_text(encoding="utf-8"))
+    servers = max(1, sum(upstream.weight > 0 for upstream in options.upstreams))  # that get requests
+    text = template.render(
+        {field.name: getattr(options, field.name) for field in fields(options)},
+        models_pattern="|".join(map(re.escape, options.models)),
+        capacity=(options.settings.in_flight or DEFAULT_IN_FLIGHT) * servers,
+        waiting_bytes=options.buffer_bytes - _HEADER_BYTES,  # the largest body that fits into a buffer
+        bundle_header=BUNDLE_HEADER,
+        client_header=CLIENT_HEADER,
+        front_header=FRONT_HEADER,
+        nowhere=NOWHERE,
+    )
+    return re.sub(r" +$|(?<=\n)\n+(?=    )", "", text, flags=re.MULTILINE)  # a macro leaves an empty line behind it
 
 
 def tls_pem(settings: GatewaySettings) -> str:
@@ -131,13 +163,18 @@ _TLS_HINT = "type --tls-cert CHAIN.pem --tls-key KEY.pem, or --tls-cert with a f
 
 
 def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], pem: str) -> Path:
-    """Write all files into ``folder``, readable by the owner only, and return the path of the configuration."""
+    """Write all files into ``folder``, readable by the owner only, and return the path of the configuration.
+
+    ``bundles.map`` has a line with the name of the server and the hash of its bundle for each server.
+    """
     texts = {
         CONFIG_FILE: config_text(options),
-        options.files.keys: map_text(keys),
-        options.files.bundles: bundles_text(options.upstreams),
-        options.files.refuse: (_HERE / "refuse.lua").read_text(encoding="utf-8"),
-        **({options.files.tls: pem} if pem else {}),
+        "keys.map": map_text(keys),
+        "bundles.map": "".join(
+            f"{upstream.name} {upstream.bundle}\n" for upstream in options.upstreams if upstream.bundle
+        ),
+        "refuse.lua": (_HERE / "refuse.lua").read_text(encoding="utf-8"),
+        **({"tls.pem": pem} if pem else {}),
     }
     for name, text in texts.items():
         with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

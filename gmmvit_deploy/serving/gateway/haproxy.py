@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.serving.gateway.sessions import CommandSession
 
 __all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
 
@@ -28,6 +27,7 @@ _MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """With it, glibc returns the buffers of a burst of unfinished requests; else each burst kept up to 110 MB more."""
 _LINES_KEPT = 100
 _END_S = 1.0
+_POLL_S = 0.05
 
 
 def find_haproxy() -> Path:
@@ -35,18 +35,14 @@ def find_haproxy() -> Path:
 
     Errors: ServerError when HAProxy is not installed, or is older than 2.6.
     """
+    needs = "the gateway needs HAProxy 2.6 or newer"
     on_path = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
-    return _checked(Path(on_path)) if on_path else _missing()
-
-
-def _missing() -> Path:
-    raise ServerError("the gateway needs HAProxy 2.6 or newer, and there is no haproxy on PATH", hint=INSTALL_HAPROXY)
-
-
-def _checked(program: Path) -> Path:
+    if on_path is None:
+        raise ServerError(f"{needs}, and there is no haproxy on PATH", hint=INSTALL_HAPROXY)
+    program = Path(on_path)
     version = haproxy_version(program)
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        raise ServerError(f"the gateway needs HAProxy 2.6 or newer, got {version} ({program})", hint=INSTALL_HAPROXY)
+        raise ServerError(f"{needs}, got {version} ({program})", hint=INSTALL_HAPROXY)
     return program
 
 
@@ -122,8 +118,11 @@ class HAProxy:
             return ""
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
-    def start(self) -> None:
-        """Start HAProxy.  Errors: ServerError when the configuration is refused."""
+    def start(self, timeout_s: float = 20.0) -> None:
+        """Start HAProxy, and wait until it answers.
+
+        Errors: ServerError when the configuration is refused or HAProxy does not start.
+        """
         check_config(self._program, self._config, sockets=self._passed)
         command = [str(self._program), "-db", "-f", str(self._config)]
         self._process = subprocess.Popen(
@@ -139,6 +138,13 @@ class HAProxy:
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
+        deadline = time.monotonic() + timeout_s
+        while not self.ended and time.monotonic() < deadline:
+            with suppress(ServerError):  # until its socket is there, which a HAProxy before it may still have
+                if f"Pid: {self.pid}" in self.command("show info").splitlines():
+                    return
+            time.sleep(0.02)
+        raise ServerError(f"HAProxy did not start: {self.last_words()}")
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         for line in process.stderr or ():
@@ -158,25 +164,22 @@ class HAProxy:
             except (OSError, ValueError):  # on_log_line prints to a closed pipe
                 self._on_log_line = None
 
-    def hand_over(self, timeout_s: float = 20.0) -> None:
+    def hand_over(self) -> None:
         """Let a new process with the configuration of now take over the listening sockets.
 
+        The old process takes no new connection; it closes a connection with its next answer, and ends with its last
+        connection or after 30 s.
         Errors: ServerError when the configuration is refused or the new process does not start; the old process goes
         on then.
         """
         old, reader = self._process, self._reader
-        self.start()
-        deadline = time.monotonic() + timeout_s
-        while not self.ended and time.monotonic() < deadline:
-            with suppress(ServerError):
-                if f"Pid: {self.pid}" in self.command("show info").splitlines():
-                    break
-            time.sleep(0.02)
-        else:
-            if self._process is not None:
+        try:
+            self.start()
+        except ServerError:
+            if self._process is not None and self._process is not old:
                 self._process.kill()
             self._process, self._reader = old, reader
-            raise ServerError(f"HAProxy did not start with the new configuration: {self.last_words()}")
+            raise
         self._leaving = [process for process in self._leaving if process.poll() is None]
         if old is not None:
             old.send_signal(signal.SIGUSR1)
@@ -190,9 +193,14 @@ class HAProxy:
         process = self._process
         if process is None:
             return
-        with suppress(ServerError), CommandSession(self._socket_path) as session:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            # After SIGUSR1, HAProxy keeps an open connection to its socket, refuses new ones, and waits for it.
+            connection.settimeout(10)
+            connection.connect(str(self._socket_path))
+            connection.sendall(b"prompt\n")
+            _until_prompt(connection)
             process.send_signal(signal.SIGUSR1)
-            session.wait_idle(timeout_s)
+            _wait_idle(connection, timeout_s)
         for each in (process, *self._leaving):
             _end(each)
         self._process, self._leaving = None, []
@@ -224,6 +232,30 @@ class HAProxy:
         except OSError as exc:
             raise ServerError(f"HAProxy does not answer on {self._socket_path}: {exc}") from exc
         return b"".join(pieces).decode(errors="replace").strip()
+
+
+def _wait_idle(connection: socket.socket, timeout_s: float) -> None:
+    """Wait until HAProxy has no request in progress, at two looks in sequence, or until the time is over.
+
+    connection: to HAProxy's socket, after the command ``prompt``.  Errors: OSError when HAProxy does not answer.
+    """
+    deadline, looks = time.monotonic() + timeout_s, 0
+    while looks < 2 and time.monotonic() < deadline:
+        connection.sendall(b"show sess\n")
+        streams = [line for line in _until_prompt(connection).splitlines() if line.startswith("0x")]
+        # A connection between two requests has no stream; this connection has one.
+        looks = 0 if any(" fe=GLOBAL " not in line for line in streams) else looks + 1
+        time.sleep(_POLL_S)
+
+
+def _until_prompt(connection: socket.socket) -> str:
+    answer = b""
+    while not answer.endswith(b"\n> "):
+        piece = connection.recv(65536)
+        if not piece:
+            raise ConnectionError("HAProxy has ended")
+        answer += piece
+    return answer.decode(errors="replace")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -6,6 +6,7 @@ HAProxy is the gateway: clients reach HAProxy only, and HAProxy passes on reques
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,6 @@ __all__ = [
     "NOWHERE",
     "PLACES",
     "Front",
-    "GatewayFiles",
     "GatewayOptions",
     "GatewaySettings",
     "HealthCheck",
@@ -144,58 +144,35 @@ class HealthCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayFiles:
-    """Paths in the configuration of HAProxy, as written there.
-
-    keys: the map of hashes of keys.  bundles: the map of servers and their bundles.
-    refuse: the Lua program that answers refused requests after their bodies.
-    tls: certificate and private key in PEM form, or "".  socket: for commands at run time, or "".
-    exporter: socket of the metrics of HAProxy, or "".
-    """
-
-    keys: str = "keys.map"
-    refuse: str = "refuse.lua"
-    bundles: str = "bundles.map"
-    tls: str = ""
-    socket: str = ""
-    exporter: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
-    """What `gateway.config.config_text` writes into HAProxy's configuration.
+    """What `gateway.files.config_text` writes into HAProxy's configuration.
 
-    http_bind, grpc_bind, metrics_bind: ADDRESS:PORT, or ``fd@N`` for a socket that the parent process opened.
+    settings: what the user chose, with a number for ``in_flight`` and for ``queue_timeout_ms``.
+    binds: ``HTTP``, ``gRPC`` and ``metrics`` → ADDRESS:PORT, or ``fd@N`` for a socket that the parent process opened.
     upstreams: the servers; requests are divided by their weights.
     models: the names of the models that clients may use.
     health: the check of a server.
-    buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait, see `gateway.config`.
+    buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait.
     threads: the number of HAProxy's threads; 0 means a thread for each core.
-    max_body_bytes, json_bytes, in_flight, queue_limit, queue_timeout_ms: as in `GatewaySettings`.
     front: the service behind ``/classify``; None refuses this path.
     access_log: the target of the log: ``stderr``, ``fd@N``, or the address of a syslog server.
     metrics_address: HOST:PORT of a server that answers ``/metrics`` with all metrics; "" leaves this path out.
     admin: (header, secret) that Triton requires for its statistics, or None.
+    sockets: the folder of the sockets for commands at run time and for HAProxy's metrics; "" opens no sockets.
     """
 
-    http_bind: str
-    grpc_bind: str
-    metrics_bind: str
+    settings: GatewaySettings
+    binds: Mapping[str, str]
     upstreams: tuple[Upstream, ...]
     models: tuple[str, ...]
     health: HealthCheck
-    files: GatewayFiles
     buffer_bytes: int = 128 * 1024
     threads: int = 0
-    max_body_bytes: int = DEFAULT_BODY_BYTES
-    json_bytes: int = 0
-    in_flight: int = DEFAULT_IN_FLIGHT
-    queue_limit: int = DEFAULT_QUEUE_LIMIT
-    queue_timeout_ms: int = DEFAULT_QUEUE_TIMEOUT_MS
+    front: Front | None = None
     access_log: str = "stderr"
     metrics_address: str = ""
     admin: tuple[str, str] | None = None
-    front: Front | None = None
+    sockets: str = ""
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.serving.gateway.files import ALERTS, CONFIG_FILE, gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.keys import read_keys
-from gmmvit_deploy.serving.gateway.options import GatewayFiles, GatewaySettings, Upstream
+from gmmvit_deploy.serving.gateway.options import GatewaySettings, Upstream
 from gmmvit_deploy.serving.served_models import read_models
 
 __all__ = ["OwnGateway", "gateway_folder"]
@@ -59,7 +59,6 @@ def gateway_folder(
         path,
         binds={service: f"{settings.listen}:{port}" for service, port in zip(_SERVICES, ports, strict=True)},
         upstreams=(Upstream(name="triton", http=http, grpc=grpc, metrics=metrics, bundle=models.bundle),),
-        files=GatewayFiles(),
     )
     notes = []
     with new_folder(out, force=force) as folder:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy
-from gmmvit_deploy.serving.gateway.options import NOWHERE, PLACES, Front, GatewayFiles, Upstream
+from gmmvit_deploy.serving.gateway.options import NOWHERE, PLACES, Front, Upstream
 from gmmvit_deploy.serving.server import TritonServer
 
 __all__ = ["Places", "first_upstreams"]
@@ -30,18 +30,16 @@ _PATIENCE_S = 15.0
 _POLL_S = 0.05
 
 
-def first_upstreams(
-    server: TritonServer, bundle: str, *, front: Front | None = None, rollouts: bool
-) -> tuple[Upstream, ...]:
+def first_upstreams(server: TritonServer, *, front: Front | None = None, rollouts: bool) -> tuple[Upstream, ...]:
     """Return the servers with which the gateway starts.
 
     front: the service behind ``/classify``, or None.  rollouts: True for two places, of which the second is free.
     """
     port = front.port if front is not None else 0
     if not rollouts:
-        return (_upstream("triton", server, bundle, port),)
+        return (_upstream("triton", server, port),)
     free = Upstream(name=PLACES[1], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, bundle="", weight=0)
-    return _upstream(PLACES[0], server, bundle, port), free
+    return _upstream(PLACES[0], server, port), free
 
 
 class Places:
@@ -65,15 +63,15 @@ class Places:
     def upstreams(self) -> tuple[Upstream, ...]:
         return tuple(self._upstreams.values())
 
-    def put(self, name: str, server: TritonServer, bundle: str, *, front_port: int = 0) -> None:
+    def put(self, name: str, server: TritonServer, *, front_port: int = 0) -> None:
         """Let a ready server take a place, without requests.
 
-        bundle: the SHA-256 of the server's bundle, which every answer of the server states.
         front_port: of the service behind ``/classify`` that asks this server; 0 without the service.
         Errors: ServerError when HAProxy refuses a command.
         """
-        self._upstreams[name] = replace(_upstream(name, server, bundle, front_port), weight=0)
-        self._set_bundle(name, bundle)
+        self._upstreams[name] = replace(_upstream(name, server, front_port), weight=0)
+        self._answer(f"del map bundles.map {name}")  # a place that was never used has no entry
+        self._command(f"add map bundles.map {name} {server.models.bundle}")
         ports = (server.http_port, server.grpc_port, front_port)
         for backend, port in zip(self._backends, ports, strict=False):
             if port == 0:
@@ -114,11 +112,6 @@ class Places:
             self._upstreams[name], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, front="", weight=0
         )
 
-    def _set_bundle(self, name: str, bundle: str) -> None:
-        files = GatewayFiles()
-        self._answer(f"del map {files.bundles} {name}")  # a place that was never used has no entry
-        self._command(f"add map {files.bundles} {name} {bundle}")
-
     def _command(self, text: str, *, expected: str | None = None) -> None:
         """Send a command.  expected: a part of the answer; None means that the answer must be empty."""
         answer = self._answer(text)
@@ -143,13 +136,13 @@ class Places:
                 time.sleep(_POLL_S)
 
 
-def _upstream(name: str, server: TritonServer, bundle: str, front_port: int) -> Upstream:
+def _upstream(name: str, server: TritonServer, front_port: int) -> Upstream:
     host = server.options.host
     return Upstream(
         name=name,
         http=f"{host}:{server.http_port}",
         grpc=f"{host}:{server.grpc_port}",
         metrics=f"{host}:{server.metrics_port}",
-        bundle=bundle,
+        bundle=server.models.bundle,
         front=f"{host}:{front_port}" if front_port else "",
     )

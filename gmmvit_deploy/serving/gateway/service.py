@@ -10,13 +10,16 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
+import socket
+import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -26,29 +29,27 @@ from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.serving.gateway.access_log import AccessLog
-from gmmvit_deploy.serving.gateway.config import EXPORTER_PATH
-from gmmvit_deploy.serving.gateway.files import gateway_options, tls_pem, write_files
-from gmmvit_deploy.serving.gateway.handover import Changes, options_for
+from gmmvit_deploy.serving.gateway.files import gateway_options, options_for, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_others
-from gmmvit_deploy.serving.gateway.listeners import opened_listeners
-from gmmvit_deploy.serving.gateway.metrics import certificate_metric, joined_metrics, text_from_socket
-from gmmvit_deploy.serving.gateway.options import Front, GatewayFiles, GatewayOptions, GatewaySettings
+from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
-from gmmvit_deploy.serving.local_http import text_from_url
-from gmmvit_deploy.serving.metric_text import metric_text
-from gmmvit_deploy.serving.served_models import ServedModels, read_models
+from gmmvit_deploy.serving.local_http import MetricsEndpoint, text_from_socket, text_from_url
+from gmmvit_deploy.serving.metric_text import joined_metrics, metric_text
+from gmmvit_deploy.serving.ports import listening_socket
+from gmmvit_deploy.serving.served_models import ServedModels
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
-from gmmvit_deploy.serving.supervisor_metrics import MetricsEndpoint
 
 __all__ = ["Gateway", "behind_gateway"]
 
+_EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
+_BACKLOG = 1024
 _QUANTILES = "0.5:0.05,0.9:0.01,0.99:0.001"
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.5  # the time between two looks at the key file and the certificate
 _MOST_RESTARTS, _RESTART_WINDOW_S = 5, 60.0
 _STOP_S = 20.0
-_SOURCE_S = 5.0  # the maximum time for the metrics of the server
+_SOURCE_S = 5.0  # the maximum time for the metrics of the server, and of HAProxy
 
 
 def behind_gateway(options: ServerOptions, secret: str) -> ServerOptions:
@@ -73,7 +74,10 @@ def behind_gateway(options: ServerOptions, secret: str) -> ServerOptions:
 
 
 class Gateway:
-    """HAProxy in front of a server.  Create, start, step and stop it in the same thread.
+    """HAProxy in front of a server.
+
+    Create, start, step and stop it in the same thread. Each thread that calls `start`, `step` or `serve` must live as
+    long as the gateway, because Linux ends a HAProxy with the thread that started it.
 
     Errors of the constructor, which starts nothing: InputError for an invalid key file or certificate. ServerError
     when HAProxy is not installed or a port cannot be opened. OutputError when the access log cannot be opened.
@@ -99,22 +103,24 @@ class Gateway:
         self._pem = tls_pem(settings)
         if readable_by_others(settings.keys):
             self._note(f"gateway: other users of this machine can read {settings.keys}; type chmod 600 {settings.keys}")
-        ports = {"HTTP": http_port, "gRPC": grpc_port, "metrics": metrics_port}
-        self._listeners = opened_listeners(settings.listen, ports)
+        # HAProxy inherits the sockets: a port is not lost between the choice of a free port and the start of HAProxy,
+        # and connections wait while a HAProxy that has ended is started again.
+        self._listeners: dict[str, socket.socket] = {}
+        with ExitStack() as opened:
+            for service, port in (("HTTP", http_port), ("gRPC", grpc_port), ("metrics", metrics_port)):
+                listener = listening_socket(settings.listen, port, service, option="--listen", backlog=_BACKLOG)
+                self._listeners[service] = opened.enter_context(listener)
+            self._log = AccessLog(settings.access_log, self._on_message)
+            opened.pop_all()
         self.http_port, self.grpc_port, self.metrics_port = (
             listener.getsockname()[1] for listener in self._listeners.values()
         )
-        try:
-            self._log = AccessLog(settings.access_log, self._on_message)
-        except BaseException:
-            self._close_listeners()
-            raise
         self._folder: Path | None = None
         self._lock = -1
         self._haproxy: HAProxy | None = None
         self._options: GatewayOptions | None = None
         self.places: Places | None = None
-        self._changes = Changes()
+        self._changing = threading.Lock()  # held while HAProxy is started again, reloads or changes its configuration
         self._metrics: MetricsEndpoint | None = None
         self._restarted: deque[float] = deque(maxlen=_MOST_RESTARTS)
         self._hangup = False
@@ -161,11 +167,8 @@ class Gateway:
         """
         self._folder, self._lock = new_run_folder("gateway")
         folder = self._folder
-        models = read_models(server.repository)
-        upstreams = first_upstreams(server, models.bundle, front=front, rollouts=rollouts)
-        exporter = folder / "exporter.sock"
         joined = {
-            "gateway": lambda: text_from_socket(exporter, EXPORTER_PATH),
+            "gateway": lambda: text_from_socket(folder / "exporter.sock", _EXPORTER_PATH, timeout_s=_SOURCE_S),
             "server": lambda: text_from_url(server.metrics_url, timeout_s=_SOURCE_S),
             "gmmvit": self._own_metrics,
             **(sources or {}),
@@ -173,22 +176,22 @@ class Gateway:
         self._metrics = MetricsEndpoint(_LOOPBACK, 0, lambda: joined_metrics(joined))
         options = gateway_options(
             self.settings,
-            models,
+            server.models,
             server.repository,
             binds={service: f"fd@{listener.fileno()}" for service, listener in self._listeners.items()},
-            upstreams=upstreams,
-            files=GatewayFiles(socket=str(folder / "admin.sock"), exporter=str(exporter)),
+            upstreams=first_upstreams(server, front=front, rollouts=rollouts),
             front=front,
         )
         options = replace(
             options,
+            sockets=str(folder),
             access_log=f"fd@{self._log.descriptor}",
             metrics_address=f"{_LOOPBACK}:{self._metrics.port}",
             admin=(ADMIN_HEADER, self.admin_secret),
             threads=max(1, min(4, cores() // 2)),  # the other cores are for the network
         )
-        if not models.health.infers:
-            self._note(f"gateway: the readiness does not run the network: {models.health.why_not}")
+        if not options.health.infers:
+            self._note(f"gateway: the readiness does not run the network: {options.health.why_not}")
         self._options = options
         self._haproxy = HAProxy(
             self._program,
@@ -198,39 +201,40 @@ class Gateway:
             on_log_line=self._on_log_line,
         )
         self._haproxy.start()
-        self._wait_ready(self._haproxy)
         self.places = Places(self._haproxy, options.upstreams, front=front is not None) if rollouts else None
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGHUP, self._on_hangup)
 
-    def step(self) -> bool:
-        """Reload changed keys or a certificate, restart HAProxy if it has ended, carry out `serve`.  Returns False.
+    def step(self) -> None:
+        """Reload changed keys or a certificate, and restart HAProxy if it has ended.
 
         Errors: ServerError when HAProxy ends again and again.
         """
-        if self._haproxy is not None and self._haproxy.ended:
-            self._restart(self._haproxy)
-        self._changes.carry_out(self._hand_over)
+        with self._changing:
+            if self._haproxy is not None and self._haproxy.ended:
+                self._restart(self._haproxy)
         if self._hangup or time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             states = self._file_states()
             if self._hangup or states != self._states:
                 self._hangup, self._states = False, states
                 self.reload()
-        return False
 
     def reload(self) -> None:
         """Read keys and certificate again.  Open connections go on, and their next requests need a key of the new file.
 
         With an invalid file, the gateway keeps the keys and the certificate that it has, and logs the reason.
         """
-        if self._haproxy is None or self._folder is None:
-            return
+        with self._changing:
+            if self._haproxy is not None and self._folder is not None:
+                self._reload(self._haproxy, self._folder)
+
+    def _reload(self, haproxy: HAProxy, folder: Path) -> None:
         try:
             keys, pem = read_keys(self.settings.keys), tls_pem(self.settings)
-            _load_keys(self._haproxy, keys)
+            _load_keys(haproxy, keys)
             if pem != self._pem:
-                _load_certificate(self._haproxy, pem)
+                _load_certificate(haproxy, pem)
         except GmmvitError as exc:
             self.reload_failed = True
             self._note(f"gateway: nothing was reloaded: {exc}")
@@ -238,51 +242,54 @@ class Gateway:
         self.reload_failed = False
         self._keys, self._pem = keys, pem
         # A HAProxy that is started again reads the files.
-        (self._folder / "keys.map").write_text(map_text(keys), encoding="utf-8")
+        (folder / "keys.map").write_text(map_text(keys), encoding="utf-8")
         if pem:
-            (self._folder / "tls.pem").write_text(pem, encoding="ascii")
+            (folder / "tls.pem").write_text(pem, encoding="ascii")
         self.key_reloads += 1
         self._note(
             f"gateway: reloaded {len(keys)} key{'s' if len(keys) > 1 else ''}" + (" and the certificate" if pem else "")
         )
 
-    def serve(self, repositories: Sequence[Path]) -> None:
-        """Pass on requests for the models of these repositories.  Call it in another thread than `step`, which does it.
+    def serve(self, served: Sequence[ServedModels]) -> None:
+        """Pass on requests for these models; another thread than that of `step` may call it.
 
-        Errors: those of `read_models`, and ServerError when HAProxy does not take the configuration.
+        The list of models, the check of a server and the size of the buffers are written in HAProxy's configuration. A
+        rollout may change all three: larger images need larger buffers, because only a request that fits into a buffer
+        may wait. A new HAProxy then takes over the listening sockets.
+        Errors: ServerError when HAProxy does not take the configuration.
         """
-        self._changes.ask([read_models(repository) for repository in repositories])
+        with self._changing:
+            if self._options is None or self._haproxy is None or self._folder is None or self.places is None:
+                raise ServerError("the gateway is not running, or has no places for rollouts")
+            now = replace(self._options, upstreams=self.places.upstreams)
+            changed = options_for(now, served)
+            if changed == now:
+                return
+            write_files(self._folder, changed, self._keys, self._pem)
+            try:
+                self._haproxy.hand_over()
+            except ServerError:
+                write_files(self._folder, now, self._keys, self._pem)
+                raise
+            self._options = changed
+        self._note(f"gateway: configured for {', '.join(changed.models)}, buffers of {changed.buffer_bytes} bytes")
 
     @property
     def leaving(self) -> bool:
         """True while a HAProxy with a configuration from before the last `serve` has connections, at most 30 s."""
         return self._haproxy is not None and self._haproxy.leaving
 
-    def _hand_over(self, served: Sequence[ServedModels]) -> None:
-        if self._options is None or self._haproxy is None or self._folder is None or self.places is None:
-            raise ServerError("the gateway is not running, or has no places for rollouts")
-        now = replace(self._options, upstreams=self.places.upstreams)
-        changed = options_for(now, served)
-        if changed == now:
-            return
-        write_files(self._folder, changed, self._keys, self._pem)
-        try:
-            self._haproxy.hand_over()
-        except ServerError:
-            write_files(self._folder, now, self._keys, self._pem)
-            raise
-        self._options = changed
-        self._note(f"gateway: configured for {', '.join(changed.models)}, buffers of {changed.buffer_bytes} bytes")
-
     def stop(self) -> None:
         """Refuse new connections, wait for requests in progress for at most 20 s, and remove all files."""
         if self._handler is not None:
             signal.signal(signal.SIGHUP, self._handler)
             self._handler = None
-        self._close_listeners()
-        if self._haproxy is not None:
-            self._haproxy.stop(_STOP_S)
-            self._haproxy = None
+        for listener in self._listeners.values():
+            listener.close()
+        with self._changing:  # `serve` starts no HAProxy afterwards
+            haproxy, self._haproxy = self._haproxy, None
+        if haproxy is not None:
+            haproxy.stop(_STOP_S)
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -296,19 +303,6 @@ class Gateway:
         if self._haproxy is not None:
             self._haproxy.kill_now()
 
-    def _close_listeners(self) -> None:
-        for listener in self._listeners.values():
-            listener.close()
-
-    def _wait_ready(self, haproxy: HAProxy, *, timeout_s: float = 20.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and not haproxy.ended:
-            with suppress(ServerError):
-                if haproxy.command("show info"):
-                    return
-            time.sleep(0.02)
-        raise ServerError(f"HAProxy did not start: {haproxy.last_words()}")
-
     def _restart(self, haproxy: HAProxy) -> None:
         now = time.monotonic()
         if len(self._restarted) == _MOST_RESTARTS and now - self._restarted[0] < _RESTART_WINDOW_S:
@@ -320,7 +314,6 @@ class Gateway:
             changed = replace(self._options, upstreams=self.places.upstreams)
             write_files(self._folder, changed, self._keys, self._pem)
         haproxy.start()
-        self._wait_ready(haproxy)
 
     def _own_metrics(self) -> str:
         haproxy = self._haproxy
@@ -331,7 +324,7 @@ class Gateway:
             ("reload_failed", "gauge", "1 if the last reload of keys and certificate failed", int(self.reload_failed)),
         )
         own = [metric_text(f"gmmvit_gateway_{name}", kind, text, [("", n)]) for name, kind, text, n in metrics]
-        return "".join(own) + (certificate_metric(haproxy) if haproxy is not None else "")
+        return "".join(own) + (_certificate_metric(haproxy) if haproxy is not None else "")
 
     def _file_states(self) -> tuple[object, ...]:
         paths = (self.settings.keys, self.settings.tls_cert, self.settings.tls_key)
@@ -374,3 +367,17 @@ def _load_certificate(haproxy: HAProxy, pem: str) -> None:
     answer += haproxy.command("commit ssl cert tls.pem")
     if "Success" not in answer:
         raise ServerError(f"HAProxy did not take the certificate: {answer}")
+
+
+def _certificate_metric(haproxy: HAProxy) -> str:
+    """Return the time at which the certificate of a running HAProxy expires; "" without TLS or without an answer."""
+    try:
+        answer = haproxy.command("show ssl cert tls.pem")
+    except ServerError:
+        return ""
+    match = re.search(r"^not ?after: (.+)$", answer, re.MULTILINE | re.IGNORECASE)
+    if match is None:
+        return ""
+    expiry = ssl.cert_time_to_seconds(match[1].strip())
+    meaning = "Unix time at which the certificate of the gateway expires"
+    return metric_text("gmmvit_gateway_certificate_expiry_seconds", "gauge", meaning, [("", expiry)])

@@ -23,6 +23,9 @@ from gmmvit_deploy.serving.rollout.steps import RolloutOptions, roll_out
 
 __all__ = ["Rollouts", "first_bundle"]
 
+_PATIENCE_S = 30.0
+"""The maximum time in which a rollout that is aborted ends."""
+
 
 def first_bundle(state: State, given: Bundle | None) -> Bundle:
     """Return the bundle with which the service starts: the bundle that was promoted last, else ``given``, copied.
@@ -52,13 +55,14 @@ def first_bundle(state: State, given: Bundle | None) -> Bundle:
 class Rollouts:
     """Takes the orders for a running service, and carries out one rollout at a time in a thread of its own.
 
-    The thread lives as long as the service, because Linux ends a server with the thread that started it.
+    The thread lives as long as the process, because Linux ends a server with the thread that started it, and the
+    service completes its requests after the end of this object.
     """
 
     def __init__(self, slots: Slots, state: State, *, on_log_line: Callable[[str], None] | None = None) -> None:
         self._slots, self._state = slots, state
         self._log = on_log_line or (lambda line: None)
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._busy = threading.Lock()
         self._order: _Order | None = None
         self._step = ""
@@ -74,9 +78,9 @@ class Rollouts:
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
-        self.abort()
-        self._orders.put(None)
-        self._thread.join(timeout=30)
+        if (order := self._order) is not None:
+            order.aborted.set()
+            order.ended.wait(_PATIENCE_S)
 
     def metrics_text(self) -> str:
         """Return the state of the rollouts, in Prometheus's text format."""
@@ -86,13 +90,9 @@ class Rollouts:
             "gmmvit_rollouts_total", "counter", "Orders for rollouts by result; an abort is a failure", ended
         )
 
-    def abort(self) -> None:
-        """End a running rollout, unless its bundle is promoted already."""
-        if (order := self._order) is not None:
-            order.aborted.set()
-
     def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
+        while True:
+            order = self._orders.get()
             order.carry_out(self._slots, self._state, self._report(order))
             self._step = ""
 

@@ -18,8 +18,7 @@ from gmmvit_deploy.serving.rollout.slots import Slots
 from gmmvit_deploy.serving.rollout.state import State
 from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.service import metric_sources
-from gmmvit_deploy.serving.serving import repository_options
-from gmmvit_deploy.serving.signals import Signals
+from gmmvit_deploy.serving.serving import Signals, repository_options
 
 __all__ = ["serve_with_state"]
 

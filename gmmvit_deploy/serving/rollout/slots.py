@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.options import PLACES, Front
 from gmmvit_deploy.serving.gateway.places import Places
 from gmmvit_deploy.serving.gateway.service import Gateway
@@ -23,7 +24,7 @@ from gmmvit_deploy.serving.installs import ServerInstall
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import FrontKeeper, started_front
+from gmmvit_deploy.serving.service import started_front
 from gmmvit_deploy.serving.supervisor import Supervisor
 
 __all__ = ["Slots"]
@@ -49,12 +50,12 @@ class _Slot:
     bundle: Bundle
     server: TritonServer
     supervisor: Supervisor
-    front: FrontKeeper | None
+    front: FrontProcess | None
     resources: ExitStack
 
 
 class Slots:
-    """The `steps.Backends` of a service.
+    """The old server of a service, and during a rollout the new server beside it.
 
     Servers are started by the threads that call `start_first` and `start_new`; these threads must live as long as the
     service, because Linux ends a server when the thread that started it ends.
@@ -89,6 +90,7 @@ class Slots:
 
     @property
     def served(self) -> Bundle:
+        """The bundle of the old server."""
         return self._served().bundle
 
     @property
@@ -107,22 +109,26 @@ class Slots:
         self._old = self._started(PLACES[0], bundle, cancelled)
 
     def start_new(self, bundle: Bundle, aborted: Callable[[], bool]) -> None:
+        """Start the new server, without traffic, and wait until it is ready.  Errors: ServerError."""
         place = next(place for place in PLACES if place != self._served().place)
         slot = self._started(place, bundle, aborted)
         with self._lock:
             self._new, self._new_death = slot, ""
         if aborted():
             return
-        self._gateway.serve([self.server.repository, slot.server.repository])
-        self._places.put(place, slot.server, bundle.sha256, front_port=slot.front.port if slot.front else 0)
+        self._gateway.serve([self.server.models, slot.server.models])
+        self._places.put(place, slot.server, front_port=slot.front.port if slot.front else 0)
 
     def urls(self) -> tuple[str, str]:
+        """Return the gRPC URLs of the old and of the new server."""
         return self._served().server.grpc_url, self._begun().server.grpc_url
 
     def switch(self) -> None:
+        """Send all new requests to the new server."""
         self._places.set_weights({self._begun().place: _WEIGHT, self._served().place: 0})
 
     def death_of_new(self) -> str:
+        """Return why the new server is dead; empty while it lives."""
         new = self._new
         if new is not None and not self._new_death:
             try:
@@ -132,6 +138,7 @@ class Slots:
         return self._new_death
 
     def require_serving(self) -> None:
+        """Wait until the gateway passes requests to the new server.  Errors: ServerError when it does not."""
         new, deadline = self._begun(), time.monotonic() + _SERVES_S
         while not self._places.is_up(new.place):
             if time.monotonic() > deadline:
@@ -139,11 +146,13 @@ class Slots:
             time.sleep(_POLL_S)
 
     def end_old(self) -> None:
+        """End the old server when its requests are answered; the new server takes its place."""
         with self._lock:
             old, self._old, self._new = self._served(), self._begun(), None
         self._end(old)
 
     def end_new(self) -> None:
+        """End the new server when its requests are answered; the old server gets all new requests."""
         new = self._new
         if new is None:
             return
@@ -194,10 +203,9 @@ class Slots:
         with ExitStack() as opened:
             folder: Path = opened.enter_context(temporary_folder("repository"))
             repository = repository_from_bundle(bundle, folder / "models", self._written)
-            log = None if self._on_log_line is None else _marked(place, self._on_log_line)
-            server = TritonServer(
-                repository.path, install=self._install, options=replace(self._options), on_log_line=log
-            )
+            on_line = self._on_log_line
+            log = None if on_line is None else lambda line: on_line(f"{place}: {line}")
+            server = TritonServer(repository.path, install=self._install, options=self._options, on_log_line=log)
             opened.callback(server.stop)
             server.start(cancelled=cancelled)
             supervisor = Supervisor(server)
@@ -223,7 +231,7 @@ class Slots:
             while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
             self._places.free(slot.place)
-            self._gateway.serve([self.server.repository])
+            self._gateway.serve([self.server.models])
         finally:
             with self._lock:
                 slot.resources.close()
@@ -237,7 +245,3 @@ class Slots:
         if self._new is None:
             raise ServerError("the service has no new server")
         return self._new
-
-
-def _marked(place: str, on_log_line: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda line: on_log_line(f"{place}: {line}")

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving.names import DEFAULT_AGREEMENT
-from gmmvit_deploy.serving.rollout.answers import label_agreement, require_golden_answers
-from gmmvit_deploy.serving.rollout.contract import contract_changes, require_same_contract
+from gmmvit_deploy.serving.rollout.checks import (
+    contract_changes,
+    require_golden_answers,
+    require_same_contract,
+    require_same_labels,
+)
+from gmmvit_deploy.serving.rollout.slots import Slots
 from gmmvit_deploy.serving.rollout.state import State
 
-__all__ = ["Backends", "RolloutOptions", "roll_out"]
-
-_SHOWN = 5
-"""The number of images with different labels that an error lists."""
+__all__ = ["RolloutOptions", "roll_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,38 +48,9 @@ class RolloutOptions:
             )
 
 
-class Backends(Protocol):
-    """The servers of a service: the old server, and during a rollout the new server beside it."""
-
-    @property
-    def served(self) -> Bundle:
-        """The bundle of the old server."""
-
-    def start_new(self, bundle: Bundle, aborted: Callable[[], bool]) -> None:
-        """Start the new server, without traffic, and wait until it is ready.  Errors: ServerError."""
-
-    def urls(self) -> tuple[str, str]:
-        """Return the gRPC URLs of the old and of the new server."""
-
-    def switch(self) -> None:
-        """Send all new requests to the new server."""
-
-    def death_of_new(self) -> str:
-        """Return why the new server is dead; empty while it lives."""
-
-    def require_serving(self) -> None:
-        """Wait until the gateway passes requests to the new server.  Errors: ServerError when it does not."""
-
-    def end_old(self) -> None:
-        """End the old server when its requests are answered; the new server takes its place."""
-
-    def end_new(self) -> None:
-        """End the new server when its requests are answered; the old server gets all new requests."""
-
-
 def roll_out(
     path: Path,
-    backends: Backends,
+    slots: Slots,
     state: State,
     options: RolloutOptions,
     *,
@@ -95,7 +67,7 @@ def roll_out(
         OutputError: the state folder cannot be written.
     """
     bundle = open_bundle(path)
-    old = backends.served
+    old = slots.served
     if bundle.sha256 == old.sha256:
         raise InputError(
             f"{path}: the service serves this bundle already ({bundle.sha256[:12]})",
@@ -111,55 +83,37 @@ def roll_out(
     copied = state.copy_of(bundle)
 
     def go_on() -> None:
-        _require_not(aborted)
-        if death := backends.death_of_new():
+        if aborted():
+            raise ServerError("the rollout was aborted", hint="the old server has all of the traffic")
+        if death := slots.death_of_new():
             raise _died(death)
 
     report("start the new server beside the old server")
     try:
-        backends.start_new(copied, aborted)
+        slots.start_new(copied, aborted)
         go_on()
-        report(require_golden_answers(copied, backends.urls()[1], go_on))
-        _compare_labels(backends, options, report, go_on)
+        report(require_golden_answers(copied, slots.urls()[1], go_on))
+        if options.images:
+            report(require_same_labels(options.images, *slots.urls(), options.agreement, go_on))
         go_on()
         report("all traffic to the new server")
-        backends.switch()
-        backends.require_serving()
+        slots.switch()
+        slots.require_serving()
         go_on()
         state.promote(copied)
     except BaseException as exc:
-        death = backends.death_of_new()
+        death = slots.death_of_new()
         report(f"go back to bundle {old.sha256[:12]}")
-        backends.end_new()
+        slots.end_new()
         if death and isinstance(exc, GmmvitError):
             raise _died(death) from exc
         raise
     report("end the old server when its requests are answered")
     try:
-        backends.end_old()
+        slots.end_old()
     except GmmvitError as exc:  # the old server has ended, and all requests go to the new server
         report(f"the gateway keeps the settings of the rollout: {exc}")
     return copied
-
-
-def _compare_labels(
-    backends: Backends, options: RolloutOptions, report: Callable[[str], None], go_on: Callable[[], None]
-) -> None:
-    if not options.images:
-        return
-    least = options.agreement
-    agreement = label_agreement(options.images, *backends.urls(), go_on)
-    same = agreement.images - len(agreement.differing)
-    report(f"images: both servers give the same label to {same} of {agreement.images}")
-    if agreement.share < least:
-        shown = "".join(f"\n  {line}" for line in agreement.differing[:_SHOWN])
-        if more := len(agreement.differing[_SHOWN:]):
-            shown += f"\n  and {more} more"
-        raise ServerError(
-            f"the new server gives the same label as the old server to {agreement.share:.1%} of the images, "
-            f"expected at least {least:.1%} (FILE: label of the old server → label of the new server):{shown}",
-            hint="look at the images with other labels; if the new labels are right, repeat with a smaller --agreement",
-        )
 
 
 def _died(death: str) -> ServerError:
@@ -167,8 +121,3 @@ def _died(death: str) -> ServerError:
         f"the new server ended during the rollout: {death}",
         hint="the old server has all of the traffic; see the service's log for the last lines of the new server",
     )
-
-
-def _require_not(aborted: Callable[[], bool]) -> None:
-    if aborted():
-        raise ServerError("the rollout was aborted", hint="the old server has all of the traffic")

@@ -10,7 +10,6 @@ stated bundle, within 1e-4 of the largest logit.
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 import time
 from collections import Counter
@@ -19,17 +18,16 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER
+from tests.serving.gateways import Stub, binary_request, grpc_request, logits_of, request
+from tests.serving.stand_in import NETWORK
 from tests.waiting import wait_until
 
 __all__ = ["KINDS", "CheckedLoad"]
 
 KINDS = ("grpc", "http-kept", "http-new")
-_MODEL = "gmmvit_network"
-_BUNDLE_HEADER = "x-gmmvit-bundle"
 
 
 @dataclass
@@ -108,50 +106,27 @@ class CheckedLoad:
                 self.wrong.append(f"{kind}: row {row} of bundle {bundle[:12]}: off by {off:.2g} of the largest logit")
 
     def _grpc(self) -> Any:
-        channel = grpc.insecure_channel(self.grpc_url.partition("://")[2])
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        metadata = (("authorization", f"Bearer {self.key}"),)
+        stub = Stub(self.grpc_url, key=self.key)
 
         def ask(pixels: np.ndarray) -> tuple[str, np.ndarray]:
-            message = service_pb2.ModelInferRequest(model_name=_MODEL)
-            message.inputs.add(name="pixels", datatype="UINT8", shape=list(pixels.shape))
-            message.outputs.add(name="logits")
-            message.raw_input_contents.append(pixels.tobytes())
-            answer, call = stub.ModelInfer.with_call(message, metadata=metadata, timeout=30)
-            headers = dict(call.initial_metadata())
+            answer, headers = stub.call("ModelInfer", grpc_request("pixels", pixels), timeout=30)
             logits = np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(answer.outputs[0].shape)
-            return str(headers.get(_BUNDLE_HEADER, "")), logits
+            return headers.get(BUNDLE_HEADER, ""), logits
 
         return ask
 
     def _http_kept(self) -> Any:
         parts = urlsplit(self.http_url)
         connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
-        return lambda pixels: self._ask(connection, pixels)
+        return lambda pixels: self._ask(pixels, connection)
 
     def _http_new(self) -> Any:
-        parts = urlsplit(self.http_url)
+        return self._ask
 
-        def ask(pixels: np.ndarray) -> tuple[str, np.ndarray]:
-            connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
-            try:
-                return self._ask(connection, pixels)
-            finally:
-                connection.close()
-
-        return ask
-
-    def _ask(self, connection: http.client.HTTPConnection, pixels: np.ndarray) -> tuple[str, np.ndarray]:
-        tensor = {"name": "pixels", "shape": list(pixels.shape), "datatype": "UINT8"}
-        tensor["parameters"] = {"binary_data_size": pixels.nbytes}
-        output = {"name": "logits", "parameters": {"binary_data": True}}
-        head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
-        headers = {"Authorization": f"Bearer {self.key}", "Inference-Header-Content-Length": str(len(head))}
-        connection.request("POST", f"/v2/models/{_MODEL}/infer", head + pixels.tobytes(), headers)
-        answer = connection.getresponse()
-        body = answer.read()
+    def _ask(self, pixels: np.ndarray, connection: http.client.HTTPConnection | None = None) -> tuple[str, np.ndarray]:
+        body, headers = binary_request("pixels", pixels)
+        path = f"/v2/models/{NETWORK}/infer"
+        answer = request(self.http_url, path, body, headers=headers, key=self.key, connection=connection)
         if answer.status != 200:
-            raise ValueError(f"status {answer.status}: {body[:200].decode(errors='replace')}")
-        length = int(answer.headers["inference-header-content-length"])
-        shape = json.loads(body[:length])["outputs"][0]["shape"]
-        return answer.headers.get(_BUNDLE_HEADER, ""), np.frombuffer(body[length:], np.float32).reshape(shape)
+            raise ValueError(f"status {answer.status}: {answer.body[:200].decode(errors='replace')}")
+        return answer.headers.get(BUNDLE_HEADER, ""), logits_of(answer)

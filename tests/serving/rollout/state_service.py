@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from gmmvit_deploy.serving.rollout.control import send_order
+from tests.serving.commands import ready
 
 __all__ = ["ORDER", "StateService"]
 
@@ -45,15 +45,7 @@ class StateService:
         command += ["--access-log", str(folder / "access.log")]
         self._errors = (folder / "service.log").open("a")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
-        text = ""
-        for line in self.process.stdout or ():
-            text += line
-            if line.startswith("}"):
-                break
-        if not text:
-            self.kill()
-            raise SystemExit(f"gmmvit serve did not start:\n{(folder / 'service.log').read_text()}")
-        self.where: dict[str, Any] = json.loads(text)
+        self.where = ready(self.process)
 
     def __enter__(self) -> StateService:
         return self

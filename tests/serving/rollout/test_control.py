@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
 from gmmvit_deploy.serving.rollout.state import State
 
@@ -19,10 +19,6 @@ def count(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
     for step in range(int(order["to"])):
         send({"step": str(step)})
     return {"done": "counted"}
-
-
-def refuse(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
-    raise InputError("no such bundle", hint="type another")
 
 
 def crash(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
@@ -40,24 +36,11 @@ def test_the_events_of_an_order_arrive_in_order(state: State) -> None:
     assert events == [{"step": "0"}, {"step": "1"}, {"step": "2"}, {"done": "counted"}]
 
 
-def test_errors_arrive_with_their_hint(state: State) -> None:
-    with ControlServer(state, {"refuse": refuse}):
-        assert list(send_order(state.folder, {"order": "refuse"})) == [
-            {"error": "no such bundle", "hint": "type another"}
-        ]
-
-
 def test_an_unexpected_error_ends_the_order_and_not_the_service(state: State) -> None:
     with ControlServer(state, {"crash": crash, "count": count}):
         (event,) = send_order(state.folder, {"order": "crash"})
         assert "unexpected KeyError" in event["error"]
         assert list(send_order(state.folder, {"order": "count", "to": 0})) == [{"done": "counted"}]
-
-
-def test_an_unknown_order_is_refused(state: State) -> None:
-    with ControlServer(state, {}):
-        (event,) = send_order(state.folder, {"order": "dance"})
-    assert "'dance' is not known" in event["error"]
 
 
 @pytest.mark.parametrize("sent", [b"not json\n", b"[]\n", b"x" * 70000, b""])
@@ -68,24 +51,6 @@ def test_what_is_no_order_is_refused(state: State, sent: bytes) -> None:
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
         assert b"expected an order" in client.recv(4096)
-
-
-def test_two_orders_are_carried_out_at_the_same_time(state: State) -> None:
-    aborted = threading.Event()
-
-    def wait(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
-        send({"step": "waits"})
-        return {"done": "aborted"} if aborted.wait(10) else {"error": "not aborted", "hint": ""}
-
-    def abort(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
-        aborted.set()
-        return {"done": "will abort"}
-
-    with ControlServer(state, {"wait": wait, "abort": abort}):
-        events = send_order(state.folder, {"order": "wait"})
-        assert next(events) == {"step": "waits"}
-        assert list(send_order(state.folder, {"order": "abort"})) == [{"done": "will abort"}]
-        assert list(events) == [{"done": "aborted"}]
 
 
 def test_without_a_service_the_error_states_how_to_start_it(state: State) -> None:

@@ -15,10 +15,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.serving.gateway.handover import options_for
-from gmmvit_deploy.serving.gateway.options import GatewayFiles, GatewayOptions, HealthCheck
 from gmmvit_deploy.serving.rollout.state import State
-from gmmvit_deploy.serving.served_models import read_models
 from tests.conftest import once
 from tests.random_bundles import bundle_of, random_vit
 from tests.serving.gateways import KEY, key_file, require_haproxy
@@ -99,20 +96,3 @@ def test_an_idle_connection_does_not_hold_up_the_exit(bundle: Bundle, tmp_path: 
             return stopped_s(service)
 
     assert best_of(3, measured_s, enough=15) < 15
-
-
-def test_a_check_that_fits_both_bundles_is_used_while_both_are_served(bundle: Bundle, tensor_bundle: Bundle) -> None:
-    options = GatewayOptions(
-        http_bind="",
-        grpc_bind="",
-        metrics_bind="",
-        upstreams=(),
-        models=(),
-        health=HealthCheck(path=""),
-        files=GatewayFiles(),
-    )
-    pixels, tensor = read_models(bundle.path), read_models(tensor_bundle.path)
-    assert options_for(options, [pixels]).health == pixels.health
-    both = options_for(options, [pixels, tensor])
-    assert both.models == tuple(sorted({*pixels.names, *tensor.names}))
-    assert both.health.infers == (pixels.health == tensor.health)

@@ -21,17 +21,9 @@ from gmmvit_deploy.serving.rollout.service import Rollouts
 from gmmvit_deploy.serving.rollout.state import State
 from gmmvit_deploy.serving.rollout.steps import RolloutOptions
 from tests.cli.terminal import gmmvit_here
+from tests.serving.rollout.state_service import ORDER
 
 pytestmark = pytest.mark.rest
-
-
-def test_an_agreement_without_images_is_refused(tmp_path: Path) -> None:
-    answer = gmmvit_here("rollout", "bundle", "--to", tmp_path, "--agreement", "0.9")
-    assert answer.status == 1
-    assert answer.err.splitlines() == [
-        "Error: --agreement needs --images",
-        "hint: add --images FOLDER, or remove --agreement",
-    ]
 
 
 def test_percent_of_agreement_gets_a_share_to_type() -> None:
@@ -52,12 +44,6 @@ def test_a_folder_of_something_else_stays_as_it_is(name: str, tmp_path: Path) ->
     assert re.search(f"Error: --to .*: expected the state folder of a service, got {named}\n", answer.err)
 
 
-def test_a_file_is_no_state_folder(tmp_path: Path) -> None:
-    (tmp_path / "service").write_text("")
-    with pytest.raises(InputError, match="the state folder of a service, got a file"):
-        list(send_order(tmp_path / "service", {"order": "status"}))
-
-
 def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
     for name in ("lock", "control", ".promoted.json.partial-ab"):
         (tmp_path / name).write_text("")
@@ -67,14 +53,6 @@ def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with State(tmp_path).locked():
         pass
-
-
-ORDER = {
-    "order": "rollout",
-    "images": [],
-    "agreement": 0.9,
-    "allow_contract_change": False,
-}
 
 
 def test_a_refused_order_is_no_failed_rollout(tmp_path: Path) -> None:
@@ -112,12 +90,3 @@ def test_an_interrupted_command_states_how_to_end_the_rollout(tmp_path: Path, bu
                 words = f"the rollout goes on; type gmmvit rollout --abort --to {tmp_path} to end it"
                 assert words in process.stderr.read()
         ended.set()
-
-
-def test_the_status_has_the_path_of_the_bundle_before(tmp_path: Path) -> None:
-    (tmp_path / "promoted.json").write_text('{"bundle": "new", "before": "old"}')
-    slots: Any = SimpleNamespace(served=SimpleNamespace(sha256="new"))
-    with Rollouts(slots, State(tmp_path)):
-        (answer,) = send_order(tmp_path, {"order": "status"})
-    assert answer["done"] == f"serves bundle new; the previous bundle is {tmp_path / 'bundles' / 'old'}"
-    assert answer["status"]["before_path"] == str(tmp_path / "bundles" / "old")

@@ -117,11 +117,10 @@ def test_a_contract_change_is_refused_by_name(service: StateService, bundles: di
     assert promoted(service) == before
 
 
-def test_what_is_no_bundle_is_refused(service: StateService, tmp_path: Path) -> None:
+def test_no_bundle_and_the_served_bundle_are_refused(
+    service: StateService, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
     assert "expected a bundle" in service.order(bundle=str(tmp_path))["error"]
-
-
-def test_the_served_bundle_is_not_rolled_out_again(service: StateService, bundles: dict[str, Bundle]) -> None:
     served = next(each for each in bundles.values() if each.sha256 == promoted(service))
     assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
 

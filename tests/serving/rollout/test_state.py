@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import BundleError, InputError, ServerError
+from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.serving.rollout.state import State, socket_address
 
 pytestmark = pytest.mark.export
-
-
-def test_a_new_folder_has_no_promoted_bundle(tmp_path: Path) -> None:
-    assert State(tmp_path / "new").promoted() is None
-    assert State(tmp_path / "new").promoted_bundle() is None
 
 
 def test_the_promoted_bundle_survives_its_source(tmp_path: Path, bundle: Bundle) -> None:
@@ -31,31 +26,16 @@ def test_the_promoted_bundle_survives_its_source(tmp_path: Path, bundle: Bundle)
     assert promoted.sha256 == bundle.sha256
 
 
-@pytest.mark.rest
 def test_the_folder_keeps_the_promoted_bundle_and_the_bundle_before(
     tmp_path: Path, bundle: Bundle, tensor_bundle: Bundle, precise_bundle: Bundle
 ) -> None:
     state = State(tmp_path)
-    order = [bundle, tensor_bundle, precise_bundle]
-    for each in order:
-        state.promote(state.copy_of(each))
-    kept = {path.name for path in (tmp_path / "bundles").iterdir()}
-    hashes = [each.sha256 for each in order]
-    assert kept == set(hashes[-2:]) or hashes[0] == hashes[2]
-    promoted = state.promoted()
-    assert promoted is not None
-    assert (promoted.bundle, promoted.before) == (hashes[2], hashes[1])
-
-
-def test_promoting_the_same_bundle_again_keeps_the_bundle_before(
-    tmp_path: Path, bundle: Bundle, tensor_bundle: Bundle
-) -> None:
-    state = State(tmp_path)
-    for each in (bundle, tensor_bundle, tensor_bundle):
+    for each in (bundle, tensor_bundle, precise_bundle, precise_bundle):  # the last one again
         state.promote(state.copy_of(each))
     promoted = state.promoted()
     assert promoted is not None
-    assert promoted.before == bundle.sha256
+    assert (promoted.bundle, promoted.before) == (precise_bundle.sha256, tensor_bundle.sha256)
+    assert {path.name for path in (tmp_path / "bundles").iterdir()} == {precise_bundle.sha256, tensor_bundle.sha256}
 
 
 def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
@@ -71,13 +51,6 @@ def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "promoted.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match="expected the record of the promoted bundle, got other content"):
         State(tmp_path).promoted()
-
-
-def test_a_second_service_on_the_same_folder_is_refused(tmp_path: Path) -> None:
-    with State(tmp_path).locked(), pytest.raises(ServerError, match="already running"), State(tmp_path).locked():
-        pytest.fail("the folder was locked twice")
-    with State(tmp_path).locked():
-        pass
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
