@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_cli.access import default_urls
+from gmmvit_cli.runners import default_urls
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import GOLDEN
 
@@ -14,22 +14,19 @@ FILE = GOLDEN / "manifest.json"
 
 
 @pytest.mark.parametrize(
-    ("variable", "typed", "runners", "expected"),
+    ("variable", "runners", "expected"),
     [
-        ("", [], ["triton-http"], []),
-        ("https://host", [], ["onnxruntime", "triton-http"], ["https://host"]),
-        ("grpcs://host:1", [], ["triton-grpc"], ["grpcs://host:1"]),
-        ("grpc://host", [], ["triton-grpc", "triton-http"], ["grpc://host"]),
-        ("https://host", [], ["onnxruntime"], []),
-        ("https://host", [], ["triton-grpc"], []),
-        ("https://host", ["grpc://other"], ["triton-grpc"], ["grpc://other"]),
+        ("", ["triton-http"], []),
+        ("https://host", ["onnxruntime", "triton-http"], ["https://host"]),
+        ("grpcs://host:1", ["triton-grpc"], ["grpcs://host:1"]),
+        ("https://host", ["triton-grpc"], []),
     ],
 )
 def test_the_address_of_the_variable(
-    variable: str, typed: list[str], runners: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    variable: str, runners: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GMMVIT_URL", variable)
-    assert default_urls(typed, runners) == expected
+    assert default_urls(runners) == expected
 
 
 @pytest.mark.parametrize("option", ["--key-file", "--ca"])

@@ -17,7 +17,7 @@ import typer
 import gmmvit_cli
 from gmmvit_cli.commands import JOBS, SUMMARIES
 from gmmvit_cli.main import app
-from gmmvit_cli.output import MESSAGES
+from gmmvit_cli.panels import GENERAL
 from gmmvit_deploy.images.data import open as data_open
 from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS
@@ -82,7 +82,7 @@ class TestEveryCommand:
             assert words(param.help) in words(text), param.name
             assert all(option in text for option in param.opts if option.startswith("-"))
         headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-        assert headings[-2:] == [f"{MESSAGES}:", "Example:"]
+        assert headings[-2:] == [f"{GENERAL.title}:", "Example:"]
         assert len(headings) >= 3
 
     def test_has_the_options_of_every_command(self, name: str) -> None:
@@ -180,7 +180,7 @@ def test_help_imports_nothing_that_it_does_not_use() -> None:
     assert "heavy []" in lines
     imported = {line.split()[1]: set(line.split()[2:]) for line in lines if line.startswith("commands ")}
     assert list(imported) == list(SUMMARIES)
-    shared = {"export": {"convert"}}  # export writes other precisions as convert does
+    shared = {"export": {"convert"}, "serve": {"gateway"}}  # the other precisions; the options of the gateway
     for name, others in imported.items():
         assert others == {name} | shared.get(name, set())
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gmmvit_cli.commands import SUMMARIES
 from gmmvit_cli.main import _expected
-from gmmvit_cli.options import OUTPUT
+from gmmvit_cli.panels import OUTPUT, with_single_options
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder
@@ -49,15 +49,15 @@ def input_of(name: str) -> Any:
     return next((param for param in COMMANDS[name].params if param.param_type_name == "argument"), None)
 
 
-def kinds(name: str) -> dict[str, str]:
-    """Parameter → its type in words."""
-    function = getattr(import_module(f"gmmvit_cli.{name}"), name)
-    return {param: str(hint) for param, hint in get_type_hints(function).items()}
+def infos(name: str) -> dict[str, inspect.Parameter]:
+    """Parameter → its type, and the default that typer reads."""
+    function = with_single_options(getattr(import_module(f"gmmvit_cli.{name}"), name))
+    return dict(inspect.signature(function).parameters)
 
 
-def infos(name: str) -> dict[str, Any]:
-    function = getattr(import_module(f"gmmvit_cli.{name}"), name)
-    return {param: entry.default for param, entry in inspect.signature(function).parameters.items()}
+def kind(name: str, option: Any) -> str:
+    """Return the type of a parameter in words."""
+    return str(infos(name)[option.name].annotation) if option.name in infos(name) else ""
 
 
 def options(name: str) -> Iterator[Any]:
@@ -68,20 +68,20 @@ NUMBERS = [
     (name, option.opts[-1])
     for name in SUMMARIES
     for option in options(name)
-    if any(number in kinds(name).get(option.name, "") for number in ("int", "float"))
+    if any(number in kind(name, option) for number in ("int", "float"))
 ]
 NAMES = [
     (name, option.opts[-1])
     for name in SUMMARIES
     for option in options(name)
-    if getattr(infos(name).get(option.name), "autocompletion", None) is not None
+    if option.name in infos(name) and getattr(infos(name)[option.name].default, "autocompletion", None)
 ]
 INPUT_PATHS = [
     (name, option.opts[-1])
     for name in SUMMARIES
     for option in options(name)
-    if "Path" in kinds(name).get(option.name, "")
-    and option.rich_help_panel != OUTPUT
+    if "Path" in kind(name, option)
+    and option.rich_help_panel != OUTPUT.title
     # Folders that are written where they do not exist; --to is the same folder as --state (tests/serving/rollout).
     and option.opts[-1] not in ("--timing-cache", "--state", "--to")
 ]
@@ -89,8 +89,8 @@ OUTPUTS = [
     (name, option.opts[-1])
     for name in SUMMARIES
     for option in options(name)
-    if "Path" in kinds(name).get(option.name, "")
-    and option.rich_help_panel == OUTPUT
+    if "Path" in kind(name, option)
+    and option.rich_help_panel == OUTPUT.title
     and option.opts[-1] not in ("--log", "--access-log")  # a log is continued in place
 ]
 
