@@ -38,6 +38,10 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.serving import model_configs
+from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
+from gmmvit_deploy.serving.gateway.haproxy import _END_S
+from gmmvit_deploy.serving.gateway.service import _STOP_S
+from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.conftest import GOLDEN
 from tests.documented import (
     NAVIGATION,
@@ -385,3 +389,45 @@ def test_links_lead_to_files_and_headings_that_exist() -> None:
 
 def test_package_versions_agree() -> None:
     assert version("gmmvit-deploy") == gmmvit_deploy.__version__
+
+
+# CONTRIBUTING.md and docs/pages/running_it.md
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_make_targets_of_contributing_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", CONTRIBUTING, re.MULTILINE))
+    assert {"hooks", "release", "test-fast"} <= named <= targets, named - targets
+
+
+def test_folders_and_files_of_contributing_exist() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", CONTRIBUTING, re.MULTILINE)
+    assert len(rows) > 10
+    for row in rows:
+        first, *others = re.findall(r"`([^`]+)`", row)
+        parent = (ROOT / first).parent  # `gmmvit_deploy/parity/`, `bench/`: the second is beside the first
+        for path in (ROOT / first, *(parent / name for name in others)):
+            assert path.is_dir(), f"{path} in the row {row!r}"
+    for link in re.findall(r"\]\(([^)]+)\)", CONTRIBUTING):
+        assert (ROOT / link).is_file(), link
+
+
+def test_systemd_waits_longer_than_the_service_needs_to_end() -> None:
+    """Rollout, gateway, two fronts and two servers end one after the other."""
+    text = (ROOT / "docs/pages" / "running_it.md").read_text(encoding="utf-8")
+    longest = 30 + (_STOP_S + 3 * _END_S) + 2 * (_EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S)
+    assert int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) > longest
+
+
+def test_every_row_of_the_threats_names_tests_that_exist() -> None:
+    rows = table("running_it.md", "threat")
+    assert len(rows) > 10
+    for row in rows:
+        assert len(row) == 4, row
+        named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row[3])
+        assert named, row
+        for file, test in named:
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert file.startswith("benchmarks/") or re.search(rf"def {test}\(", text), f"{file}::{test}"

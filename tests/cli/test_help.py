@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 import shlex
 import subprocess
@@ -82,12 +81,10 @@ class TestEveryCommand:
             assert words(param.help) in words(text), param.name
             assert all(option in text for option in param.opts if option.startswith("-"))
         headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        assert "\x1b" not in text  # the same with a terminal of colours
+        assert {"--json", "--quiet", "--verbose"} <= {option for p in COMMANDS[name].params for option in p.opts}
         assert headings[-2:] == [f"{GENERAL.title}:", "Example:"]
         assert len(headings) >= 3
-
-    def test_has_the_options_of_every_command(self, name: str) -> None:
-        options = {option for param in COMMANDS[name].params for option in param.opts}
-        assert {"--json", "--quiet", "--verbose"} <= options
 
     def test_examples_can_be_typed(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for folder in ("bundle", "model_repository"):
@@ -102,9 +99,6 @@ class TestEveryCommand:
             gmmvit, command, *arguments = shlex.split(line)
             assert (gmmvit, command) == ("gmmvit", name)
             COMMANDS[name].make_context(name, arguments)
-
-    def test_help_is_the_same_text_with_and_without_a_terminal_of_colours(self, name: str) -> None:
-        assert "\x1b" not in gmmvit_here(name, "--help").out
 
 
 @pytest.mark.parametrize(
@@ -230,10 +224,3 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
     )
     assert answer.stderr.count("Error: ") == len(commands), answer.stderr
     assert answer.stdout.splitlines() == [words.split()[0] for words in commands]
-
-
-def test_docstrings_of_commands_do_not_repeat_the_summary() -> None:
-    for name in SUMMARIES:
-        details = inspect.getdoc(getattr(import_module(f"gmmvit_cli.{name}"), name))
-        assert details
-        assert SUMMARIES[name] not in details
