@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +20,6 @@ import pytest
 import torch
 from typer.main import get_command
 
-import gmmvit_deploy
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
@@ -336,10 +334,6 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_bytes()) <= MOST_README_BYTES
 
 
-def test_the_readme_quotes_no_other_table_of_results() -> None:
-    assert re.findall(r"<!-- (\w+) -->", TEXTS[README]) == ["headline"]
-
-
 @pytest.mark.rest
 @pytest.mark.process
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
@@ -385,10 +379,6 @@ def test_links_lead_to_files_and_headings_that_exist() -> None:
                 headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
                 slugs = {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())) for heading in headings}
                 assert anchor in slugs, f"{page.relative_to(ROOT)}: {link}"
-
-
-def test_package_versions_agree() -> None:
-    assert version("gmmvit-deploy") == gmmvit_deploy.__version__
 
 
 # CONTRIBUTING.md and docs/pages/running_it.md

@@ -17,8 +17,14 @@ from pathlib import Path
 import pytest
 from release import __main__ as release
 from release.archives import Archives, build, check_metadata, check_sdist, check_wheel
-from release.steps import ReleaseError
-from release.versions import check_changelog, check_committed, package_version, supported_pythons, tracked_files
+from release.steps import (
+    ReleaseError,
+    check_changelog,
+    check_committed,
+    package_version,
+    supported_pythons,
+    tracked_files,
+)
 from release.wheel_in_use import TOLERANCE, find_python, largest_difference, probabilities, serving
 
 from tests.repositories import ROOT, repository_with

@@ -53,12 +53,13 @@ def rollout(
     order: dict[str, Any] = {"order": "abort" if abort else "status"}
     if bundle is not None:
         from gmmvit_deploy.bundle.artifacts import open_bundle
+        from gmmvit_deploy.images.data.files import image_files
 
         open_bundle(bundle)  # a mistake is reported here, and not by the service
         order = {
             "order": "rollout",
             "bundle": str(bundle.absolute()),
-            "images": _image_paths(images),
+            "images": [str(path.absolute()) for path in image_files(images)] if images else [],
             "agreement": DEFAULT_AGREEMENT if agreement is None else agreement,
             "allow_contract_change": allow_contract_change,
         }
@@ -77,9 +78,3 @@ def rollout(
         print_json(last)
     else:
         typer.echo(str(last["done"]))
-
-
-def _image_paths(images: list[str]) -> list[str]:
-    from gmmvit_deploy.images.data.files import image_files
-
-    return [str(path.absolute()) for path in image_files(images)] if images else []

@@ -142,7 +142,10 @@ def train(
         )
     if not resume:
         require_output(out, force=force, instead="add --resume to continue a run")
-    _require_data(data, test)
+    from gmmvit_deploy.images.data.open import require_data
+
+    for text in filter(None, (data, test)):
+        require_data(text)
     normalisation = normalisation_from(None, mean, std)
     chosen = recipe_from(
         recipe,
@@ -198,12 +201,3 @@ def train(
         ],
     )
     typer.echo(result.checkpoint)
-
-
-def _require_data(*texts: str | None) -> None:
-    """Refuse data that cannot be opened, before any work.  Errors: InputError."""
-    from gmmvit_deploy.images.data.open import require_data
-
-    for text in texts:
-        if text is not None:
-            require_data(text)
