@@ -27,9 +27,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hostile_service.asking import PATIENCE, Asker, recorded
+from benchmarks.hostile_service.service import Service
 from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed, script_parser
-from tests.hostile.asking import PATIENCE, Asker, recorded
 from tests.hostile.bundles import BUNDLES, sound_bundle
 from tests.hostile.case import ANSWERED, CRASH, HANG, KINDS, Case
 from tests.hostile.checkpoints import CHECKPOINTS, small_checkpoint
@@ -37,7 +38,6 @@ from tests.hostile.commands import Sandbox, gmmvit
 from tests.hostile.grpc_requests import GRPC
 from tests.hostile.http_requests import HTTP
 from tests.hostile.images import IMAGES, photo
-from tests.hostile.service import Service
 
 CASES: tuple[Case, ...] = (*CHECKPOINTS, *BUNDLES, *IMAGES, *HTTP, *GRPC)
 FILES = ("checkpoint", "bundle")
@@ -69,22 +69,21 @@ def run_commands(cases: list[Case], folder: Path, bundle: Path) -> Iterator[dict
             *command_lines(BUNDLES[0], bundle, folder / "models", picture),
         ]
     ):
-        outcome, _ = gmmvit(arguments, sandbox, timeout_s=900)
+        outcome = gmmvit(arguments, sandbox, timeout_s=900)
         if outcome.answer != ANSWERED:
             raise SystemExit(f"sound command {number} failed: {arguments}: {outcome}")
     for case in cases:
         with tempfile.TemporaryDirectory(dir=folder) as own:
             path = case.make(Path(own)) if case.kind == "checkpoint" else case.make(bundle, Path(own))
-            files, peaks, outcomes = sandbox.files(), [], []
+            files, outcomes = sandbox.files(), []
             for arguments in command_lines(case, path, Path(own) / "out", picture):
-                outcome, peak = gmmvit(arguments, sandbox, timeout_s=COMMAND_S)
+                outcome = gmmvit(arguments, sandbox, timeout_s=COMMAND_S)
                 if outcome.answer == HANG:
-                    outcome, peak = gmmvit(arguments, sandbox, timeout_s=COMMAND_S * PATIENCE)
+                    outcome = gmmvit(arguments, sandbox, timeout_s=COMMAND_S * PATIENCE)
                 outcomes.append(outcome)
-                peaks.append(peak)
             worst = next((o for o in outcomes if o.answer in (CRASH, HANG)), outcomes[0])
             wrote = sorted(sandbox.files() - files)
-            record = recorded(case, worst, peak_mb=max(peaks) >> 20, wrote=[Path(name).name for name in wrote])
+            record = recorded(case, worst, wrote=[Path(name).name for name in wrote])
             state(record)
             yield record
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["command_line"]
@@ -26,23 +28,42 @@ _PRELOADED = (
 )
 
 
-def command_line(arguments: list[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Return status, stdout and stderr of ``gmmvit``.  Errors: TimeoutExpired."""
+def command_line(
+    arguments: list[str],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    address_bytes: int | None = None,
+    preloaded: tuple[str, ...] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Return status, stdout and stderr of ``gmmvit``.
+
+    environment, folder: the variables and the current folder of the command; by default, those of this process.
+    address_bytes: the largest address space.  preloaded: more modules for the server to import.
+    Errors: TimeoutExpired.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = Path(folder) / "stdout", Path(folder) / "stderr"
-        process = context.Process(target=_run, args=(arguments, outputs, dict(os.environ), Path.cwd()))
+    context.set_forkserver_preload([*_PRELOADED, *preloaded])
+    with tempfile.TemporaryDirectory() as outputs:
+        paths = Path(outputs) / "stdout", Path(outputs) / "stderr"
+        settings = dict(os.environ if environment is None else environment)
+        process = context.Process(target=_run, args=(arguments, paths, settings, folder or Path.cwd(), address_bytes))
         process.start()
         process.join(timeout_s)
         if process.exitcode is None:
             process.kill()
+            process.join()
             raise subprocess.TimeoutExpired(["gmmvit", *arguments], timeout_s)
-        output, errors = (path.read_text() for path in outputs)
+        output, errors = (path.read_text(errors="replace") if path.exists() else "" for path in paths)
     return subprocess.CompletedProcess(["gmmvit", *arguments], process.exitcode, output, errors)
 
 
-def _run(arguments: list[str], outputs: tuple[Path, Path], settings: dict[str, str], cwd: Path) -> None:
+def _run(
+    arguments: list[str], outputs: tuple[Path, Path], settings: dict[str, str], cwd: Path, address_bytes: int | None
+) -> None:
+    if address_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.clear()

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +20,6 @@ import pytest
 import torch
 from typer.main import get_command
 
-import gmmvit_deploy
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
@@ -38,6 +36,10 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.serving import model_configs
+from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
+from gmmvit_deploy.serving.gateway.haproxy import _END_S
+from gmmvit_deploy.serving.gateway.service import _STOP_S
+from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.conftest import GOLDEN
 from tests.documented import (
     NAVIGATION,
@@ -332,10 +334,6 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_bytes()) <= MOST_README_BYTES
 
 
-def test_the_readme_quotes_no_other_table_of_results() -> None:
-    assert re.findall(r"<!-- (\w+) -->", TEXTS[README]) == ["headline"]
-
-
 @pytest.mark.rest
 @pytest.mark.process
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
@@ -383,5 +381,43 @@ def test_links_lead_to_files_and_headings_that_exist() -> None:
                 assert anchor in slugs, f"{page.relative_to(ROOT)}: {link}"
 
 
-def test_package_versions_agree() -> None:
-    assert version("gmmvit-deploy") == gmmvit_deploy.__version__
+# CONTRIBUTING.md and docs/pages/running_it.md
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_make_targets_of_contributing_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", CONTRIBUTING, re.MULTILINE))
+    assert {"hooks", "release", "test-fast"} <= named <= targets, named - targets
+
+
+def test_folders_and_files_of_contributing_exist() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", CONTRIBUTING, re.MULTILINE)
+    assert len(rows) > 10
+    for row in rows:
+        first, *others = re.findall(r"`([^`]+)`", row)
+        parent = (ROOT / first).parent  # `gmmvit_deploy/parity/`, `bench/`: the second is beside the first
+        for path in (ROOT / first, *(parent / name for name in others)):
+            assert path.is_dir(), f"{path} in the row {row!r}"
+    for link in re.findall(r"\]\(([^)]+)\)", CONTRIBUTING):
+        assert (ROOT / link).is_file(), link
+
+
+def test_systemd_waits_longer_than_the_service_needs_to_end() -> None:
+    """Rollout, gateway, two fronts and two servers end one after the other."""
+    text = (ROOT / "docs/pages" / "running_it.md").read_text(encoding="utf-8")
+    longest = 30 + (_STOP_S + 3 * _END_S) + 2 * (_EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S)
+    assert int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) > longest
+
+
+def test_every_row_of_the_threats_names_tests_that_exist() -> None:
+    rows = table("running_it.md", "threat")
+    assert len(rows) > 10
+    for row in rows:
+        assert len(row) == 4, row
+        named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row[3])
+        assert named, row
+        for file, test in named:
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert file.startswith("benchmarks/") or re.search(rf"def {test}\(", text), f"{file}::{test}"

@@ -106,20 +106,15 @@ def test_a_folder_is_kept_while_a_process_that_inherited_its_lock_lives(
     assert remove_leftovers() == [folder]
 
 
-def test_the_next_folder_removes_leftovers(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of_bundle", [False, True], ids=["folder", "bundle"])
+def test_the_next_folder_removes_leftovers(
+    of_bundle: bool, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     kill(start(IN_A_FOLDER, temporary=tmp_path))
-    with temporary_folder("next") as folder:
-        assert list(tmp_path.iterdir()) == [folder]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_next_bundle_removes_leftovers(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    kill(start(IN_A_FOLDER, temporary=tmp_path))
-    with new_folder(tmp_path / "bundle"):
-        pass
-    assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
+    with new_folder(tmp_path / "bundle") if of_bundle else temporary_folder("next"):
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == ([tmp_path / "bundle"] if of_bundle else [])
 
 
 @pytest.mark.parametrize(("code", "write"), [(IN_A_BUNDLE, new_folder), (IN_A_FILE, new_file)], ids=["folder", "file"])

@@ -1,7 +1,8 @@
 """What the program states about a file does not depend on the model of the processor.
 
-`make test` runs its fast numeric tests again with the settings of `OTHER_ARITHMETIC`, and `make test-rest` with AVX2.
-The tests here compare two processes of the same run, also with each setting alone and on an emulated processor.
+`make test` runs its fast numeric tests again with the settings of `OTHER_ARITHMETIC` in the Makefile, and
+`make test-rest` with AVX2. The tests here compare two processes of the same run, also with each setting alone and on an
+emulated processor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -20,12 +22,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EMULATOR = "qemu-x86_64"
-OTHER_ARITHMETIC = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "MKL_CBWR": "COMPATIBLE",
-    "OMP_NUM_THREADS": "2",
-}
+_STATED = re.search(r"^OTHER_ARITHMETIC := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]  # type: ignore[index]
+OTHER_ARITHMETIC = dict(setting.split("=") for setting in _STATED.split())
 DESCRIBE = """
 import json, sys
 import numpy as np

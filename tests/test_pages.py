@@ -79,30 +79,6 @@ def test_a_page_is_readable() -> None:
     assert [cell.attributes.get("class") for cell in tree.all("thead")[0].all("th")] == [None, "number", None]
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("<main>", "<main><h4>deep</h4>"),
-        ('scope="row"', ""),
-        (' lang="en"', ""),
-        ('aria-describedby="plot-1-description"', ""),
-        ('id="plot-2-', 'id="plot-1-'),
-        ("--quiet: #505862", "--quiet: #888888"),
-        ("--series-1: #56b4e9", "--series-1: #303030"),
-        ("</main>", "<script></script></main>"),
-        ("</main>", '<img alt="picture" src="https://example.org/x.png"></main>'),
-        ("<details>", "<details open>"),
-        ("</span> PASSED</span>", "</span></span>"),
-    ],
-)
-def test_what_is_unreadable_is_noticed(before: str, after: str) -> None:
-    html = a_page()
-    assert before in html
-    with pytest.raises((AssertionError, KeyError, ValueError)):
-        require_readable_page(html.replace(before, after))
-
-
 @pytest.mark.parametrize("outcome", ["passed", "failed", "undecided", "skipped"])
 def test_a_verdict_has_a_sign_and_a_word(outcome: Outcome) -> None:
     (word,) = parsed(verdict_word(outcome)).all("span")[:1]
@@ -172,18 +148,6 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-def test_an_accessibility_checker_has_no_complaint_and_can_have(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.html", tmp_path / "bad.html"
-    good.write_text(a_page())
-    assert accessibility_problems(good) == []
-    faint = a_page().replace(' role="img"', "").replace(f"--ink: {LIGHT['ink']}", "--ink: #cccccc")
-    wide = '<img src="https://gmmvit.invalid/x.png"><div style="width: 5000px">wide</div></main>'
-    bad.write_text(faint.replace("</main>", wide))
-    problems = " ".join(accessibility_problems(bad))
-    for problem in (
-        "light: serious: color-contrast",
-        "phone: critical: image-alt",
-        "dark: request: https://gmmvit.invalid/x.png",
-        "pixels wider than its window",
-    ):
-        assert problem in problems
+def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(a_page())
+    assert accessibility_problems(tmp_path / "page.html") == []

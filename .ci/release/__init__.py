@@ -4,7 +4,7 @@
 
 The steps, cheapest first:
 
-1. `versions`: the version in gmmvit_deploy/__init__.py and the topmost heading of CHANGELOG.md agree, and nothing is
+1. `steps`: the version in gmmvit_deploy/__init__.py and the topmost heading of CHANGELOG.md agree, and nothing is
    uncommitted.
 2. `archives`: build the sdist from the tracked files alone, and the wheel from the sdist.
 3. `archives`: ``twine check --strict`` passes, and each archive holds exactly the tracked files that belong in it.

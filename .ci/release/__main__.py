@@ -10,8 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from release.archives import build, check_metadata, check_sdist, check_wheel
-from release.steps import ReleaseError
-from release.versions import check_changelog, check_committed, package_version, supported_pythons, tracked_files
+from release.steps import (
+    ReleaseError,
+    check_changelog,
+    check_committed,
+    package_version,
+    supported_pythons,
+    tracked_files,
+)
 from release.wheel_in_use import find_python, use_wheel
 
 __all__ = ["main"]

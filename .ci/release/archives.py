@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from release.steps import ReleaseError, run
-from release.versions import tracked_files
+from release.steps import ReleaseError, run, tracked_files
 
 __all__ = ["Archives", "build", "check_metadata", "check_sdist", "check_wheel"]
 

@@ -1,104 +1,68 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.access import CA, KEY_FILE, access_from, default_urls
-from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
-from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.options import DATA, access_from, require_output_file
+from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel, together
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import URLS, runner_names, runner_option, runner_precision_option
+from gmmvit_cli.runners import OpenedRunners, opened_runners, runner_option
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bench.compare import Comparison
+    from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html
 gmmvit bench bundle --runner eager,openvino --synthetic --output a.json
 gmmvit bench --compare a.json b.json"""
 
-_MEASUREMENT = "Measurement"
+_MEASUREMENT = Panel("Measurement")
 
 
 def bench(
-    bundle: Path | None = typer.Argument(
-        None,
-        metavar="BUNDLE",
-        rich_help_panel=INPUT,
-        help="The bundle to measure. Leave it out with --compare.",
-    ),
+    bundle: Path | None = INPUT.argument("BUNDLE", "The bundle to measure. Leave it out with --compare.", default=None),
     data: str | None = DATA,
-    synthetic: bool = typer.Option(
-        False,
-        "--synthetic",
-        rich_help_panel=INPUT,
-        help="Measure on generated random inputs instead of --data. The result records this choice.",
+    synthetic: bool = INPUT.flag(
+        "--synthetic", "Measure on generated random inputs instead of --data. The result records this choice."
     ),
-    samples: int = typer.Option(
-        256, metavar="N", rich_help_panel=INPUT, help="Number of different inputs to measure with."
+    samples: int = INPUT.option("N", "Number of different inputs to measure with.", default=256),
+    compare: tuple[Path, Path] | None = INPUT.option(
+        "A.json B.json",
+        "Measure nothing; compare two files that --output wrote, and list what is faster or slower in B.",
     ),
-    compare: tuple[Path, Path] | None = typer.Option(
-        None,
-        metavar="A.json B.json",
-        rich_help_panel=INPUT,
-        help="Measure nothing; compare two files that --output wrote, and list what is faster or slower in B.",
+    runner: str | None = runner_option("eager, onnxruntime, and openvino+kernels if available", "Runners to measure"),
+    access: partial[Access] = together(access_from),
+    open_runners: partial[OpenedRunners] = together(opened_runners),
+    batch: str = _MEASUREMENT.option("LIST", "Batch sizes to measure, separated by commas.", default="1,8,64"),
+    rounds: int = _MEASUREMENT.option("N", "Number of rounds; each round measures every runner.", default=10),
+    seconds: float = _MEASUREMENT.option(
+        "S", "Approximate measuring time for each runner and batch size, over all rounds.", default=4.0
     ),
-    runner: str | None = runner_option(
-        None, "eager, onnxruntime, and openvino+kernels if available", "Runners to measure"
-    ),
-    precision: str = runner_precision_option(),
-    engine: Path | None = ENGINE,
-    url: list[str] = URLS,
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
-    served_name: str = SERVED_NAME,
-    model: str | None = CLASS_OF_BUNDLE,
-    batch: str = typer.Option(
-        "1,8,64", metavar="LIST", rich_help_panel=_MEASUREMENT, help="Batch sizes to measure, separated by commas."
-    ),
-    rounds: int = typer.Option(
-        10, metavar="N", rich_help_panel=_MEASUREMENT, help="Number of rounds; each round measures every runner."
-    ),
-    seconds: float = typer.Option(
-        4.0,
-        metavar="S",
-        rich_help_panel=_MEASUREMENT,
-        help="Approximate measuring time for each runner and batch size, over all rounds.",
-    ),
-    bound_ms: float | None = typer.Option(
-        None,
-        metavar="MS",
-        rich_help_panel=_MEASUREMENT,
-        help="Also find the highest request rate at which the p99 latency stays within MS milliseconds. Requests "
+    bound_ms: float | None = _MEASUREMENT.option(
+        "MS",
+        "Also find the highest request rate at which the p99 latency stays within MS milliseconds. Requests "
         "arrive at random times (Poisson); 99% of requests are faster than the p99 latency.",
     ),
-    roofline: bool = typer.Option(
-        True,
-        rich_help_panel=_MEASUREMENT,
-        help="Also measure the machine's peak compute and memory rates, and report how close each runner comes.",
+    roofline: bool = _MEASUREMENT.flag(
+        "--roofline/--no-roofline",
+        "Also measure the machine's peak compute and memory rates, and report how close each runner comes.",
+        default=True,
     ),
-    waterfall: bool = typer.Option(
-        True,
-        rich_help_panel=_MEASUREMENT,
-        help="Also time a single image with each runner. For a server, show the parts of this time: queue, input, "
+    waterfall: bool = _MEASUREMENT.flag(
+        "--waterfall/--no-waterfall",
+        "Also time a single image with each runner. For a server, show the parts of this time: queue, input, "
         "computation, output and the rest.",
+        default=True,
     ),
-    output: Path | None = typer.Option(
-        None,
-        metavar="FILE.json",
-        rich_help_panel=OUTPUT,
-        help="Write the result with a run card: machine, versions, settings.",
-    ),
-    report: Path | None = typer.Option(
-        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write a self-contained HTML page with plots."
-    ),
-    force: bool = typer.Option(
-        False, "--force", rich_help_panel=OUTPUT, help="Replace the result and the report if they exist."
-    ),
+    output: Path | None = OUTPUT.option("FILE.json", "Write the result with a run card: machine, versions, settings."),
+    report: Path | None = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots."),
+    force: bool = OUTPUT.flag("--force", "Replace the result and the report if they exist."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as
@@ -124,9 +88,7 @@ def bench(
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.files.writing import new_file
         from gmmvit_deploy.parity.inputs import open_images_of
-        from gmmvit_deploy.precision import precision_from
         from gmmvit_deploy.reports.pages import require_page
-        from gmmvit_deploy.runtimes.runners.open import open_runners
 
         if report is not None:
             require_page(report, force=force)
@@ -139,15 +101,7 @@ def bench(
             waterfall=waterfall,
         )
         opened = open_bundle(bundle)
-        permit_class(opened, model)
-        names, _ = runner_names(runner, opened, precision_from(precision), first=("eager",))
-        settings: dict[str, Any] = {
-            "urls": default_urls(url, names),
-            "model": served_name,
-            "access": access_from(key_file, ca),
-            "engine": engine,
-        }
-        with open_runners(names, opened, precision=precision_from(precision), **settings) as runners:
+        with open_runners(opened, runner, access=access, first=("eager",)) as (runners, _):
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()
         if output is not None:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, listed, read_by
-from gmmvit_cli.options import INPUT, OUTPUT, PRECISION, require_output, require_output_file
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.options import require_output, require_output_file
+from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, PRECISION, Panel, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import PRECISIONS, precision_from
@@ -20,124 +20,92 @@ if TYPE_CHECKING:
 EXAMPLE = """gmmvit build bundle --precision fp16 --compute-capability 8.9
 gmmvit build bundle --batch 1 --batch 2:8:64 --require-fused"""
 
-_ENGINE, _CHECKS = "Engine", "Checks"
+_ENGINE, _CHECKS = Panel("Engine"), Panel("Checks")
 _FLAVORS = ("auto", *FLAVORS)
 
 
 def build(
-    source: Path = typer.Argument(
-        metavar="BUNDLE",
-        rich_help_panel=INPUT,
-        help="A bundle (the folder that gmmvit export writes), or an ONNX file.",
-    ),
-    timing_cache: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        rich_help_panel=INPUT,
-        help="TensorRT's timing cache, which shortens later builds: read if it exists, written after the build. "
+    source: Path = INPUT.argument("BUNDLE", "A bundle (the folder that gmmvit export writes), or an ONNX file."),
+    timing_cache: Path | None = INPUT.option(
+        "FILE",
+        "TensorRT's timing cache, which shortens later builds: read if it exists, written after the build. "
         "Only with flavor tensorrt.",
     ),
-    precision: str = typer.Option(
-        "fp16",
-        metavar="NAME",
-        rich_help_panel=PRECISION,
-        help=f"Precision of the engine: {listed(PRECISIONS)}. Except for fp32, first write the bundle's graph in this "
+    precision: str = PRECISION.option(
+        "NAME",
+        f"Precision of the engine: {listed(PRECISIONS)}. Except for fp32, first write the bundle's graph in this "
         "precision with gmmvit convert.",
-        callback=read_by(precision_from),
-        autocompletion=complete(lambda: PRECISIONS),
+        default="fp16",
+        names=PRECISIONS,
+        read=precision_from,
     ),
-    tf32: bool = typer.Option(
-        False,
-        rich_help_panel=PRECISION,
-        help="Let matrix products round float32 inputs to TF32 (10 instead of 23 mantissa bits). Only with fp32.",
+    tf32: bool = PRECISION.flag(
+        "--tf32/--no-tf32",
+        "Let matrix products round float32 inputs to TF32 (10 instead of 23 mantissa bits). Only with fp32.",
     ),
-    flavor: str = typer.Option(
-        "auto",
-        metavar="NAME",
-        rich_help_panel=_ENGINE,
-        help="TensorRT package. tensorrt: builds on the GPU that will run the engine. tensorrt-rtx: builds on any "
+    flavor: str = _ENGINE.option(
+        "NAME",
+        "TensorRT package. tensorrt: builds on the GPU that will run the engine. tensorrt-rtx: builds on any "
         "machine, also without a GPU. auto: tensorrt if it is installed and a GPU is present, else tensorrt-rtx.",
-        callback=read_by(require_flavor),
-        autocompletion=complete(lambda: _FLAVORS),
+        default="auto",
+        names=_FLAVORS,
+        read=require_flavor,
     ),
-    batch: list[str] = typer.Option(
-        [],
-        metavar="MIN:OPT:MAX",
-        rich_help_panel=_ENGINE,
-        show_default="1:8:N, N being the largest batch of the bundle",
-        help="Batch sizes that the engine accepts (an optimisation profile): the smallest, the size to optimise for, "
+    batch: list[str] = _ENGINE.option(
+        "MIN:OPT:MAX",
+        "Batch sizes that the engine accepts (an optimisation profile): the smallest, the size to optimise for, "
         "and the largest, such as 1:8:64. A single number fixes the batch size. May be repeated.",
+        default=[],
+        show_default="1:8:N, N being the largest batch of the bundle",
     ),
-    compute_capability: list[str] = typer.Option(
-        [],
-        metavar="X.Y",
-        rich_help_panel=_ENGINE,
-        show_default="of this machine's GPU",
-        help="Compute capability (NVIDIA's version number of a GPU architecture) to build for, such as 8.9. May "
+    compute_capability: list[str] = _ENGINE.option(
+        "X.Y",
+        "Compute capability (NVIDIA's version number of a GPU architecture) to build for, such as 8.9. May "
         "be repeated with tensorrt-rtx.",
+        default=[],
+        show_default="of this machine's GPU",
     ),
-    optimization_level: int | None = typer.Option(
-        None,
-        min=0,
-        max=5,
-        metavar="N",
-        rich_help_panel=_ENGINE,
-        help="How long TensorRT searches for fast kernels: 0 is the fastest build, 5 the longest search.",
+    optimization_level: int | None = _ENGINE.option(
+        "N", "How long TensorRT searches for fast kernels: 0 is the fastest build, 5 the longest search.", min=0, max=5
     ),
-    version_compatible: bool = typer.Option(
-        False,
-        rich_help_panel=_ENGINE,
-        help="Let later TensorRT releases of the same major version load the engine. Only with flavor tensorrt.",
+    version_compatible: bool = _ENGINE.flag(
+        "--version-compatible/--no-version-compatible",
+        "Let later TensorRT releases of the same major version load the engine. Only with flavor tensorrt.",
     ),
-    hardware_compatible: str = typer.Option(
-        "none",
-        metavar="MODE",
-        rich_help_panel=_ENGINE,
-        help=f"Other GPUs that can run the engine: {listed(HARDWARE_COMPATIBILITIES)}. ampere+ is Ampere and later; "
+    hardware_compatible: str = _ENGINE.option(
+        "MODE",
+        f"Other GPUs that can run the engine: {listed(HARDWARE_COMPATIBILITIES)}. ampere+ is Ampere and later; "
         "same-cc is GPUs of the same compute capability. Only with flavor tensorrt.",
-        callback=choice_from("--hardware-compatible", lambda: HARDWARE_COMPATIBILITIES),
-        autocompletion=complete(lambda: HARDWARE_COMPATIBILITIES),
+        default="none",
+        names=HARDWARE_COMPATIBILITIES,
     ),
-    workspace_mib: int | None = typer.Option(
-        None,
+    workspace_mib: int | None = _ENGINE.option(
+        "MIB",
+        "Maximum GPU memory for kernels, in MiB, not counting weights and activations.",
         min=1,
-        metavar="MIB",
-        rich_help_panel=_ENGINE,
         show_default="all memory of the GPU",
-        help="Maximum GPU memory for kernels, in MiB, not counting weights and activations.",
     ),
-    require_fused: bool = typer.Option(
-        False, rich_help_panel=_CHECKS, help="Fail unless a single GPU kernel computes each attention."
+    require_fused: bool = _CHECKS.flag(
+        "--require-fused/--no-require-fused", "Fail unless a single GPU kernel computes each attention."
     ),
-    require_precision: bool = typer.Option(
-        False,
-        rich_help_panel=_CHECKS,
-        help="Fail unless every matrix product and convolution runs in the data type that the precision prescribes.",
+    require_precision: bool = _CHECKS.flag(
+        "--require-precision/--no-require-precision",
+        "Fail unless every matrix product and convolution runs in the data type that the precision prescribes.",
     ),
-    mask_cost: bool = typer.Option(
-        False,
-        rich_help_panel=_CHECKS,
-        help="Report what the masks cost. The command builds a second engine whose mask entries are all 1, so that the "
+    mask_cost: bool = _CHECKS.flag(
+        "--mask-cost/--no-mask-cost",
+        "Report what the masks cost. The command builds a second engine whose mask entries are all 1, so that the "
         "masks have no effect, and compares the number of GPU kernels, the size and, if a GPU is present, the time.",
     ),
-    out: Path | None = typer.Option(
-        None,
-        "-o",
-        "--output",
-        metavar="ENGINE",
-        rich_help_panel=OUTPUT,
+    out: Path | None = output_option(
+        "ENGINE",
+        "Folder to write the engine to. Required for an ONNX file.",
+        default=None,
         show_default="BUNDLE/engines/NAME",
-        help="Folder to write the engine to. Required for an ONNX file.",
     ),
-    log: Path | None = typer.Option(
-        None, metavar="FILE", rich_help_panel=OUTPUT, help="Write TensorRT's complete build log to this file."
-    ),
-    report: Path | None = typer.Option(
-        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write the report as a self-contained HTML page."
-    ),
-    force: bool = typer.Option(
-        False, "--force", rich_help_panel=OUTPUT, help="Replace the engine and the report if they exist."
-    ),
+    log: Path | None = OUTPUT.option("FILE", "Write TensorRT's complete build log to this file."),
+    report: Path | None = OUTPUT.option("FILE.html", "Write the report as a self-contained HTML page."),
+    force: bool = OUTPUT.flag("--force", "Replace the engine and the report if they exist."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The

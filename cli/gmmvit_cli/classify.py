@@ -1,30 +1,29 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli import bulk
-from gmmvit_cli.access import CA, KEY_FILE, URL_VARIABLE, access_from
 from gmmvit_cli.commands import typing_hint
 from gmmvit_cli.options import (
     CPU_KERNELS,
-    INPUT,
-    OUTPUT,
     SERVED_NAME,
-    TARGET,
+    URL_VARIABLE,
+    access_from,
     cpu_kernels_from,
-    existing,
     require_output_file,
 )
-from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
+from gmmvit_cli.output import complain, note, print_json
+from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, TARGET, Panel, together, typed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from gmmvit_deploy.images.labels import LabelSet
+    from gmmvit_deploy.runtimes.programs.access import Access
     from gmmvit_deploy.runtimes.runners.classify import Classification
 
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
@@ -32,108 +31,173 @@ gmmvit classify photos/ --url grpc://localhost:8001 --top 3
 gmmvit classify --bundle bundle --from photos/ --to results"""
 
 _URL = "grpc://localhost:8001"
-_BUNDLE = typer.Option(
-    None,
-    metavar="BUNDLE",
-    rich_help_panel=INPUT,
-    callback=existing("--bundle"),
-    help="Classify with this bundle (the folder that gmmvit export writes), without a server.",
-)
+_BULK = Panel("Millions of images")
+_USUAL_SHARD = 5000
+
+
+def _classify_in_bulk(
+    *,
+    bundle: Path | None,
+    batch: int | None,
+    as_json: bool,
+    others: dict[str, Any],
+    source: str | None = _BULK.option(
+        "SOURCE",
+        "Classify every image of a folder of images, of tar archives (WebDataset), or of Parquet files. SOURCE is a "
+        "folder, a file or a pattern in quotes, on a disk or as a URL that fsspec opens, such as s3://bucket/images. "
+        "Needs --bundle and --to.",
+        name="--from",
+    ),
+    folder: str | None = _BULK.option(
+        "FOLDER",
+        "Folder or URL for the results: a Parquet file for each shard, with a row for each image. The same command "
+        "again continues an interrupted run.",
+        name="--to",
+    ),
+    runner: str | None = _BULK.option(
+        "NAME[:PRECISION]",
+        "Runner for --from, such as openvino:bf16.",
+        show_default="openvino+kernels if available, else openvino, else onnxruntime",
+    ),
+    launcher: str = _BULK.option(
+        "NAME",
+        "Who runs the shards of --from. local: worker processes on this machine. ray: tasks of a Ray cluster.",
+        default="local",
+        names=("local", "ray"),
+    ),
+    shard_images: int | None = _BULK.option(
+        "N", "Maximum number of images in a shard of --from.", min=1, show_default=f"{_USUAL_SHARD}"
+    ),
+    workers: int | None = _BULK.option(
+        "N", "Worker processes of --launcher local.", min=1, show_default="1 per core; 1 for a GPU"
+    ),
+    shards: str | None = _BULK.option(
+        "I/N",
+        "Classify only the shards I, I + N, I + 2N and so on of --from, with I from 0 on; JOB_COMPLETION_INDEX/N "
+        "takes I from this variable, which Kubernetes sets in an Indexed Job.",
+        show_default="all",
+    ),
+    image_column: str | None = _BULK.option(
+        "NAME",
+        "Column of Parquet files that holds the bytes or the paths of the images.",
+        show_default="the only column of bytes",
+    ),
+    calibration: str | None = _BULK.option(
+        "DATA",
+        "Images like the expected images, named as in gmmvit convert. The report of --from lists images that are "
+        "unlike these and the golden images.",
+    ),
+    accept_broken: bool = OUTPUT.flag(
+        "--accept-broken", "With --from: exit with status 0 even if images are broken. Their rows state the error."
+    ),
+) -> None:
+    """Classify a source, and print what was done.
+
+    others: options of ``gmmvit classify`` that have no meaning here → their values.
+    Errors: InputError for options that do not fit together, and those of `classify_source`.
+    """
+    if source is None or folder is None or bundle is None:
+        missing = next(name for name, v in {"--from": source, "--to": folder, "--bundle": bundle}.items() if v is None)
+        raise InputError(
+            f"--from, --to and --bundle go together; {missing} is missing",
+            hint="type gmmvit classify --bundle BUNDLE --from SOURCE --to FOLDER",
+        )
+    if unfit := [option for option, value in others.items() if value]:
+        raise InputError(
+            f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
+        )
+    from gmmvit_deploy.bulk.run import REPORT, Launcher, classify_source, part_from
+
+    chosen: Launcher = "ray" if launcher == "ray" else "local"
+    with progress("classify") as on_progress:
+        result = classify_source(
+            bundle,
+            source,
+            folder,
+            runner=runner,
+            launcher=chosen,
+            batch=batch,
+            shard_images=shard_images or _USUAL_SHARD,
+            image_column=image_column,
+            part=None if shards is None else part_from(shards),
+            workers=workers,
+            calibration=calibration,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(result.to_json())
+    else:
+        typer.echo(folder)
+    rate = f", {result.classified / result.seconds:,.0f} images/s" if result.classified else ""
+    note(f"{result.images:,} images in {result.shards:,} shards; {result.classified:,} classified by this run{rate}")
+    if result.complete:
+        note(f"report: {folder.rstrip('/')}/{REPORT}")
+    else:
+        note("other shards of the job are not complete yet")
+    if result.errors:
+        broken = f"{result.errors:,} of {result.images:,} images are broken; the column error states why"
+        if accept_broken:
+            note(broken)
+            return
+        complain(f"Error: {broken}")
+        complain("hint: type --accept-broken to exit with status 0; for repaired images, type --to with a new folder")
+        raise typer.Exit(1)
 
 
 def classify(
-    images: list[str] | None = typer.Argument(
-        None,
-        metavar="IMAGE|FOLDER|GLOB",
-        rich_help_panel=INPUT,
-        help="JPEG, PNG, WebP or BMP files, folders, or glob patterns.",
+    images: list[str] | None = INPUT.argument(
+        "IMAGE|FOLDER|GLOB", "JPEG, PNG, WebP or BMP files, folders, or glob patterns.", default=None
     ),
-    bundle: Path | None = _BUNDLE,
-    url: str | None = typer.Option(
-        None,
-        metavar="URL",
-        rich_help_panel=TARGET,
+    bundle: Path | None = INPUT.option(
+        "BUNDLE",
+        "Classify with this bundle (the folder that gmmvit export writes), without a server.",
+        must_exist=True,
+    ),
+    url: str | None = TARGET.option(
+        "URL",
+        "Triton server that classifies: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or https://.",
         show_default=f"the variable {URL_VARIABLE}, else {_URL}",
-        help="Triton server that classifies: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or https://.",
     ),
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
+    access: partial[Access] = together(access_from),
     served_name: str = SERVED_NAME,
-    batch: int | None = typer.Option(
-        None,
+    batch: int | None = TARGET.option(
+        "N",
+        "Maximum images per request; with --from, the images of each batch.",
         min=1,
-        metavar="N",
-        rich_help_panel=TARGET,
         show_default="16; with --from, the largest batch of the bundle",
-        help="Maximum images per request; with --from, the images of each batch.",
     ),
-    concurrency: int = typer.Option(
-        4, min=1, max=64, metavar="N", rich_help_panel=TARGET, help="Maximum number of concurrent requests."
-    ),
-    retry_for: float = typer.Option(
-        30.0,
-        min=0,
-        metavar="S",
-        rich_help_panel=TARGET,
-        help="Time in seconds in which a request that an overloaded server refuses is repeated, after random waits. "
+    concurrency: int = TARGET.option("N", "Maximum number of concurrent requests.", default=4, min=1, max=64),
+    retry_for: float = TARGET.option(
+        "S",
+        "Time in seconds in which a request that an overloaded server refuses is repeated, after random waits. "
         "0: never.",
+        default=30.0,
+        min=0,
     ),
     cpu_kernels: str | None = CPU_KERNELS,
-    top: int = typer.Option(
-        5, min=1, metavar="N", rich_help_panel=OUTPUT, help="Number of classes to print per image."
-    ),
-    features: Path | None = typer.Option(
-        None,
-        metavar="FILE.npz",
-        rich_help_panel=OUTPUT,
-        help="Also write the features of the images: the arrays features (N, D) and files (N). The bundle needs "
+    top: int = OUTPUT.option("N", "Number of classes to print per image.", default=5, min=1),
+    features: Path | None = OUTPUT.option(
+        "FILE.npz",
+        "Also write the features of the images: the arrays features (N, D) and files (N). The bundle needs "
         "features: gmmvit export --outputs features or --outputs both.",
     ),
-    source: str | None = bulk.SOURCE,
-    folder: str | None = bulk.FOLDER,
-    runner: str | None = bulk.RUNNER,
-    launcher: str = bulk.LAUNCHER,
-    shard_images: int | None = bulk.SHARD_IMAGES,
-    workers: int | None = bulk.WORKERS,
-    shards: str | None = bulk.SHARDS,
-    image_column: str | None = bulk.IMAGE_COLUMN,
-    calibration: str | None = bulk.REFERENCE,
-    accept_broken: bool = bulk.ACCEPT_BROKEN,
-    force: bool = typer.Option(
-        False, "--force", rich_help_panel=OUTPUT, help="Replace the file of --features if it exists."
-    ),
+    in_bulk: partial[None] = together(_classify_in_bulk),
+    force: bool = OUTPUT.flag("--force", "Replace the file of --features if it exists."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Prints the most likely labels of each image with their probabilities; for a multi-label bundle, the labels that
     reach their thresholds. With --from and --to, writes Parquet files for any number of images. The exit status is 1
     if a file cannot be classified.
     """
-    of_bulk = (source, folder, runner, shard_images, workers, shards, image_column, calibration)
-    if any(value is not None for value in of_bulk) or launcher != "local" or accept_broken:
-        bulk.classify_in_bulk(
-            bundle=bundle,
-            source=source,
-            folder=folder,
-            runner=runner,
-            launcher=launcher,
-            batch=batch,
-            shard_images=shard_images,
-            workers=workers,
-            shards=shards,
-            image_column=image_column,
-            calibration=calibration,
-            accept_broken=accept_broken,
-            as_json=as_json,
-            others={
-                "IMAGE": images,
-                "--url": url,
-                "--key-file": key_file,
-                "--ca": ca,
-                "--features": features,
-                "--force": force,
-                "--cpu-kernels": cpu_kernels,
-            },
-        )
+    if typed(in_bulk):
+        others = {
+            "IMAGE": images,
+            "--url": url,
+            "--key-file": access.keywords["key_file"],
+            "--ca": access.keywords["ca"],
+        }
+        others |= {"--features": features, "--force": force, "--cpu-kernels": cpu_kernels}
+        in_bulk(bundle=bundle, batch=batch, as_json=as_json, others=others)
         return
     _require_fitting(bundle, url, features, cpu_kernels, force=force)
     if not images:
@@ -152,7 +216,7 @@ def classify(
             else TritonClassifier(
                 url or os.environ.get(URL_VARIABLE) or _URL,
                 model=served_name,
-                access=access_from(key_file, ca),
+                access=access(),
                 retry_s=retry_for,
             )
         )

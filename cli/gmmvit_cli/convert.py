@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.choices import complete_list, listed, read_by
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
-from gmmvit_cli.options import CALIBRATION, CALIBRATION_IMAGES, INPUT, OUTPUT, PRECISION, require_calibration
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.options import CALIBRATION, CALIBRATION_IMAGES, require_calibration
+from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, PRECISION, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
@@ -24,28 +24,26 @@ gmmvit convert bundle --precision int8 --calibration digits#train"""
 
 
 def convert(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to add graphs to."),
-    precision: str = typer.Option(
-        ...,
-        metavar="LIST",
-        rich_help_panel=PRECISION,
-        help=f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}. For int8, the command writes a "
+    bundle: Path = INPUT.argument("BUNDLE", "The bundle to add graphs to."),
+    precision: str = PRECISION.option(
+        "LIST",
+        f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}. For int8, the command writes a "
         "graph for GPUs and a graph for CPUs.",
-        callback=read_by(precisions_from),
-        autocompletion=complete_list(lambda: PRECISIONS),
+        default=...,
+        names=PRECISIONS,
+        several=True,
+        read=precisions_from,
     ),
     calibration: str | None = CALIBRATION,
     calibration_images: int = CALIBRATION_IMAGES,
-    pad_heads: bool = typer.Option(
-        True,
-        rich_help_panel=PRECISION,
-        help="Pad the head dim (features of an attention head) with zeros where a TensorRT engine would otherwise copy "
+    pad_heads: bool = PRECISION.flag(
+        "--pad-heads/--no-pad-heads",
+        "Pad the head dim (features of an attention head) with zeros where a TensorRT engine would otherwise copy "
         "tensors. The padding does not change the result.",
+        default=True,
     ),
     model: str | None = CLASS_TO_CONVERT,
-    force: bool = typer.Option(
-        False, "--force", rich_help_panel=OUTPUT, help="Replace existing graphs of these precisions."
-    ),
+    force: bool = OUTPUT.flag("--force", "Replace existing graphs of these precisions."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. Each graph is written into the bundle as model.PRECISION.onnx.

@@ -6,9 +6,9 @@ from typing import get_args
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, listed
-from gmmvit_cli.options import FORCE, MODEL, OUTPUT, TRITONSERVER, require_output
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table
+from gmmvit_cli.options import TRITONSERVER, require_output
+from gmmvit_cli.output import print_json, print_table
+from gmmvit_cli.panels import FORCE, JSON_OPTION, MODEL, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.models.specs import MaskKind, mask_kind_named
 
@@ -19,32 +19,19 @@ _MASKS = get_args(MaskKind)
 
 
 def demo(
-    model: str | None = typer.Option(
-        None,
-        "--model",
-        metavar="NAME",
-        rich_help_panel=MODEL,
-        help="Train a classifier of timm, such as test_vit or timm:test_vit, in place of this project's GMM-ViT. "
+    model: str | None = MODEL.option(
+        "NAME",
+        "Train a classifier of timm, such as test_vit or timm:test_vit, in place of this project's GMM-ViT. "
         "Requires the extra timm. Large architectures train for hours on a CPU.",
     ),
-    mask: str = typer.Option(
-        "gmm",
-        "--mask",
-        metavar="KIND",
-        rich_help_panel=MODEL,
-        help=f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
+    mask: str = MODEL.option(
+        "KIND",
+        f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
         "learned matrix, decay a bias that decreases with the distance of two patches, which needs --model.",
-        callback=choice_from("--mask", lambda: _MASKS),
-        autocompletion=complete(lambda: _MASKS),
+        default="gmm",
+        names=_MASKS,
     ),
-    out: Path = typer.Option(
-        Path("demo-output"),
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        rich_help_panel=OUTPUT,
-        help="Folder for all files of the demo.",
-    ),
+    out: Path = output_option("FOLDER", "Folder for all files of the demo.", default=Path("demo-output")),
     force: bool = FORCE,
     tritonserver: Path | None = TRITONSERVER,
     as_json: bool = JSON_OPTION,

@@ -1,36 +1,40 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.access import CA, KEY_FILE, access_from
-from gmmvit_cli.options import INPUT, SERVER, SERVER_TENSORRT, SERVER_VERSION, server_from
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.options import access_from, server_from
+from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.panels import INPUT, JSON_OPTION, Panel, together
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
+    from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit doctor
 gmmvit doctor bundle --server-version 25.04"""
 
 
+_KERNELS = Panel("CPU kernels")
+
+
 def doctor(
-    bundle: Path | None = typer.Argument(
-        None,
-        metavar="BUNDLE",
-        rich_help_panel=INPUT,
-        help="Check the graphs and engines of this bundle, instead of the packages and runners of this machine.",
+    bundle: Path | None = INPUT.argument(
+        "BUNDLE",
+        "Check the graphs and engines of this bundle, instead of the packages and runners of this machine.",
+        default=None,
     ),
-    server_version: str | None = SERVER_VERSION,
-    server: str | None = SERVER,
-    server_tensorrt: str | None = SERVER_TENSORRT,
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
-    empty_kernel_cache: bool = typer.Option(
-        False,
-        rich_help_panel="CPU kernels",
-        help="First delete the compiled CPU kernels (this project's code for attention) and the record of compilations "
+    server: partial[ServerTensorRT | None] = together(server_from),
+    access: partial[Access] = together(access_from),
+    empty_kernel_cache: bool = _KERNELS.flag(
+        "--empty-kernel-cache/--no-empty-kernel-cache",
+        "First delete the compiled CPU kernels (this project's code for attention) and the record of compilations "
         "that failed. The kernels are then compiled again.",
     ),
     as_json: bool = JSON_OPTION,
@@ -45,7 +49,7 @@ def doctor(
 
         if empty_kernel_cache:
             _empty_kernel_cache()
-        there = server_from(server_version, server, server_tensorrt, access_from(key_file, ca))
+        there = server(access())
         if bundle is None and there is not None:
             raise InputError(
                 "expected a bundle, because the server options check which engines of a bundle the server can load",

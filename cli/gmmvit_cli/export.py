@@ -1,38 +1,26 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
+from gmmvit_cli.commands import collect_rarely
 from gmmvit_cli.convert import converted, note_disagreements, print_variants
-from gmmvit_cli.garbage import collect_rarely
-from gmmvit_cli.models import (
-    ARCHITECTURE,
-    HEAD,
-    IMAGE_SIZE,
-    MODEL_ARGS,
-    PRESET,
-    RESIZE_TO,
-    SET,
-    hints_from,
-)
+from gmmvit_cli.models import hints_from
 from gmmvit_cli.options import (
     CALIBRATION,
     CALIBRATION_IMAGES,
     DATASET,
-    FORCE,
-    INPUT,
-    OUTPUT,
-    PRECISION,
     labels_from,
     normalisation_from,
     require_calibration,
     require_output,
     thresholds_from,
 )
-from gmmvit_cli.output import JSON_OPTION, print_json, print_table
+from gmmvit_cli.output import print_json, print_table
+from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, PRECISION, listed, output_option, together
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
@@ -45,6 +33,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant
     from gmmvit_deploy.images.labels import Task
     from gmmvit_deploy.images.spec import ImageSpec
+    from gmmvit_deploy.models.sources.hints import LoadHints
     from gmmvit_deploy.models.specs import OutputName
 
 EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
@@ -62,107 +51,72 @@ _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
 
 def export(
-    checkpoint: Path = typer.Argument(
-        metavar="CHECKPOINT",
-        rich_help_panel=INPUT,
-        help="A PyTorch checkpoint, a safetensors file, or a model folder of timm.",
+    checkpoint: Path = INPUT.argument(
+        "CHECKPOINT", "A PyTorch checkpoint, a safetensors file, or a model folder of timm."
     ),
     dataset: str | None = DATASET,
-    mean: str | None = typer.Option(
-        None,
-        metavar="NUMBERS",
-        rich_help_panel=INPUT,
-        help="Mean of each channel in training, with pixels scaled to 0..1, such as 0.49,0.48,0.45.",
+    mean: str | None = INPUT.option(
+        "NUMBERS", "Mean of each channel in training, with pixels scaled to 0..1, such as 0.49,0.48,0.45."
     ),
-    std: str | None = typer.Option(
-        None,
-        metavar="NUMBERS",
-        rich_help_panel=INPUT,
-        help="Standard deviation of each channel in training, with pixels scaled to 0..1.",
+    std: str | None = INPUT.option(
+        "NUMBERS", "Standard deviation of each channel in training, with pixels scaled to 0..1."
     ),
-    labels: str | None = typer.Option(
-        None,
-        metavar="FILE|LIST",
-        rich_help_panel=INPUT,
-        help="Class labels: a text file with a label on each line, or labels separated by commas.",
+    labels: str | None = INPUT.option(
+        "FILE|LIST", "Class labels: a text file with a label on each line, or labels separated by commas."
     ),
-    resize: str | None = typer.Option(
-        None,
-        metavar="METHOD",
-        rich_help_panel=INPUT,
-        help=f"How images were resized when the model was evaluated: {listed(RESIZE_RULES)}. stretch does not keep "
+    resize: str | None = INPUT.option(
+        "METHOD",
+        f"How images were resized when the model was evaluated: {listed(RESIZE_RULES)}. stretch does not keep "
         "the aspect ratio and does not crop. center, squash and border are timm's crop modes. Without this option: "
         f"what the checkpoint states; otherwise stretch-bilinear for the families {listed(_STRETCHED)}. Required for a "
         "checkpoint of another family that does not state the method, unless --input tensor is given.",
-        callback=read_by(resize_rule_from),
-        autocompletion=complete(lambda: RESIZE_RULES),
+        names=RESIZE_RULES,
+        read=resize_rule_from,
     ),
-    crop_pct: float | None = typer.Option(
-        None,
-        "--crop-pct",
-        metavar="NUMBER",
-        rich_help_panel=INPUT,
-        help="timm's crop_pct, for center, squash and border: images are resized to the model's image size divided by "
+    crop_pct: float | None = INPUT.option(
+        "NUMBER",
+        "timm's crop_pct, for center, squash and border: images are resized to the model's image size divided by "
         "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option: what the checkpoint states, "
         "else 1.",
     ),
-    input_kind: str = typer.Option(
-        "pixels",
-        "--input",
-        metavar="KIND",
-        rich_help_panel=INPUT,
-        help="Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
-        callback=choice_from("--input", lambda: _INPUT_KINDS),
-        autocompletion=complete(lambda: _INPUT_KINDS),
+    input_kind: str = INPUT.option(
+        "KIND",
+        "Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
+        default="pixels",
+        name="--input",
+        names=_INPUT_KINDS,
     ),
-    task: str | None = typer.Option(
-        None,
-        metavar="TASK",
-        rich_help_panel=INPUT,
-        help="single: an image has one class. multi: an image has any number of classes, by sigmoid and thresholds. "
+    task: str | None = INPUT.option(
+        "TASK",
+        "single: an image has one class. multi: an image has any number of classes, by sigmoid and thresholds. "
         "Without this option: single; required if the checkpoint states that an image can have several labels.",
-        callback=choice_from("--task", lambda: tuple(_TASKS)),
-        autocompletion=complete(lambda: tuple(_TASKS)),
+        names=tuple(_TASKS),
     ),
-    thresholds: str | None = typer.Option(
-        None,
-        metavar="FILE|NUMBER",
-        rich_help_panel=INPUT,
-        help="With --task multi: the probability from which on an image has a label. A file with a number on each line "
+    thresholds: str | None = INPUT.option(
+        "FILE|NUMBER",
+        "With --task multi: the probability from which on an image has a label. A file with a number on each line "
         "in the order of the labels, a .json file with a list or with label: number, or a number for all labels.",
     ),
-    outputs: str = typer.Option(
-        "logits",
-        metavar="NAMES",
-        rich_help_panel=OUTPUT,
-        help="Outputs of the graph: logits, features or both. features: the pooled values before the classifier head, "
+    outputs: str = OUTPUT.option(
+        "NAMES",
+        "Outputs of the graph: logits, features or both. features: the pooled values before the classifier head, "
         "also of a backbone without a head.",
-        callback=choice_from("--outputs", lambda: tuple(_OUTPUTS)),
-        autocompletion=complete(lambda: tuple(_OUTPUTS)),
+        default="logits",
+        names=tuple(_OUTPUTS),
     ),
-    preset: str | None = PRESET,
-    image_size: int | None = IMAGE_SIZE,
-    resize_to: int | None = RESIZE_TO,
-    model: str | None = ARCHITECTURE,
-    model_args: str | None = MODEL_ARGS,
-    head: Path | None = HEAD,
-    settings: list[str] = SET,
-    precision: str = typer.Option(
-        "fp32",
-        metavar="LIST",
-        rich_help_panel=PRECISION,
-        help=f"Precisions to write, separated by commas: {listed(PRECISIONS)}. fp32 is always written.",
-        callback=read_by(precisions_from),
-        autocompletion=complete_list(lambda: PRECISIONS),
+    read_hints: partial[LoadHints] = together(hints_from),
+    precision: str = PRECISION.option(
+        "LIST",
+        f"Precisions to write, separated by commas: {listed(PRECISIONS)}. fp32 is always written.",
+        default="fp32",
+        names=PRECISIONS,
+        several=True,
+        read=precisions_from,
     ),
     calibration: str | None = CALIBRATION,
     calibration_images: int = CALIBRATION_IMAGES,
-    out: Path = typer.Option(
-        ..., "-o", "--output", metavar="BUNDLE", rich_help_panel=OUTPUT, help="Folder to write the bundle to."
-    ),
-    max_batch: int = typer.Option(
-        64, metavar="N", rich_help_panel=OUTPUT, help="Largest batch size that the graph accepts."
-    ),
+    out: Path = output_option("BUNDLE", "Folder to write the bundle to."),
+    max_batch: int = OUTPUT.option("N", "Largest batch size that the graph accepts.", default=64),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -171,16 +125,7 @@ def export(
     graph as constants. If a step fails, no files are left behind.
     """
     require_output(out, force=force)
-    hints = hints_from(
-        preset,
-        settings,
-        image_size=image_size,
-        resize_to=resize_to,
-        model=model,
-        model_args=model_args,
-        head=head,
-        only_features=outputs == "features",
-    )
+    hints = read_hints(only_features=outputs == "features")
     if outputs == "features" and labels is not None:
         raise InputError(
             "--labels names the classes of the logits, and --outputs features writes no logits",

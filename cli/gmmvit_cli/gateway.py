@@ -1,75 +1,113 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.gateway_options import (
-    ALLOW_JSON,
-    GATEWAY,
-    IN_FLIGHT,
-    INSECURE,
-    KEYS,
-    LISTEN,
-    LOOPBACK,
-    MAX_BODY,
-    QUEUE_LIMIT,
-    QUEUE_TIMEOUT,
-    TLS_CERT,
-    TLS_KEY,
-    settings_from,
-)
-from gmmvit_cli.options import FORCE, INPUT, NAME, OUTPUT, TARGET, require_output
-from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.options import NAME, require_output
+from gmmvit_cli.output import note, print_json
+from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, TARGET, Panel, output_option, together
 from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.serving.gateway.options import GatewaySettings
 
 EXAMPLE = """gmmvit gateway bundle -o gateway --keys keys.txt
 gmmvit gateway models -o gateway --keys keys.txt --tls-cert cert.pem"""
 
+GATEWAY = Panel("Gateway")
+LOOPBACK = "127.0.0.1"
+
+
+def settings_from(
+    *,
+    access_log: Path | None = None,
+    listen: str | None = GATEWAY.option(
+        "ADDRESS",
+        "Address for the gateway to listen on; 0.0.0.0 means all addresses. Any address but loopback needs --tls-cert "
+        "or --insecure.",
+        show_default=LOOPBACK,
+    ),
+    keys: Path | None = GATEWAY.option(
+        "FILE",
+        "Key file with a line NAME KEY for each client, required for a gateway. 'gmmvit serve' reloads a changed file.",
+        must_exist=True,
+    ),
+    tls_cert: Path | None = GATEWAY.option("FILE", "PEM file of the certificate and its chain.", must_exist=True),
+    tls_key: Path | None = GATEWAY.option(
+        "FILE",
+        "PEM file of the private key, without a password.",
+        must_exist=True,
+        show_default="in the file of --tls-cert",
+    ),
+    insecure: bool = GATEWAY.flag(
+        "--insecure", "Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway."
+    ),
+    max_body: int = GATEWAY.option("BYTES", "Maximum size of a request in bytes.", default=16 * 2**20, min=1024),
+    allow_json: int = GATEWAY.option(
+        "BYTES",
+        "Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
+        "input, Triton reads 300 in JSON as 44, without an error.",
+        default=0,
+        min=0,
+    ),
+    in_flight: int | None = GATEWAY.option(
+        "N",
+        "Maximum number of requests that Triton gets at the same time, for each of HTTP, gRPC and "
+        "POST /classify; further requests wait in the gateway.",
+        min=1,
+        show_default="from the measurement of gmmvit tune, else 16",
+    ),
+    queue_limit: int = GATEWAY.option(
+        "N",
+        "Maximum number of requests that wait in the gateway, all protocols together; further requests are refused "
+        "at once.",
+        default=256,
+        min=0,
+    ),
+    queue_timeout: int | None = GATEWAY.option(
+        "MS",
+        "Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
+        min=1,
+        show_default="the latency limit of gmmvit tune, else 250",
+    ),
+) -> GatewaySettings:
+    """Return the settings of a gateway.  Errors: InputError for invalid settings, and without a key file."""
+    from gmmvit_deploy.serving.gateway.options import GatewaySettings
+
+    if keys is None:
+        raise InputError("a gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
+    return GatewaySettings(
+        keys=keys,
+        listen=listen or LOOPBACK,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+        max_body_bytes=max_body,
+        json_bytes=allow_json,
+        in_flight=in_flight,
+        queue_limit=queue_limit,
+        queue_timeout_ms=queue_timeout,
+        access_log=access_log,
+    )
+
 
 def gateway(
-    path: Path = typer.Argument(
-        metavar="BUNDLE_OR_REPOSITORY",
-        rich_help_panel=INPUT,
-        help="The bundle or Triton model repository that your Triton server serves.",
+    path: Path = INPUT.argument(
+        "BUNDLE_OR_REPOSITORY", "The bundle or Triton model repository that your Triton server serves."
     ),
-    out: Path = typer.Option(
-        Path("gateway"),
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        rich_help_panel=OUTPUT,
-        help="Folder to write to: haproxy.cfg and the files that it needs.",
+    out: Path = output_option(
+        "FOLDER", "Folder to write to: haproxy.cfg and the files that it needs.", default=Path("gateway")
     ),
-    triton: str = typer.Option(
-        LOOPBACK,
-        metavar="HOST",
-        rich_help_panel=TARGET,
-        help="Host of the Triton server. Only the gateway must be able to reach Triton's ports.",
+    triton: str = TARGET.option(
+        "HOST", "Host of the Triton server. Only the gateway must be able to reach Triton's ports.", default=LOOPBACK
     ),
-    triton_ports: str = typer.Option(
-        "8000,8001,8002",
-        metavar="PORTS",
-        rich_help_panel=TARGET,
-        help="Triton's ports for HTTP, gRPC and metrics.",
-    ),
-    ports: str = typer.Option(
-        "8443,8444,8445",
-        metavar="PORTS",
-        rich_help_panel=GATEWAY,
-        help="The gateway's ports for HTTP, gRPC and metrics.",
-    ),
+    triton_ports: str = TARGET.option("PORTS", "Triton's ports for HTTP, gRPC and metrics.", default="8000,8001,8002"),
+    ports: str = GATEWAY.option("PORTS", "The gateway's ports for HTTP, gRPC and metrics.", default="8443,8444,8445"),
     name: str = NAME,
-    listen: str | None = LISTEN,
-    keys: Path | None = KEYS,
-    tls_cert: Path | None = TLS_CERT,
-    tls_key: Path | None = TLS_KEY,
-    insecure: bool = INSECURE,
-    max_body: int = MAX_BODY,
-    allow_json: int = ALLOW_JSON,
-    in_flight: int | None = IN_FLIGHT,
-    queue_limit: int = QUEUE_LIMIT,
-    queue_timeout: int | None = QUEUE_TIMEOUT,
+    settings: partial[GatewaySettings] = together(settings_from),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -83,22 +121,10 @@ def gateway(
     from gmmvit_deploy.serving.served_models import read_models
 
     read_models(path, name=name)  # a wrong path is reported before a missing option
-    settings = settings_from(
-        listen=listen,
-        keys=keys,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure,
-        max_body=max_body,
-        allow_json=allow_json,
-        in_flight=in_flight,
-        queue_limit=queue_limit,
-        queue_timeout=queue_timeout,
-    )
     written = gateway_folder(
         path,
         out,
-        settings,
+        settings(),
         ports=_three("--ports", ports),
         triton=triton,
         triton_ports=_three("--triton-ports", triton_ports),

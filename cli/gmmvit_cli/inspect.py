@@ -1,25 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.attention import IMAGE, inspect_attention
-from gmmvit_cli.choices import choice_from, complete, listed
-from gmmvit_cli.models import (
-    ARCHITECTURE,
-    HEAD,
-    IMAGE_SIZE,
-    MODEL_ARGS,
-    PRESET,
-    RESIZE_TO,
-    SET,
-    hints_from,
-)
-from gmmvit_cli.options import INPUT, OUTPUT, require_output_file
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.models import hints_from, permit_class
+from gmmvit_cli.options import require_output_file
+from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel, listed, together, typed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
@@ -27,67 +18,89 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.progress import Progress
 
+if TYPE_CHECKING:
+    from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention
+
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
 gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm
 gmmvit inspect bundle --image photo.jpg --report attention.html"""
 
-_WITHOUT_FILE = "Without a checkpoint"
+_WITHOUT_FILE = Panel("Without a checkpoint")
 _GAUSSIANS = 5
 """The default number of Gaussians in a gmm mask of a preset."""
 _MASKS = ModelSpec.mask_kinds  # a preset of RMT has the mask kind decay without an option
 
 
-def inspect(
-    checkpoint: Path | None = typer.Argument(
-        None,
-        metavar="CHECKPOINT",
-        rich_help_panel=INPUT,
-        help="A PyTorch checkpoint, a safetensors file, or a model folder of timm; with --image, a bundle (the folder "
-        "that gmmvit export writes). Leave it out to describe a preset.",
-    ),
-    image: Path | None = IMAGE,
-    preset: str | None = PRESET,
-    image_size: int | None = IMAGE_SIZE,
-    resize_to: int | None = RESIZE_TO,
-    model: str | None = ARCHITECTURE,
-    model_args: str | None = MODEL_ARGS,
-    head: Path | None = HEAD,
-    settings: list[str] = SET,
-    classes: int | None = typer.Option(None, metavar="N", rich_help_panel=_WITHOUT_FILE, help="Number of classes."),
-    mask: str = typer.Option(
-        "plain",
-        metavar="KIND",
-        rich_help_panel=_WITHOUT_FILE,
-        help=f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
+def _describe_preset(
+    hints: LoadHints,
+    classes: int | None = _WITHOUT_FILE.option("N", "Number of classes."),
+    mask: str = _WITHOUT_FILE.option(
+        "KIND",
+        f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
         "learned matrix.",
-        callback=choice_from("--mask", lambda: _MASKS),
-        autocompletion=complete(lambda: _MASKS),
+        default="plain",
+        names=_MASKS,
     ),
-    kernels: int | None = typer.Option(
-        None,
-        metavar="K",
-        rich_help_panel=_WITHOUT_FILE,
-        show_default=str(_GAUSSIANS),
-        help="Number of Gaussians in a gmm mask.",
+    kernels: int | None = _WITHOUT_FILE.option("K", "Number of Gaussians in a gmm mask.", show_default=str(_GAUSSIANS)),
+    shared: bool = _WITHOUT_FILE.flag("--shared/--no-shared", "Use the same gmm mask in all heads."),
+    spt: bool = _WITHOUT_FILE.flag("--spt", "Embed the image and four shifted copies (SPT)."),
+    lsa: bool = _WITHOUT_FILE.flag(
+        "--lsa", "Local attention (LSA): learned temperatures, and no token attends to itself."
     ),
-    shared: bool = typer.Option(False, rich_help_panel=_WITHOUT_FILE, help="Use the same gmm mask in all heads."),
-    spt: bool = typer.Option(
-        False, "--spt", rich_help_panel=_WITHOUT_FILE, help="Embed the image and four shifted copies (SPT)."
+) -> dict[str, Any]:
+    """Describe the model of a preset as `describe_checkpoint` does.
+
+    Errors: InputError for an option that states what a checkpoint does not show, because a preset states it.
+    """
+    if hints.resize_to is not None or hints.interpolation is not None:
+        raise InputError(
+            "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
+            hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
+        )
+    for name, option in (hints.typed() | hints.own()).items():
+        if name not in ("image_size", "channels"):
+            raise InputError(
+                f"{option} states what a checkpoint does not show, and no checkpoint is given",
+                hint=f"type gmmvit inspect CHECKPOINT {option}, or leave {option.partition('=')[0]} out",
+            )
+    if hints.preset is None or classes is None or hints.image_size is None:
+        raise InputError(
+            "expected a checkpoint, or all of --preset, --classes and --image-size",
+            hint="type gmmvit inspect CHECKPOINT, or gmmvit inspect --preset vit --classes 10 --image-size 32",
+        )
+    from gmmvit_deploy.checkpoints.report import describe_spec
+    from gmmvit_deploy.models.families import preset_spec
+    from gmmvit_deploy.models.specs import MaskSpec
+
+    chosen = MaskSpec(
+        kind=mask,  # type: ignore[arg-type]  # checked there, with the message that users read
+        kernels=(_GAUSSIANS if kernels is None else kernels) if mask == "gmm" else 0,
+        shared=shared,
+    )
+    spec = preset_spec(hints.preset, classes=classes, image_size=hints.image_size, mask=chosen, spt=spt, lsa=lsa)
+    return describe_spec(spec if hints.channels is None else replace(spec, channels=hints.channels))
+
+
+def inspect(
+    checkpoint: Path | None = INPUT.argument(
+        "CHECKPOINT",
+        "A PyTorch checkpoint, a safetensors file, or a model folder of timm; with --image, a bundle (the folder "
+        "that gmmvit export writes). Leave it out to describe a preset.",
+        default=None,
     ),
-    lsa: bool = typer.Option(
-        False,
-        "--lsa",
-        rich_help_panel=_WITHOUT_FILE,
-        help="Local attention (LSA): learned temperatures, and no token attends to itself.",
+    image: Path | None = INPUT.option(
+        "FILE",
+        "Draw the attention of the bundle's model for this image (JPEG, PNG, WebP or BMP).",
+        must_exist=True,
     ),
-    report: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        rich_help_panel=OUTPUT,
-        help="Draw masks, steps and embeddings, or with --image the attention, to an HTML page (.html); or only the "
+    read_hints: partial[LoadHints] = together(hints_from),
+    describe_preset: partial[dict[str, Any]] = together(_describe_preset),
+    report: Path | None = OUTPUT.option(
+        "FILE",
+        "Draw masks, steps and embeddings, or with --image the attention, to an HTML page (.html); or only the "
         "masks, or the attention, to a picture (.png).",
     ),
-    force: bool = typer.Option(False, rich_help_panel=OUTPUT, help="Replace the report if it exists."),
+    force: bool = OUTPUT.flag("--force/--no-force", "Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
@@ -97,38 +110,24 @@ def inspect(
     the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
-    hints = hints_from(
-        preset,
-        settings,
-        image_size=image_size,
-        resize_to=resize_to,
-        model=None if image is not None else model,
-        model_args=model_args,
-        head=head,
-    )
-    of_presets = _options_of_presets(classes, mask, kernels, shared, spt=spt, lsa=lsa)
+    hints = read_hints()
+    of_presets = typed(describe_preset)
     if image is not None:
-        if hints != LoadHints() or of_presets:
+        if replace(hints, model=None) != LoadHints() or of_presets:
             raise InputError(
                 "--image draws the attention of a bundle, which records its model; an option for checkpoints is given",
                 hint="type gmmvit inspect BUNDLE --image FILE, without options that describe a checkpoint",
             )
-        inspect_attention(checkpoint, image, model, report, force=force, as_json=as_json)
+        _inspect_attention(checkpoint, image, hints.model, report, force=force, as_json=as_json)
         return
     if checkpoint is None:
-        if hints.resize_to is not None or hints.interpolation is not None:
-            raise InputError(
-                "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
-                hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
-            )
-        _refuse_options_of_files(hints)
-        described = _preset(preset, classes, image_size, hints.channels, mask, kernels, shared, spt=spt, lsa=lsa)
+        described = describe_preset(hints)
     else:
         if of_presets:
-            typed = ", ".join(of_presets)
+            options = ", ".join(of_presets)
             raise InputError(
-                f"{typed}: describes the model of a preset; {checkpoint} states this by its tensors",
-                hint=f"leave {typed} out, or leave the checkpoint out and type --preset",
+                f"{options}: describes the model of a preset; {checkpoint} states this by its tensors",
+                hint=f"leave {options} out, or leave the checkpoint out and type --preset",
             )
         require_checkpoint(checkpoint)
         with progress("inspect") as on_progress:
@@ -155,61 +154,6 @@ def inspect(
         note(f"report: {report}")
 
 
-def _options_of_presets(
-    classes: int | None, mask: str, kernels: int | None, shared: bool, *, spt: bool, lsa: bool
-) -> tuple[str, ...]:
-    """Return the names of the given options that only describe a model without a checkpoint."""
-    given = {
-        "--classes": classes is not None,
-        "--mask": mask != "plain",
-        "--kernels": kernels is not None,
-        "--shared": shared,
-        "--spt": spt,
-        "--lsa": lsa,
-    }
-    return tuple(name for name, typed in given.items() if typed)
-
-
-def _refuse_options_of_files(hints: LoadHints) -> None:
-    """Errors: InputError for an option that states what a checkpoint does not show, because a preset states it."""
-    for name, typed in (hints.typed() | hints.own()).items():
-        if name not in ("image_size", "channels"):
-            raise InputError(
-                f"{typed} states what a checkpoint does not show, and no checkpoint is given",
-                hint=f"type gmmvit inspect CHECKPOINT {typed}, or leave {typed.partition('=')[0]} out",
-            )
-
-
-def _preset(
-    preset: str | None,
-    classes: int | None,
-    image_size: int | None,
-    channels: int | None,
-    mask: str,
-    kernels: int | None,
-    shared: bool,
-    *,
-    spt: bool,
-    lsa: bool,
-) -> dict[str, Any]:
-    if preset is None or classes is None or image_size is None:
-        raise InputError(
-            "expected a checkpoint, or all of --preset, --classes and --image-size",
-            hint="type gmmvit inspect CHECKPOINT, or gmmvit inspect --preset vit --classes 10 --image-size 32",
-        )
-    from gmmvit_deploy.checkpoints.report import describe_spec
-    from gmmvit_deploy.models.families import preset_spec
-    from gmmvit_deploy.models.specs import MaskSpec
-
-    chosen = MaskSpec(
-        kind=mask,  # type: ignore[arg-type]  # checked there, with the message that users read
-        kernels=(_GAUSSIANS if kernels is None else kernels) if mask == "gmm" else 0,
-        shared=shared,
-    )
-    spec = preset_spec(preset, classes=classes, image_size=image_size, mask=chosen, spt=spt, lsa=lsa)
-    return describe_spec(spec if channels is None else replace(spec, channels=channels))
-
-
 def _print(described: dict[str, Any]) -> None:
     file = described.get("checkpoint")
     spec = {
@@ -233,3 +177,62 @@ def _print(described: dict[str, Any]) -> None:
         print_table(("severity", "location", "observation"), findings)
     elif file:
         typer.echo("audit: no problem detected")
+
+
+def _inspect_attention(
+    path: Path | None, image: Path, model: str | None, report: Path | None, *, force: bool, as_json: bool
+) -> None:
+    """Compute and print the attention of the bundle at ``path`` for an image, and write the report."""
+    if path is None:
+        raise InputError("--image draws the attention of a bundle", hint=f"type gmmvit inspect BUNDLE --image {image}")
+    with progress("inspect") as on_progress:
+        from gmmvit_deploy.bundle.artifacts import open_bundle
+
+        on_progress(Progress("open the bundle"))
+        bundle = open_bundle(path)
+        permit_class(bundle, model)
+
+        # Imports PyTorch: a bundle that is missing is refused without it.
+        from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
+        from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
+        from gmmvit_deploy.reports.pictures.mask_report import require_report_suffix
+
+        if report is not None:
+            require_report_suffix(report)
+        on_progress(Progress("compute the attention"))
+        pixels, attention = attention_of_bundle(bundle, image)
+        if report is not None:
+            write_attention_report(pixels, attention, report, bundle=path.name, image=image.name, force=force)
+    described = {"bundle": str(path), "sha256": bundle.sha256, "image": str(image), **attention.to_json()}
+    if as_json:
+        print_json(described if report is None else {**described, "report": str(report)})
+        return
+    _print_attention(attention)
+    if report is not None:
+        note(f"report: {report}")
+
+
+def _print_attention(attention: ImageAttention) -> None:
+    typer.echo(f"class: {attention.label}")
+    rows = [
+        (
+            layer.layer,
+            f"{layer.grid[0]}×{layer.grid[1]}",
+            *("  ".join("–" if v is None else f"{v:.2f}" for v in values) for values in (layer.patches, layer.pixels)),
+        )
+        for layer in attention.distances
+    ]
+    if rows:
+        columns = ("layer", "grid", "distance of each head, in steps of the grid", "in pixels")
+        print_table(columns, rows, title="mean attention distance")
+    for name, reason in attention.no_distances.items():
+        typer.echo(f"no distance: {name}: {reason}")
+    if attention.rollout is None:
+        typer.echo(f"no rollout: {attention.no_rollout}")
+        return
+    shares = attention.rollout.values
+    row, column = divmod(int(shares.argmax()), shares.shape[1])
+    typer.echo(
+        f"rollout: of {attention.rollout.reads}; largest share {shares.max():.2%}, of the patch in row {row + 1}, "
+        f"column {column + 1}; prefix tokens {attention.rollout.prefix_share:.2%}"
+    )

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, listed
-from gmmvit_cli.options import FORCE, INPUT, NAME, OUTPUT, TARGET, existing, require_output
-from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.options import NAME, require_output
+from gmmvit_cli.output import note, print_json
+from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, TARGET, Panel, listed, output_option, together, typed
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,138 +17,139 @@ if TYPE_CHECKING:
 EXAMPLE = """gmmvit manifests bundle --image IMAGE@sha256:… --model-uri pvc://CLAIM
 gmmvit manifests bundle --image I@sha256:… --model-uri s3://B/P --style kserve"""
 
-_EXISTING = existing("--tuned")
 _STYLES = ("kserve", "deployment", "job")
-_CLUSTER, _BULK = "Cluster", "Millions of images, with --style job"
+_CLUSTER, _BULK = Panel("Cluster"), Panel("Millions of images, with --style job")
 _PLACE = "pvc://CLAIM/PATH or s3://BUCKET/PATH"
-_REPLICAS, _BODY, _MONITORING = "2:10", 4 * 2**20, "monitoring"
+
+
+def _serving_manifests(
+    path: Path,
+    out: Path,
+    uri: str,
+    what: dict[str, Any],
+    *,
+    force: bool,
+    tuned: Path | None = INPUT.option(
+        "FILE",
+        "The file gmmvit_tuning.json of 'gmmvit tune': CPU, memory, instances and threads. Without it, you fill "
+        "them in.",
+        must_exist=True,
+        show_default=False,
+    ),
+    clients: str = _CLUSTER.option(
+        "NAMESPACE",
+        "Namespace whose pods may send requests, such as that of the ingress controller.",
+        default="",
+        show_default="pods of the same namespace with the label gmmvit-client=true",
+    ),
+    monitoring: str = _CLUSTER.option("NAMESPACE", "Namespace of Prometheus.", default="monitoring"),
+    replicas: str = _CLUSTER.option("MIN:MAX", "Smallest and largest number of pods.", default="2:10"),
+    gpus: int = _CLUSTER.option("N", "GPUs of a pod.", default=0, min=0),
+    max_body: int = _CLUSTER.option(
+        "BYTES", "Maximum size of a request. The pod's shared memory grows with it.", default=4 * 2**20
+    ),
+) -> WrittenManifests:
+    """Write the manifests of a server.  what: further fields of `ManifestOptions`.  Errors: InputError."""
+    from gmmvit_deploy.kubernetes.options import ManifestOptions, place
+    from gmmvit_deploy.kubernetes.write import manifests_from_bundle
+
+    least, _, most = replicas.partition(":")
+    if not (least.isdigit() and most.isdigit()):
+        raise InputError(f"--replicas: expected MIN:MAX, such as 2:10, got {replicas!r}")
+    options = ManifestOptions(
+        model=place(uri, "--model-uri", oci=True),
+        clients=clients,
+        monitoring=monitoring,
+        max_body_bytes=max_body,
+        gpus=gpus,
+        least=int(least),
+        most=int(most),
+        **what,
+    )
+    return manifests_from_bundle(path, out, options, tuned=tuned, force=force)
+
+
+def _job_manifests(
+    path: Path,
+    out: Path,
+    uri: str,
+    what: dict[str, Any],
+    *,
+    force: bool,
+    source: str | None = _BULK.option("URI", f"Images to classify: {_PLACE}.", name="--from", show_default=False),
+    results: str | None = _BULK.option("URI", f"Folder for the results: {_PLACE}.", name="--to", show_default=False),
+    parts: int | None = _BULK.option(
+        "N", "Number of pods among which the shards are divided.", min=1, show_default=False
+    ),
+    workers: int | None = _BULK.option("N", "Worker processes and CPUs of a pod.", min=1, show_default="1"),
+    memory: str | None = _BULK.option(
+        "SIZE", "Memory of a pod, such as 4Gi. Without it, you fill it in.", show_default=False
+    ),
+    runner: str | None = _BULK.option(
+        "NAME[:PRECISION]", "Runner: onnxruntime or openvino.", show_default="onnxruntime"
+    ),
+    shard_images: int | None = _BULK.option(
+        "N", "Maximum number of images in a shard.", min=1, show_default="as in gmmvit classify"
+    ),
+    image_column: str | None = _BULK.option(
+        "NAME", "Column of Parquet files with the images, as in gmmvit classify.", show_default=False
+    ),
+) -> WrittenManifests:
+    """Write the manifests of a job.  what: further fields of `JobOptions`.  Errors: InputError."""
+    if source is None or results is None or parts is None:
+        missing = next(n for n, v in {"--from": source, "--to": results, "--parts": parts}.items() if v is None)
+        raise InputError(f"--style job needs --from, --to and --parts; {missing} is missing")
+    from gmmvit_deploy.kubernetes.options import JobOptions, place
+    from gmmvit_deploy.kubernetes.write import job_manifests_from_bundle
+
+    passed_on = {"--shard-images": shard_images, "--image-column": image_column}
+    options = JobOptions(
+        model=place(uri, "--model-uri", oci=True),
+        source=place(source, "--from"),
+        results=place(results, "--to"),
+        parts=parts,
+        workers=workers or 1,
+        memory=memory or "",
+        runner=runner or "onnxruntime",
+        more=tuple(str(word) for option in passed_on.items() if option[1] for word in option),
+        **what,
+    )
+    return job_manifests_from_bundle(path, out, options, force=force)
 
 
 def manifests(
-    path: Path = typer.Argument(
-        metavar="BUNDLE_OR_REPOSITORY",
-        rich_help_panel=INPUT,
-        help="The bundle or Triton model repository that --model-uri holds; for --style job, the bundle.",
+    path: Path = INPUT.argument(
+        "BUNDLE_OR_REPOSITORY",
+        "The bundle or Triton model repository that --model-uri holds; for --style job, the bundle.",
     ),
-    out: Path = typer.Option(
-        Path("kubernetes"), "-o", "--output", metavar="FOLDER", rich_help_panel=OUTPUT, help="Folder to write to."
-    ),
-    style: str = typer.Option(
-        "deployment",
-        metavar="NAME",
-        rich_help_panel=TARGET,
-        help=f"{listed(_STYLES)}. kserve: a ServingRuntime and an InferenceService; deployment: a Deployment and a "
+    out: Path = output_option("FOLDER", "Folder to write to.", default=Path("kubernetes")),
+    style: str = TARGET.option(
+        "NAME",
+        f"{listed(_STYLES)}. kserve: a ServingRuntime and an InferenceService; deployment: a Deployment and a "
         "Service; job: an Indexed Job that classifies the images of --from, once.",
-        callback=choice_from("--style", lambda: _STYLES),
-        autocompletion=complete(lambda: _STYLES),
+        default="deployment",
+        names=_STYLES,
     ),
-    image: str = typer.Option(
-        "",
-        metavar="IMAGE",
-        rich_help_panel=TARGET,
-        show_default=False,
-        help="Image of the server, or of the job; with its digest, NAME@sha256:DIGEST, it cannot change. This command "
+    image: str = TARGET.option(
+        "IMAGE",
+        "Image of the server, or of the job; with its digest, NAME@sha256:DIGEST, it cannot change. This command "
         "writes Dockerfiles for it.",
-    ),
-    model_uri: str = typer.Option(
-        "",
-        metavar="URI",
-        rich_help_panel=TARGET,
+        default="",
         show_default=False,
-        help="Where the model is: oci://IMAGE, pvc://CLAIM/PATH or s3://BUCKET/PATH.",
     ),
-    fetch_image: str = typer.Option(
-        "",
-        metavar="IMAGE",
-        rich_help_panel=TARGET,
+    model_uri: str = TARGET.option(
+        "URI", "Where the model is: oci://IMAGE, pvc://CLAIM/PATH or s3://BUCKET/PATH.", default="", show_default=False
+    ),
+    fetch_image: str = TARGET.option(
+        "IMAGE",
+        "For a model at s3://, without KServe: image that is called with the URI and a folder, and copies the files.",
+        default="",
         show_default=False,
-        help="For a model at s3://, without KServe: image that is called with the URI and a folder, and copies the "
-        "files.",
     ),
-    tuned: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        rich_help_panel=INPUT,
-        show_default=False,
-        callback=_EXISTING,
-        help="The file gmmvit_tuning.json of 'gmmvit tune': CPU, memory, instances and threads. Without it, you fill "
-        "them in.",
-    ),
-    object_name: str = typer.Option(
-        "gmmvit", metavar="NAME", rich_help_panel=_CLUSTER, help="Name of the objects in the cluster."
-    ),
+    object_name: str = _CLUSTER.option("NAME", "Name of the objects in the cluster.", default="gmmvit"),
     name: str = NAME,
-    clients: str = typer.Option(
-        "",
-        metavar="NAMESPACE",
-        rich_help_panel=_CLUSTER,
-        show_default="pods of the same namespace with the label gmmvit-client=true",
-        help="Namespace whose pods may send requests, such as that of the ingress controller.",
-    ),
-    monitoring: str = typer.Option(
-        _MONITORING, metavar="NAMESPACE", rich_help_panel=_CLUSTER, help="Namespace of Prometheus."
-    ),
-    replicas: str = typer.Option(
-        _REPLICAS, metavar="MIN:MAX", rich_help_panel=_CLUSTER, help="Smallest and largest number of pods."
-    ),
-    gpus: int = typer.Option(0, min=0, metavar="N", rich_help_panel=_CLUSTER, help="GPUs of a pod."),
-    max_body: int = typer.Option(
-        _BODY,
-        metavar="BYTES",
-        rich_help_panel=_CLUSTER,
-        help="Maximum size of a request. The pod's shared memory grows with it.",
-    ),
-    source: str | None = typer.Option(
-        None, "--from", metavar="URI", rich_help_panel=_BULK, show_default=False, help=f"Images to classify: {_PLACE}."
-    ),
-    results: str | None = typer.Option(
-        None,
-        "--to",
-        metavar="URI",
-        rich_help_panel=_BULK,
-        show_default=False,
-        help=f"Folder for the results: {_PLACE}.",
-    ),
-    parts: int | None = typer.Option(
-        None,
-        min=1,
-        metavar="N",
-        rich_help_panel=_BULK,
-        show_default=False,
-        help="Number of pods among which the shards are divided.",
-    ),
-    workers: int | None = typer.Option(
-        None, min=1, metavar="N", rich_help_panel=_BULK, show_default="1", help="Worker processes and CPUs of a pod."
-    ),
-    memory: str | None = typer.Option(
-        None,
-        metavar="SIZE",
-        rich_help_panel=_BULK,
-        show_default=False,
-        help="Memory of a pod, such as 4Gi. Without it, you fill it in.",
-    ),
-    runner: str | None = typer.Option(
-        None,
-        metavar="NAME[:PRECISION]",
-        rich_help_panel=_BULK,
-        show_default="onnxruntime",
-        help="Runner: onnxruntime or openvino.",
-    ),
-    shard_images: int | None = typer.Option(
-        None,
-        min=1,
-        metavar="N",
-        rich_help_panel=_BULK,
-        show_default="as in gmmvit classify",
-        help="Maximum number of images in a shard.",
-    ),
-    image_column: str | None = typer.Option(
-        None,
-        metavar="NAME",
-        rich_help_panel=_BULK,
-        show_default=False,
-        help="Column of Parquet files with the images, as in gmmvit classify.",
-    ),
+    for_serving: partial[WrittenManifests] = together(_serving_manifests),
+    for_job: partial[WrittenManifests] = together(_job_manifests),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -160,71 +162,13 @@ def manifests(
     read_models(path, name=name)
     if not image or not model_uri:
         raise InputError(f"{path}: expected --image and --model-uri")
-    of_job = {"--from": source, "--to": results, "--parts": parts, "--workers": workers, "--memory": memory}
-    of_job |= {"--runner": runner, "--shard-images": shard_images, "--image-column": image_column}
-    others = {"--tuned": tuned, "--clients": clients, "--gpus": gpus, "--monitoring": monitoring != _MONITORING}
-    others |= {"--replicas": replicas != _REPLICAS, "--max-body": max_body != _BODY}
-    if unfit := [option for option, value in (others if style == "job" else of_job).items() if value]:
+    write, other = (for_job, for_serving) if style == "job" else (for_serving, for_job)
+    if unfit := typed(other):
         raise InputError(f"{unfit[0]} does not go with --style {style}", hint=f"leave {unfit[0]} out")
-    if style == "job":
-        _report(_written_job(path, out, of_job, image, model_uri, fetch_image, object_name, force=force), as_json)
-        return
-    from gmmvit_deploy.kubernetes.options import ManifestOptions, place
-    from gmmvit_deploy.kubernetes.write import manifests_from_bundle
-
-    least, _, most = replicas.partition(":")
-    if not (least.isdigit() and most.isdigit()):
-        raise InputError(f"--replicas: expected MIN:MAX, such as 2:10, got {replicas!r}")
-    options = ManifestOptions(
-        style=style,  # type: ignore[arg-type]  # checked by the callback
-        image=image,
-        model=place(model_uri, "--model-uri", oci=True),
-        name=object_name,
-        model_name=name,
-        clients=clients,
-        monitoring=monitoring,
-        fetch_image=fetch_image,
-        max_body_bytes=max_body,
-        gpus=gpus,
-        least=int(least),
-        most=int(most),
-    )
-    _report(manifests_from_bundle(path, out, options, tuned=tuned, force=force), as_json)
-
-
-def _written_job(
-    path: Path,
-    out: Path,
-    chosen: dict[str, Any],
-    image: str,
-    model_uri: str,
-    fetch_image: str,
-    object_name: str,
-    *,
-    force: bool,
-) -> WrittenManifests:
-    """Write the manifests of a job.  chosen: options of jobs → their values, or None.  Errors: InputError."""
-    for option in ("--from", "--to", "--parts"):
-        if chosen[option] is None:
-            raise InputError(f"--style job needs --from, --to and --parts; {option} is missing")
-    from gmmvit_deploy.kubernetes.options import JobOptions, place
-    from gmmvit_deploy.kubernetes.write import job_manifests_from_bundle
-
-    passed_on = ("--shard-images", "--image-column")
-    options = JobOptions(
-        image=image,
-        model=place(model_uri, "--model-uri", oci=True),
-        source=place(chosen["--from"], "--from"),
-        results=place(chosen["--to"], "--to"),
-        parts=chosen["--parts"],
-        workers=chosen["--workers"] or 1,
-        memory=chosen["--memory"] or "",
-        runner=chosen["--runner"] or "onnxruntime",
-        more=tuple(str(word) for name in passed_on if chosen[name] for word in (name, chosen[name])),
-        name=object_name,
-        fetch_image=fetch_image,
-    )
-    return job_manifests_from_bundle(path, out, options, force=force)
+    what = {"image": image, "fetch_image": fetch_image, "name": object_name}
+    if style != "job":
+        what |= {"style": style, "model_name": name}
+    _report(write(path, out, model_uri, what, force=force), as_json)
 
 
 def _report(written: WrittenManifests, as_json: bool) -> None:

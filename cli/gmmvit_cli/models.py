@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from gmmvit_cli.choices import complete, read_by
-from gmmvit_cli.options import MODEL, existing
+from gmmvit_cli.panels import MODEL
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families import PRESETS, family_of_preset
 from gmmvit_deploy.models.sources.hints import SETTINGS, LoadHints, own_class_of, settings_from
@@ -17,20 +14,8 @@ from gmmvit_deploy.models.sources.hints import SETTINGS, LoadHints, own_class_of
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = [
-    "ARCHITECTURE",
-    "CLASS_OF_BUNDLE",
-    "CLASS_TO_CONVERT",
-    "HEAD",
-    "IMAGE_SIZE",
-    "MODEL_ARGS",
-    "PRESET",
-    "RESIZE_TO",
-    "SET",
-    "hints_from",
-    "model_args_from",
-    "permit_class",
-]
+
+_MEANINGS = " ".join(f"{name}: {setting.meaning}." for name, setting in SETTINGS.items())
 
 
 def _complete_settings(incomplete: str) -> list[str]:
@@ -42,77 +27,6 @@ def _complete_settings(incomplete: str) -> list[str]:
     return [f"{name}={each}" for each in names if each.startswith(value)]
 
 
-def _require_settings(texts: list[str]) -> list[str]:
-    settings_from(texts)
-    return texts
-
-
-SET = typer.Option(
-    [],
-    "--set",
-    metavar="NAME=VALUE",
-    rich_help_panel=MODEL,
-    show_default=False,
-    help="A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. "
-    + " ".join(f"{name}: {each.meaning}." for name, each in SETTINGS.items()),
-    callback=_require_settings,
-    autocompletion=_complete_settings,
-)
-PRESET = typer.Option(
-    None,
-    "--preset",
-    metavar="NAME",
-    rich_help_panel=MODEL,
-    help=f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
-    "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size and "
-    "the decomposed stages. The configuration must match the checkpoint.",
-    callback=read_by(family_of_preset),
-    autocompletion=complete(lambda: tuple(PRESETS)),
-)
-IMAGE_SIZE = typer.Option(
-    None,
-    "--image-size",
-    metavar="PIXELS",
-    rich_help_panel=MODEL,
-    help="Width and height of the images, which are square. Required if the checkpoint does not show the size.",
-)
-RESIZE_TO = typer.Option(
-    None,
-    "--resize-to",
-    metavar="PIXELS",
-    rich_help_panel=MODEL,
-    help="Build the model for square images of another width and height than in training; only for models that timm "
-    "builds. Position embeddings and tables of relative position biases are resampled. The resized model is another "
-    "network, so measure the accuracy of the resized model.",
-)
-
-ARCHITECTURE = typer.Option(
-    None,
-    "--model",
-    metavar="NAME",
-    rich_help_panel=MODEL,
-    help="Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
-    "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a class "
-    "of yours, and for a model of timm if the checkpoint names no architecture.",
-)
-MODEL_ARGS = typer.Option(
-    None,
-    "--model-args",
-    metavar="JSON",
-    rich_help_panel=MODEL,
-    help="Arguments with which the training code built the model, as a JSON object such as "
-    '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
-)
-HEAD = typer.Option(
-    None,
-    "--head",
-    metavar="FILE",
-    rich_help_panel=MODEL,
-    callback=existing("--head"),
-    help="Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
-)
-
-
 def _require_class(text: str) -> None:
     if own_class_of(text) is None:
         raise InputError(
@@ -121,23 +35,19 @@ def _require_class(text: str) -> None:
         )
 
 
-CLASS_OF_BUNDLE = typer.Option(
-    None,
-    "--model",
-    metavar="FILE.py:CLASS",
-    rich_help_panel=MODEL,
-    help="Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+CLASS_OF_BUNDLE = MODEL.option(
+    "FILE.py:CLASS",
+    "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
     "this file to compute PyTorch's logits.",
-    callback=read_by(_require_class),
+    name="--model",
+    read=_require_class,
 )
 
-CLASS_TO_CONVERT = typer.Option(
-    None,
-    "--model",
-    metavar="FILE.py:CLASS",
-    rich_help_panel=MODEL,
-    help="Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+CLASS_TO_CONVERT = MODEL.option(
+    "FILE.py:CLASS",
+    "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
     "this file. Required if the bundle was exported with FILE.py:CLASS.",
+    name="--model",
 )
 
 
@@ -172,15 +82,48 @@ def model_args_from(text: str | None) -> dict[str, Any]:
 
 
 def hints_from(
-    preset: str | None,
-    settings: list[str],
     *,
-    image_size: int | None = None,
-    resize_to: int | None = None,
-    model: str | None = None,
-    model_args: str | None = None,
-    head: Path | None = None,
     only_features: bool = False,
+    preset: str | None = MODEL.option(
+        "NAME",
+        f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
+        "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size "
+        "and the decomposed stages. The configuration must match the checkpoint.",
+        names=tuple(PRESETS),
+        read=family_of_preset,
+    ),
+    image_size: int | None = MODEL.option(
+        "PIXELS", "Width and height of the images, which are square. Required if the checkpoint does not show the size."
+    ),
+    resize_to: int | None = MODEL.option(
+        "PIXELS",
+        "Build the model for square images of another width and height than in training; only for models that timm "
+        "builds. Position embeddings and tables of relative position biases are resampled. The resized model is "
+        "another network, so measure the accuracy of the resized model.",
+    ),
+    model: str | None = MODEL.option(
+        "NAME",
+        "Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
+        "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a "
+        "class of yours, and for a model of timm if the checkpoint names no architecture.",
+    ),
+    model_args: str | None = MODEL.option(
+        "JSON",
+        "Arguments with which the training code built the model, as a JSON object such as "
+        '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
+    ),
+    head: Path | None = MODEL.option(
+        "FILE", "Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.", must_exist=True
+    ),
+    settings: list[str] = MODEL.option(
+        "NAME=VALUE",
+        f"A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. {_MEANINGS}",
+        name="--set",
+        default=[],
+        read=settings_from,
+        complete=_complete_settings,
+        show_default=False,
+    ),
 ) -> LoadHints:
     """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
     return LoadHints(

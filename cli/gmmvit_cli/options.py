@@ -3,142 +3,62 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from gmmvit_cli.choices import choice_from, complete, listed, read_by
+from gmmvit_cli.panels import INPUT, MODEL, PRECISION, TARGET, completion, listed
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS, dataset
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gmmvit_deploy.export.options import Thresholds
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.runtimes.programs.access import Access
     from gmmvit_deploy.serving.names import CpuKernels
 
-__all__ = [
-    "CALIBRATION",
-    "CALIBRATION_IMAGES",
-    "CPU_KERNELS",
-    "DATA",
-    "DATASET",
-    "ENGINE",
-    "FORCE",
-    "INPUT",
-    "MODEL",
+complete_data = completion([f"{kind}:" if kind != "digits" else kind for kind in KINDS])
+
+DATASET = INPUT.option(
     "NAME",
-    "OUTPUT",
-    "PRECISION",
-    "REQUEST_PIXELS",
-    "SERVED_NAME",
-    "SERVER",
-    "SERVER_TENSORRT",
-    "SERVER_VERSION",
-    "TARGET",
-    "TRITONSERVER",
-    "Normalisation",
-    "cpu_kernels_from",
-    "existing",
-    "labels_from",
-    "normalisation_from",
-    "require_calibration",
-    "require_output",
-    "require_output_file",
-    "server_from",
-    "thresholds_from",
-]
-
-# Headings of the options in help.
-INPUT, MODEL, OUTPUT, PRECISION, TARGET = "Input", "Model", "Output", "Precision", "Server"
-
-_DATA_KINDS = tuple(f"{kind}:" if kind != "digits" else kind for kind in KINDS)
-_CPU_KERNELS = ("auto", "off")
-
-DATASET = typer.Option(
-    None,
-    "--dataset",
-    metavar="NAME",
-    rich_help_panel=INPUT,
-    help=f"Use the mean, standard deviation and labels of a data set: {listed(tuple(DATASETS))}.",
-    callback=read_by(dataset),
-    autocompletion=complete(lambda: tuple(DATASETS)),
+    f"Use the mean, standard deviation and labels of a data set: {listed(tuple(DATASETS))}.",
+    names=tuple(DATASETS),
+    read=dataset,
 )
-DATA = typer.Option(
-    None,
-    "--data",
-    metavar="KIND:PATH",
-    rich_help_panel=INPUT,
-    help=f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
+DATA = INPUT.option(
+    "KIND:PATH",
+    f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
     f"{listed(KINDS[:-1])}; array is an .npz or .npy file; table is a .csv file with labels of 0 and 1. Append "
     f"{' or '.join(f'#{split}' for split in SPLITS)} to choose the split (default: {SPLITS[0]}).",
-    autocompletion=complete(lambda: _DATA_KINDS),
+    complete=complete_data,
 )
-CALIBRATION = typer.Option(
-    None,
-    "--calibration",
-    metavar="DATA",
-    rich_help_panel=PRECISION,
-    help="Calibration images, required for int8 and fp8: a folder, an .npz file, or KIND:PATH as in gmmvit parity "
+CALIBRATION = PRECISION.option(
+    "DATA",
+    "Calibration images, required for int8 and fp8: a folder, an .npz file, or KIND:PATH as in gmmvit parity "
     "--data, such as cifar10:PATH#train.",
-    autocompletion=complete(lambda: _DATA_KINDS),
+    complete=complete_data,
 )
-CALIBRATION_IMAGES = typer.Option(
-    512,
-    "--calibration-images",
-    min=1,
-    metavar="N",
-    rich_help_panel=PRECISION,
-    help="Maximum number of calibration images.",
-)
-SERVER_VERSION = typer.Option(
-    None,
-    metavar="RELEASE",
-    rich_help_panel=TARGET,
-    help="Release of NVIDIA's Triton container that will load the engine, such as 25.04.",
-)
-SERVER = typer.Option(
-    None,
-    metavar="URL",
-    rich_help_panel=TARGET,
-    help="Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
-    "https://.",
-)
-SERVER_TENSORRT = typer.Option(
-    None,
-    metavar="VERSION",
-    rich_help_panel=TARGET,
-    help="TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
-)
+CALIBRATION_IMAGES = PRECISION.option("N", "Maximum number of calibration images.", default=512, min=1)
 _NAME_ON_SERVER = "Name of the model on the server."
-NAME = typer.Option("gmmvit", "--name", metavar="NAME", rich_help_panel=TARGET, help=_NAME_ON_SERVER)
-SERVED_NAME = typer.Option("gmmvit", "--served-name", metavar="NAME", rich_help_panel=TARGET, help=_NAME_ON_SERVER)
-REQUEST_PIXELS = typer.Option(
-    None,
-    "--request-pixels",
-    metavar="N",
-    rich_help_panel=TARGET,
-    show_default=f"{DEFAULT_REQUEST_PIXELS}",
-    help="Maximum number of pixels in the images of a request. The server counts the pixels from the images' headers, "
+NAME = TARGET.option("NAME", _NAME_ON_SERVER, default="gmmvit")
+SERVED_NAME = TARGET.option("NAME", _NAME_ON_SERVER, default="gmmvit")
+REQUEST_PIXELS = TARGET.option(
+    "N",
+    "Maximum number of pixels in the images of a request. The server counts the pixels from the images' headers, "
     "and refuses a request with more pixels.",
+    show_default=f"{DEFAULT_REQUEST_PIXELS}",
 )
-CPU_KERNELS = typer.Option(
-    None,
-    "--cpu-kernels",
-    metavar="MODE",
-    rich_help_panel=MODEL,
-    show_default="auto",
-    help="CPU kernels (this project's compiled code for attention). auto: use them where they are available. off: use "
+CPU_KERNELS = MODEL.option(
+    "MODE",
+    "CPU kernels (this project's compiled code for attention). auto: use them where they are available. off: use "
     "only the runtime's built-in operators.",
-    callback=choice_from("--cpu-kernels", lambda: _CPU_KERNELS),
-    autocompletion=complete(lambda: _CPU_KERNELS),
+    names=("auto", "off"),
+    show_default="auto",
 )
 
 
@@ -158,35 +78,13 @@ def require_output_file(path: Path | None, *, force: bool) -> None:
         require_free_file(path, force=force)
 
 
-def existing(option: str) -> Callable[[Path | None], Path | None]:
-    """Return the callback of an option that names an input.  The callback raises InputError if the path is missing."""
-
-    def check(path: Path | None) -> Path | None:
-        if path is not None and not path.exists():
-            raise InputError(f"{option} {path}: no such file or folder", hint=f"type {option} and a path that exists")
-        return path
-
-    return check
-
-
-TRITONSERVER = typer.Option(
-    None,
-    "--tritonserver",
-    metavar="PROGRAM",
-    rich_help_panel=TARGET,
+TRITONSERVER = TARGET.option(
+    "PROGRAM",
+    "Path of the tritonserver program to run.",
+    must_exist=True,
     show_default="from PATH, else from the nvidia-pytriton wheel",
-    callback=existing("--tritonserver"),
-    help="Path of the tritonserver program to run.",
 )
-ENGINE = typer.Option(
-    None,
-    "--engine",
-    metavar="ENGINE",
-    rich_help_panel=INPUT,
-    callback=existing("--engine"),
-    help="Engine folder that gmmvit build wrote. Required to run TensorRT.",
-)
-FORCE = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the output if it exists.")
+ENGINE = INPUT.option("ENGINE", "Engine folder that gmmvit build wrote. Required to run TensorRT.", must_exist=True)
 
 
 def cpu_kernels_from(text: str | None) -> CpuKernels | None:
@@ -304,19 +202,74 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
     require_source(calibration)
 
 
-def server_from(release: str | None, url: str | None, tensorrt: str | None, access: Access) -> ServerTensorRT | None:
+URL_VARIABLE = "GMMVIT_URL"
+"""The address of the server, for the commands that ask one."""
+
+
+def _require_file(option: str, variable: str) -> Callable[[Path], None]:
+    def require(path: Path) -> None:
+        if not path.is_file():
+            raise InputError(
+                f"{option} {path}: no such file",
+                hint=f"type {option} and a file that exists, or set or unset {variable}",
+            )
+
+    return require
+
+
+def access_from(
+    key_file: Path | None = TARGET.option(
+        "FILE",
+        "File with the key for the server's gateway, alone on a line.",
+        read=_require_file("--key-file", "GMMVIT_KEY_FILE"),
+        envvar="GMMVIT_KEY_FILE",
+        show_envvar=False,
+        show_default="the variable GMMVIT_KEY_FILE",
+    ),
+    ca: Path | None = TARGET.option(
+        "FILE",
+        "PEM file of the certificate authority to trust for grpcs:// and https://.",
+        read=_require_file("--ca", "GMMVIT_CA"),
+        envvar="GMMVIT_CA",
+        show_envvar=False,
+        show_default="the variable GMMVIT_CA, else the public authorities",
+    ),
+) -> Access:
+    """Read the files of ``--key-file`` and ``--ca``.  Errors: InputError when a file has another content."""
+    from gmmvit_deploy.runtimes.programs.access import open_access
+
+    # gRPC would print a line of its own beside the error, for a certificate that is not trusted. Read at its import.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    return open_access(key_file=key_file, ca=ca)
+
+
+def server_from(
+    access: Access,
+    server_version: str | None = TARGET.option(
+        "RELEASE", "Release of NVIDIA's Triton container that will load the engine, such as 25.04."
+    ),
+    server: str | None = TARGET.option(
+        "URL",
+        "Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
+        "https://.",
+    ),
+    server_tensorrt: str | None = TARGET.option(
+        "VERSION",
+        "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
+    ),
+) -> ServerTensorRT | None:
     """Return the server whose TensorRT must load an engine; None if no option names a server."""
-    from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
+    from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt as tensorrt_of
     from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
-    if release is not None and url is not None:
+    if server_version is not None and server is not None:
         raise InputError(
             "--server-version and --server exclude each other",
-            hint=f"type --server {url} or --server-version {release}, not both",
+            hint=f"type --server {server} or --server-version {server_version}, not both",
         )
-    if url is not None:
-        with TritonConnection(url, access=access) as connection:
-            return server_tensorrt(triton=connection.version(), tensorrt=tensorrt, name=url)
-    if release is None and tensorrt is None:
+    if server is not None:
+        with TritonConnection(server, access=access) as connection:
+            return tensorrt_of(triton=connection.version(), tensorrt=server_tensorrt, name=server)
+    if server_version is None and server_tensorrt is None:
         return None
-    return server_tensorrt(release=release, tensorrt=tensorrt)
+    return tensorrt_of(release=server_version, tensorrt=server_tensorrt)

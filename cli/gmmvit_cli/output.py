@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import typer
 
-__all__ = ["JSON_OPTION", "MESSAGES", "complain", "note", "print_json", "print_table", "set_verbosity", "verbosity"]
-
 Verbosity = Literal["quiet", "normal", "verbose"]
-MESSAGES = "General"
-"""Heading in help of the options that every command has."""
-JSON_OPTION = typer.Option(False, "--json", help="Print JSON on stdout.", rich_help_panel=MESSAGES)
 
+
+class _Stderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(self.format(record), err=True)
+
+
+_LOGS = _Stderr()
+_LOGS.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 _verbosity: Verbosity = "normal"
 
 
@@ -25,14 +29,13 @@ def verbosity() -> Verbosity:
 def set_verbosity(value: Verbosity) -> None:
     """Set the verbosity once, before a command runs.  ``verbose`` also shows the log records of libraries."""
     global _verbosity
+    root = logging.getLogger()
     if value == "verbose":
-        from gmmvit_cli.logs import show_logs
-
-        show_logs()
+        root.addHandler(_LOGS)
+        root.setLevel(logging.INFO)
     elif _verbosity == "verbose":
-        from gmmvit_cli.logs import hide_logs
-
-        hide_logs()
+        root.removeHandler(_LOGS)
+        root.setLevel(logging.WARNING)
     _verbosity = value
 
 

@@ -4,45 +4,31 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, listed
-from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, existing, require_output
-from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.options import CPU_KERNELS, NAME, cpu_kernels_from, require_output
+from gmmvit_cli.output import note, print_json
+from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, listed, output_option
 
 EXAMPLE = """gmmvit pack bundle -o model-image
 gmmvit pack bundle -o model-image --tuned model_repository/gmmvit_tuning.json"""
 
-_EXISTING = existing("--tuned")
 _CONTENTS = ("repository", "bundle")
 
 
 def pack(
-    path: Path = typer.Argument(
-        metavar="BUNDLE_OR_REPOSITORY", rich_help_panel=INPUT, help="The bundle or Triton model repository to pack."
-    ),
-    out: Path = typer.Option(
-        Path("model-image"),
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        rich_help_panel=OUTPUT,
-        help="Folder to write the build context to.",
-    ),
-    contents: str = typer.Option(
-        "repository",
-        metavar="NAME",
-        rich_help_panel=OUTPUT,
-        help=f"What the image of a bundle holds: {listed(_CONTENTS)}. A server loads a repository without PyTorch, "
+    path: Path = INPUT.argument("BUNDLE_OR_REPOSITORY", "The bundle or Triton model repository to pack."),
+    out: Path = output_option("FOLDER", "Folder to write the build context to.", default=Path("model-image")),
+    contents: str = OUTPUT.option(
+        "NAME",
+        f"What the image of a bundle holds: {listed(_CONTENTS)}. A server loads a repository without PyTorch, "
         "ONNX and a compiler; 'gmmvit classify --bundle' reads a bundle.",
-        callback=choice_from("--contents", lambda: _CONTENTS),
-        autocompletion=complete(lambda: _CONTENTS),
+        default="repository",
+        names=_CONTENTS,
     ),
-    tuned: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        rich_help_panel=INPUT,
+    tuned: Path | None = INPUT.option(
+        "FILE",
+        "The file gmmvit_tuning.json of 'gmmvit tune', for a bundle: the repository gets its best settings.",
+        must_exist=True,
         show_default=False,
-        callback=_EXISTING,
-        help="The file gmmvit_tuning.json of 'gmmvit tune', for a bundle: the repository gets its best settings.",
     ),
     cpu_kernels: str | None = CPU_KERNELS,
     name: str = NAME,

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.access import CA, KEY_FILE, access_from
-from gmmvit_cli.choices import read_by
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
-from gmmvit_cli.options import CPU_KERNELS, INPUT, SERVED_NAME, TARGET, cpu_kernels_from
-from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.options import CPU_KERNELS, SERVED_NAME, access_from, cpu_kernels_from
+from gmmvit_cli.output import note, print_json
+from gmmvit_cli.panels import INPUT, JSON_OPTION, TARGET, Panel, together
 from gmmvit_cli.progress import progress
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit page bundle
 gmmvit page bundle --url grpc://localhost:8001 --port 0"""
 
-_PAGE = "Page"
+_PAGE = Panel("Page")
 
 
 def _require_url(text: str) -> None:
@@ -24,27 +28,21 @@ def _require_url(text: str) -> None:
 
 
 def page(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to try."),
-    host: str = typer.Option(
-        "127.0.0.1",
-        metavar="ADDRESS",
-        rich_help_panel=_PAGE,
-        help="Address to listen on. Other machines can open the page, without a password, unless the address is "
+    bundle: Path = INPUT.argument("BUNDLE", "The bundle to try."),
+    host: str = _PAGE.option(
+        "ADDRESS",
+        "Address to listen on. Other machines can open the page, without a password, unless the address is "
         "loopback (127.0.0.1).",
+        default="127.0.0.1",
     ),
-    port: int = typer.Option(
-        8080, min=0, max=65535, metavar="PORT", rich_help_panel=_PAGE, help="Port to listen on; 0 chooses a free port."
-    ),
-    url: str | None = typer.Option(
-        None,
-        metavar="URL",
-        rich_help_panel=TARGET,
-        callback=read_by(_require_url),
-        help="Also classify with this Triton server (grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
+    port: int = _PAGE.option("PORT", "Port to listen on; 0 chooses a free port.", default=8080, min=0, max=65535),
+    url: str | None = TARGET.option(
+        "URL",
+        "Also classify with this Triton server (grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
         "https://), and show whether the logits of the server and of this machine agree with PyTorch.",
+        read=_require_url,
     ),
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
+    access: partial[Access] = together(access_from),
     served_name: str = SERVED_NAME,
     model: str | None = CLASS_OF_BUNDLE,
     cpu_kernels: str | None = CPU_KERNELS,
@@ -70,8 +68,7 @@ def page(
         require_page_library()
         listener = listening_socket(host, port)
         on_progress(Progress("load the model"))
-        access = access_from(key_file, ca)
-        trial = Trial(opened, url=url, model=served_name, access=access, cpu_kernels=kernels != "off")
+        trial = Trial(opened, url=url, model=served_name, access=access(), cpu_kernels=kernels != "off")
 
     def ready(address: str) -> None:
         if as_json:

@@ -1,27 +1,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.access import CA, KEY_FILE, access_from, default_urls
-from gmmvit_cli.choices import choice_from, complete
-from gmmvit_cli.garbage import collect_rarely
-from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
-from gmmvit_cli.options import DATA, ENGINE, INPUT, OUTPUT, SERVED_NAME, require_output_file
-from gmmvit_cli.output import JSON_OPTION, MESSAGES, complain, note, print_json, print_table
+from gmmvit_cli.commands import collect_rarely
+from gmmvit_cli.options import DATA, access_from, require_output_file
+from gmmvit_cli.output import complain, note, print_json, print_table
+from gmmvit_cli.panels import GENERAL, INPUT, JSON_OPTION, OUTPUT, Panel, together
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import URLS, runner_names, runner_option, runner_precision_option
+from gmmvit_cli.runners import OpenedRunners, opened_runners, runner_option
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport
+    from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit parity bundle
 gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html"""
 
-_CHECKS = "Checks"
+_CHECKS = Panel("Checks")
 _ON_BROKEN = ("fail", "skip")
 
 
@@ -34,65 +34,37 @@ def _print_schema(requested: bool) -> None:
 
 
 def parity(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to check."),
+    bundle: Path = INPUT.argument("BUNDLE", "The bundle to check."),
     data: str | None = DATA,
-    limit: int | None = typer.Option(
-        None,
-        metavar="N",
-        rich_help_panel=INPUT,
-        show_default="all",
-        help="Maximum number of images, spread evenly over the data.",
-    ),
-    on_broken: str = typer.Option(
-        "fail",
-        metavar="ACTION",
-        rich_help_panel=INPUT,
-        help="Action if an image of the data cannot be read: fail, or skip the image and report it.",
-        callback=choice_from("--on-broken", lambda: _ON_BROKEN),
-        autocompletion=complete(lambda: _ON_BROKEN),
+    limit: int | None = INPUT.option("N", "Maximum number of images, spread evenly over the data.", show_default="all"),
+    on_broken: str = INPUT.option(
+        "ACTION",
+        "Action if an image of the data cannot be read: fail, or skip the image and report it.",
+        default="fail",
+        names=_ON_BROKEN,
     ),
     runner: str | None = runner_option(
-        None, "onnxruntime, and openvino+kernels if available", "Runners to compare with PyTorch"
+        "onnxruntime, and openvino+kernels if available", "Runners to compare with PyTorch"
     ),
-    precision: str = runner_precision_option(),
-    engine: Path | None = ENGINE,
-    url: list[str] = URLS,
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
-    served_name: str = SERVED_NAME,
-    model: str | None = CLASS_OF_BUNDLE,
-    gate: float | None = typer.Option(
-        None,
-        metavar="FRACTION",
-        rich_help_panel=_CHECKS,
+    access: partial[Access] = together(access_from),
+    open_runners: partial[OpenedRunners] = together(opened_runners),
+    gate: float | None = _CHECKS.option(
+        "FRACTION",
+        "Minimum top-1 accuracy to pass, as a fraction of PyTorch's top-1 accuracy.",
         show_default="0.999, but 0.99 for int8 and fp8",
-        help="Minimum top-1 accuracy to pass, as a fraction of PyTorch's top-1 accuracy.",
     ),
-    require_accuracy: bool = typer.Option(
-        False,
-        "--require-accuracy",
-        rich_help_panel=_CHECKS,
-        help="Also fail if accuracy cannot be decided: no labelled images, or too few.",
+    require_accuracy: bool = _CHECKS.flag(
+        "--require-accuracy", "Also fail if accuracy cannot be decided: no labelled images, or too few."
     ),
-    localize: bool = typer.Option(
-        False,
+    localize: bool = _CHECKS.flag(
         "--localize",
-        rich_help_panel=_CHECKS,
-        help="Compare the output of every transformer block with PyTorch, and name the first block outside the "
-        "tolerance.",
+        "Compare the output of every transformer block with PyTorch, and name the first block outside the tolerance.",
     ),
-    report: Path | None = typer.Option(
-        None, metavar="FILE.html", rich_help_panel=OUTPUT, help="Write a self-contained HTML page with plots."
-    ),
-    force: bool = typer.Option(False, "--force", rich_help_panel=OUTPUT, help="Replace the report if it exists."),
+    report: Path | None = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots."),
+    force: bool = OUTPUT.flag("--force", "Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
-    schema: bool = typer.Option(
-        False,
-        "--schema",
-        callback=_print_schema,
-        is_eager=True,
-        rich_help_panel=MESSAGES,
-        help="Print the JSON schema of the --json output, and exit.",
+    schema: bool = GENERAL.flag(
+        "--schema", "Print the JSON schema of the --json output, and exit.", is_eager=True, callback=_print_schema
     ),
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as ONNX
@@ -110,15 +82,11 @@ def parity(
             require_page(report, force=force)  # not after half an hour of images
         images = open_images_of(data) if data else None
         opened = open_bundle(bundle)
-        permit_class(opened, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
         from gmmvit_deploy.parity.check import ParityOptions, check_parity
         from gmmvit_deploy.parity.page import write_page
-        from gmmvit_deploy.precision import precision_from
-        from gmmvit_deploy.runtimes.runners.open import open_runners
 
-        runner_precision = precision_from(precision)
         options = ParityOptions(
             data=images,
             limit=limit,
@@ -126,15 +94,7 @@ def parity(
             gate=gate,
             localize=localize,
         )
-        names, skipped = runner_names(runner, opened, runner_precision)
-        settings: dict[str, Any] = {
-            "urls": default_urls(url, names),
-            "model": served_name,
-            "access": access_from(key_file, ca),
-            "engine": engine,
-            "takes_other_bundle": True,
-        }
-        with open_runners(names, opened, precision=runner_precision, **settings) as runners:
+        with open_runners(opened, runner, access=access, takes_other_bundle=True) as (runners, skipped):
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         if report is not None:
             write_page(result, report, force=force)

@@ -1,119 +1,90 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.access import CA, KEY_FILE, access_from
-from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_cli.options import (
     CPU_KERNELS,
     ENGINE,
-    FORCE,
-    INPUT,
     NAME,
-    OUTPUT,
-    PRECISION,
     REQUEST_PIXELS,
-    SERVER,
-    SERVER_TENSORRT,
-    SERVER_VERSION,
+    access_from,
     cpu_kernels_from,
     require_output,
     server_from,
 )
-from gmmvit_cli.output import JSON_OPTION, note, print_json
+from gmmvit_cli.output import note, print_json
+from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, PRECISION, Panel, listed, output_option, together
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import PRECISIONS, precision_from
 from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, DEFAULT_REQUEST_PIXELS, RUNTIMES, runtime_from
 
+if TYPE_CHECKING:
+    from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
+    from gmmvit_deploy.runtimes.programs.access import Access
+
 EXAMPLE = """gmmvit repository bundle -o model_repository
 gmmvit repository bundle --runtime openvino+kernels --instances 2 --threads 4"""
 
-_BACKEND, _BATCHING = "Backend", "Batching and instances"
+_BACKEND, _BATCHING = Panel("Backend"), Panel("Batching and instances")
 
 
 def repository(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to serve."),
+    bundle: Path = INPUT.argument("BUNDLE", "The bundle to serve."),
     engine: Path | None = ENGINE,
-    backend: str = typer.Option(
-        "python",
-        metavar="NAME",
-        rich_help_panel=_BACKEND,
-        help="Triton backend that runs the network. python: ONNX Runtime or OpenVINO in Triton's Python backend, which "
+    backend: str = _BACKEND.option(
+        "NAME",
+        "Triton backend that runs the network. python: ONNX Runtime or OpenVINO in Triton's Python backend, which "
         "every server has. onnxruntime: Triton's ONNX Runtime backend. tensorrt: the engine of --engine.",
-        callback=choice_from("--backend", lambda: BACKENDS),
-        autocompletion=complete(lambda: BACKENDS),
+        default="python",
+        names=BACKENDS,
     ),
-    runtime: str | None = typer.Option(
-        None,
-        metavar="NAME",
-        rich_help_panel=_BACKEND,
+    runtime: str | None = _BACKEND.option(
+        "NAME",
+        f"Runtime of --backend python: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU kernels.",
+        names=RUNTIMES,
+        read=runtime_from,
         show_default="openvino+kernels where available, else openvino, else onnxruntime",
-        help=f"Runtime of --backend python: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU kernels.",
-        callback=read_by(runtime_from),
-        autocompletion=complete(lambda: RUNTIMES),
     ),
     cpu_kernels: str | None = CPU_KERNELS,
-    precision: str = typer.Option(
-        "fp32",
-        metavar="NAME",
-        rich_help_panel=PRECISION,
-        help=f"Precision of the network with --backend python or onnxruntime: {listed(PRECISIONS)}.",
-        callback=read_by(precision_from),
-        autocompletion=complete(lambda: PRECISIONS),
+    precision: str = PRECISION.option(
+        "NAME",
+        f"Precision of the network with --backend python or onnxruntime: {listed(PRECISIONS)}.",
+        default="fp32",
+        names=PRECISIONS,
+        read=precision_from,
     ),
-    accelerator: str = typer.Option(
-        "none",
-        metavar="NAME",
-        rich_help_panel=_BACKEND,
-        help="Accelerator of --backend onnxruntime on a GPU: cuda, tensorrt, or none for the CPU. With tensorrt, the "
+    accelerator: str = _BACKEND.option(
+        "NAME",
+        "Accelerator of --backend onnxruntime on a GPU: cuda, tensorrt, or none for the CPU. With tensorrt, the "
         "server builds a TensorRT engine when the server loads the model.",
-        callback=choice_from("--accelerator", lambda: ACCELERATORS),
-        autocompletion=complete(lambda: ACCELERATORS),
+        default="none",
+        names=ACCELERATORS,
     ),
-    max_queue_delay_us: int = typer.Option(
-        0,
-        metavar="US",
-        rich_help_panel=_BATCHING,
-        help="Longest time, in microseconds, that a request waits for more requests to fill the batch.",
+    max_queue_delay_us: int = _BATCHING.option(
+        "US", "Longest time, in microseconds, that a request waits for more requests to fill the batch.", default=0
     ),
-    instances: int = typer.Option(
-        1, metavar="N", rich_help_panel=_BATCHING, help="Number of copies of the network that run in parallel."
-    ),
-    threads: int = typer.Option(
-        0, metavar="N", rich_help_panel=_BATCHING, help="CPU threads of each copy; 0 means a thread for each core."
-    ),
-    chunk: int = typer.Option(
-        0,
-        metavar="N",
-        rich_help_panel=_BATCHING,
-        help="Largest number of images that a core computes at once, a power of two up to 128, with --backend python; "
+    instances: int = _BATCHING.option("N", "Number of copies of the network that run in parallel.", default=1),
+    threads: int = _BATCHING.option("N", "CPU threads of each copy; 0 means a thread for each core.", default=0),
+    chunk: int = _BATCHING.option(
+        "N",
+        "Largest number of images that a core computes at once, a power of two up to 128, with --backend python; "
         "0 means 4 in ONNX Runtime and 16 in OpenVINO.",
+        default=0,
     ),
-    preprocess_threads: int = typer.Option(
-        0,
-        metavar="N",
-        rich_help_panel=_BATCHING,
-        help="Threads and processes that decode images; 0 means as many as there are cores.",
+    preprocess_threads: int = _BATCHING.option(
+        "N", "Threads and processes that decode images; 0 means as many as there are cores.", default=0
     ),
     request_pixels: int | None = REQUEST_PIXELS,
     name: str = NAME,
-    server_version: str | None = SERVER_VERSION,
-    server: str | None = SERVER,
-    server_tensorrt: str | None = SERVER_TENSORRT,
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
-    out: Path = typer.Option(
-        Path("model_repository"),
-        "-o",
-        "--output",
-        metavar="REPOSITORY",
-        rich_help_panel=OUTPUT,
-        help="Folder to write the repository to.",
-    ),
+    server: partial[ServerTensorRT | None] = together(server_from),
+    access: partial[Access] = together(access_from),
+    out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -153,7 +124,7 @@ def repository(
             out,
             options,
             engine=open_engine(engine) if engine else None,
-            server=server_from(server_version, server, server_tensorrt, access_from(key_file, ca)),
+            server=server(access()),
             force=force,
             on_progress=on_progress,
         )

@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.options import INPUT, OUTPUT, TARGET
-from gmmvit_cli.output import JSON_OPTION, complain, note, print_json
+from gmmvit_cli.output import complain, note, print_json
+from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, TARGET, Panel
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.serving.names import DEFAULT_AGREEMENT
 
@@ -14,41 +14,26 @@ EXAMPLE = """gmmvit rollout new-bundle --to service
 gmmvit rollout new-bundle --to service --images photos/
 gmmvit rollout --abort --to service"""
 
-_COMPARE = "Comparison"
+_COMPARE = Panel("Comparison")
 
 
 def rollout(
-    bundle: Path | None = typer.Argument(
-        None, metavar="BUNDLE", rich_help_panel=INPUT, help="The new bundle to serve."
+    bundle: Path | None = INPUT.argument("BUNDLE", "The new bundle to serve.", default=None),
+    to: Path = TARGET.option("DIR", "State folder of the service (gmmvit serve --state).", default=...),
+    images: list[str] = _COMPARE.option(
+        "IMAGE|FOLDER|GLOB", "Images that both bundles classify; repeatable.", default=[]
     ),
-    to: Path = typer.Option(
-        ..., "--to", metavar="DIR", rich_help_panel=TARGET, help="State folder of the service (gmmvit serve --state)."
-    ),
-    images: list[str] = typer.Option(
-        [], metavar="IMAGE|FOLDER|GLOB", rich_help_panel=_COMPARE, help="Images that both bundles classify; repeatable."
-    ),
-    agreement: float | None = typer.Option(
-        None,
-        metavar="SHARE",
-        rich_help_panel=_COMPARE,
+    agreement: float | None = _COMPARE.option(
+        "SHARE",
+        "Minimum share of the images of --images that get the same label from both bundles.",
         show_default=f"{DEFAULT_AGREEMENT:g}",
-        help="Minimum share of the images of --images that get the same label from both bundles.",
     ),
-    allow_contract_change: bool = typer.Option(
-        False,
+    allow_contract_change: bool = INPUT.flag(
         "--allow-contract-change",
-        rich_help_panel=INPUT,
-        help="Permit another task, other labels, inputs or outputs, or a smaller maximum batch size.",
+        "Permit another task, other labels, inputs or outputs, or a smaller maximum batch size.",
     ),
-    abort: bool = typer.Option(
-        False, "--abort", rich_help_panel=OUTPUT, help="End the running rollout; the old bundle is served."
-    ),
-    status: bool = typer.Option(
-        False,
-        "--status",
-        rich_help_panel=OUTPUT,
-        help="Print the served bundle, the previous bundle, and the step of a rollout.",
-    ),
+    abort: bool = OUTPUT.flag("--abort", "End the running rollout; the old bundle is served."),
+    status: bool = OUTPUT.flag("--status", "Print the served bundle, the previous bundle, and the step of a rollout."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
@@ -68,12 +53,13 @@ def rollout(
     order: dict[str, Any] = {"order": "abort" if abort else "status"}
     if bundle is not None:
         from gmmvit_deploy.bundle.artifacts import open_bundle
+        from gmmvit_deploy.images.data.files import image_files
 
         open_bundle(bundle)  # a mistake is reported here, and not by the service
         order = {
             "order": "rollout",
             "bundle": str(bundle.absolute()),
-            "images": _image_paths(images),
+            "images": [str(path.absolute()) for path in image_files(images)] if images else [],
             "agreement": DEFAULT_AGREEMENT if agreement is None else agreement,
             "allow_contract_change": allow_contract_change,
         }
@@ -92,9 +78,3 @@ def rollout(
         print_json(last)
     else:
         typer.echo(str(last["done"]))
-
-
-def _image_paths(images: list[str]) -> list[str]:
-    from gmmvit_deploy.images.data.files import image_files
-
-    return [str(path.absolute()) for path in image_files(images)] if images else []

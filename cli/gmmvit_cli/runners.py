@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import typer
-
-from gmmvit_cli.choices import complete, complete_list, listed, read_by
-from gmmvit_deploy.precision import PRECISIONS, Precision, precision_behind, precision_from
+from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
+from gmmvit_cli.options import ENGINE, SERVED_NAME, URL_VARIABLE
+from gmmvit_cli.panels import Panel, listed
+from gmmvit_deploy.precision import PRECISIONS, precision_behind, precision_from
 from gmmvit_deploy.runtimes.runners.names import RUNNERS, require_runner
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.runtimes.programs.access import Access
+    from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["RUNNERS_PANEL", "URLS", "runner_names", "runner_option", "runner_precision_option"]
-
-RUNNERS_PANEL = "Runners"
-
-URLS = typer.Option(
-    [],
-    metavar="URL",
-    rich_help_panel=RUNNERS_PANEL,
-    show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
-    help="Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
-    "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
-)
+_RUNNERS = Panel("Runners")
+OpenedRunners: TypeAlias = "AbstractContextManager[tuple[list[Runner], list[str]]]"
+"""(runners, a reason for each runner that was left out)."""
 
 
 def _require_runners(text: str) -> None:
@@ -33,44 +29,76 @@ def _require_runners(text: str) -> None:
         require_runner(precision_behind(part)[0])
 
 
-def runner_option(default: str | None, shown: str | None, purpose: str) -> Any:
-    """Return the option ``--runner``.  shown: the default as text in the help; None shows ``default`` itself."""
-    return typer.Option(
-        default,
-        "--runner",
-        metavar="LIST",
-        rich_help_panel=RUNNERS_PANEL,
-        show_default=shown if shown is not None else True,
-        help=f"{purpose}, separated by commas: {', '.join(RUNNERS)}. eager and compile run PyTorch; +kernels adds "
+def runner_option(default: str, purpose: str) -> Any:
+    """Return the option ``--runner``.  default: in words."""
+    return _RUNNERS.option(
+        "LIST",
+        f"{purpose}, separated by commas: {', '.join(RUNNERS)}. eager and compile run PyTorch; +kernels adds "
         "this project's CPU kernels (compiled code for attention). -gpu, onnxruntime-cuda and onnxruntime-tensorrt run "
         "on an NVIDIA GPU. A name with onnxruntime or openvino may end with a colon and a precision: openvino:bf16.",
-        callback=read_by(_require_runners),
-        autocompletion=complete_list(lambda: RUNNERS),
+        names=RUNNERS,
+        several=True,
+        read=_require_runners,
+        show_default=default,
     )
 
 
-def runner_names(
-    typed: str | None, bundle: Bundle, precision: Precision, *, first: Sequence[str] = ()
-) -> tuple[list[str], list[str]]:
-    """Return (the names of ``--runner``, or else ``first`` and `default_runners`; a reason for each left-out runner).
+@contextmanager
+def opened_runners(
+    bundle: Bundle,
+    runner: str | None,
+    *,
+    access: Callable[[], Access],
+    first: Sequence[str] = (),
+    takes_other_bundle: bool = False,
+    precision: str = _RUNNERS.option(
+        "NAME",
+        f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
+        default="fp32",
+        names=PRECISIONS,
+        read=precision_from,
+    ),
+    engine: Path | None = ENGINE,
+    url: list[str] = _RUNNERS.option(
+        "URL",
+        "Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
+        "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
+        default=[],
+        show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
+    ),
+    served_name: str = SERVED_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
+) -> Iterator[tuple[list[Runner], list[str]]]:
+    """Open the runners that the user typed, or else ``first`` and the usual runners, and close them at the end.
 
-    Errors: those of `default_runners`.
+    takes_other_bundle: as in `open_runners`.  Yields (runners, a reason for each runner that was left out).
+    Errors: those of `permit_class`, `default_runners` and `open_runners`.
     """
-    from gmmvit_deploy.runtimes.runners.open import default_runners
+    permit_class(bundle, model)
+    from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
 
-    if typed is not None:
-        return [name.strip() for name in typed.split(",")], []
-    names, skipped = default_runners(bundle, precision)
-    return [*first, *names], skipped
+    skipped: list[str] = []
+    if runner is not None:
+        names = [name.strip() for name in runner.split(",")]
+    else:
+        usual, skipped = default_runners(bundle, precision_from(precision))
+        names = [*first, *usual]
+    with open_runners(
+        names,
+        bundle,
+        urls=url or default_urls(names),
+        model=served_name,
+        access=access(),
+        engine=engine,
+        precision=precision_from(precision),
+        takes_other_bundle=takes_other_bundle,
+    ) as runners:
+        yield runners, skipped
 
 
-def runner_precision_option() -> Any:
-    return typer.Option(
-        "fp32",
-        "--precision",
-        metavar="NAME",
-        rich_help_panel=RUNNERS_PANEL,
-        help=f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
-        callback=read_by(precision_from),
-        autocompletion=complete(lambda: PRECISIONS),
-    )
+def default_urls(runners: Sequence[str]) -> list[str]:
+    """Return the address of the variable GMMVIT_URL if a runner uses its protocol."""
+    from gmmvit_deploy.runtimes.programs.server_url import protocol_of
+
+    url = os.environ.get(URL_VARIABLE, "")
+    return [url] if f"triton-{protocol_of(url)}" in runners else []

@@ -5,9 +5,9 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.choices import choice_from, complete, complete_list, listed, read_by
-from gmmvit_cli.options import CPU_KERNELS, FORCE, INPUT, NAME, OUTPUT, cpu_kernels_from, require_output
-from gmmvit_cli.output import JSON_OPTION, note, print_json, print_table
+from gmmvit_cli.options import CPU_KERNELS, NAME, cpu_kernels_from, require_output
+from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, Panel, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.serving.names import RUNTIMES, runtime_from
@@ -15,7 +15,7 @@ from gmmvit_deploy.serving.names import RUNTIMES, runtime_from
 EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runtime onnxruntime,openvino+kernels:bf16"""
 
-_SEARCH = "Search"
+_SEARCH = Panel("Search")
 _PROTOCOLS = ("grpc", "http")
 
 
@@ -28,41 +28,25 @@ def _runtimes(text: str) -> tuple[tuple[str, Precision], ...]:
 
 
 def tune(
-    bundle: Path = typer.Argument(metavar="BUNDLE", rich_help_panel=INPUT, help="The bundle to serve."),
-    bound_ms: float = typer.Option(
-        ...,
-        metavar="MS",
-        rich_help_panel=_SEARCH,
-        help="Limit of the p99 latency (99% of requests are faster), measured by the client.",
+    bundle: Path = INPUT.argument("BUNDLE", "The bundle to serve."),
+    bound_ms: float = _SEARCH.option(
+        "MS", "Limit of the p99 latency (99% of requests are faster), measured by the client.", default=...
     ),
-    runtime: str | None = typer.Option(
-        None,
-        metavar="LIST",
-        rich_help_panel=_SEARCH,
-        show_default="openvino+kernels where available, else openvino, else onnxruntime",
-        help=f"Runtimes to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
+    runtime: str | None = _SEARCH.option(
+        "LIST",
+        f"Runtimes to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
         "kernels. A name may end with a colon and a precision: openvino+kernels:bf16.",
-        callback=read_by(_runtimes),
-        autocompletion=complete_list(lambda: RUNTIMES),
+        names=RUNTIMES,
+        several=True,
+        read=_runtimes,
+        show_default="openvino+kernels where available, else openvino, else onnxruntime",
     ),
     cpu_kernels: str | None = CPU_KERNELS,
-    protocol: str = typer.Option(
-        "grpc",
-        metavar="NAME",
-        rich_help_panel=_SEARCH,
-        help=f"Protocol of the measured requests: {listed(_PROTOCOLS)}.",
-        callback=choice_from("--protocol", lambda: _PROTOCOLS),
-        autocompletion=complete(lambda: _PROTOCOLS),
+    protocol: str = _SEARCH.option(
+        "NAME", f"Protocol of the measured requests: {listed(_PROTOCOLS)}.", default="grpc", names=_PROTOCOLS
     ),
     name: str = NAME,
-    out: Path = typer.Option(
-        Path("model_repository"),
-        "-o",
-        "--output",
-        metavar="REPOSITORY",
-        rich_help_panel=OUTPUT,
-        help="Folder to write the repository to.",
-    ),
+    out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import pytest
 from gmmvit_cli.main import main
 from gmmvit_cli.progress import LINE_MARK
 
-__all__ = ["Answer", "gmmvit_here", "without_progress"]
+__all__ = ["Answer", "gmmvit_here", "refused", "without_progress"]
 
 
 class Answer(NamedTuple):
@@ -41,3 +42,18 @@ def gmmvit_here(*arguments: str | Path, columns: int = 80) -> Answer:
 def without_progress(stderr: str) -> str:
     """Return stderr without the lines of progress, whose number depends on how fast the machine is."""
     return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith(LINE_MARK))
+
+
+def refused(answer: Answer | subprocess.CompletedProcess[str], *message: str, status: int = 1) -> tuple[str, str]:
+    """Require a status, an error with these texts, a hint and nothing else; return (error, hint)."""
+    if not isinstance(answer, Answer):
+        answer = Answer(answer.returncode, answer.stdout, answer.stderr)
+    assert answer.status == status, answer
+    assert answer.out == ""
+    assert "partial-" not in answer.err
+    error, hint = without_progress(answer.err).strip().split("\nhint: ")
+    assert error.startswith("Error: "), answer.err
+    assert hint
+    for part in message:
+        assert part in error, error
+    return error, hint

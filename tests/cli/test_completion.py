@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gmmvit_cli.choices import complete, complete_list, listed
 from gmmvit_cli.commands import SUMMARIES
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import PRESETS
@@ -51,13 +50,6 @@ def test_a_path_is_left_to_the_shell() -> None:
     assert completions("export", "checkpoint") == []
     assert completions("export", "--output") == []
     assert completions("export", "--calibration", "photos/") == []
-
-
-def test_words() -> None:
-    assert listed(("a",)) == "a"
-    assert listed(("a", "b", "c")) == "a, b or c"
-    assert complete(lambda: ("ab", "b"))("a") == ["ab"]
-    assert complete_list(lambda: ("ab", "b"))("b,a") == ["b,ab"]
 
 
 _BASH = """

@@ -14,30 +14,13 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.engines.card import open_engine
-from tests.cli.terminal import without_progress
+from tests.cli.terminal import gmmvit_here, refused
 from tests.conftest import GOLDEN
 from tests.serving.shared import Running
 from tests.serving.test_repository import served_by_tensorrt
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 EXPORT = ("--mean", "0,0,0", "--std", "1,1,1", "--labels", "a,b,c,d,e,f,g,h,i,j", "--max-batch", "8")
-
-
-@pytest.fixture
-def copied(bundle: Bundle, tmp_path: Path) -> Path:
-    shutil.copytree(bundle.path, tmp_path / "bundle")
-    return tmp_path / "bundle"
-
-
-def refused(answer: subprocess.CompletedProcess[str], message: str) -> str:
-    """Return the hint of the error that the user sees."""
-    assert answer.returncode == 1, answer.stdout
-    error, _, hint = without_progress(answer.stderr).strip().rpartition("\n")
-    assert error.startswith("Error: "), answer.stderr
-    assert message in error
-    assert hint.startswith("hint: ")
-    assert answer.stdout == ""
-    return hint
 
 
 def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path: Path) -> None:
@@ -79,34 +62,12 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     assert json.loads(parity.stdout)["verdict"] == "passed"
 
 
-def test_an_export_whose_precision_fails_leaves_nothing(gmmvit: Gmmvit, tmp_path: Path) -> None:
-    answer = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "b", *EXPORT, "--precision", "fp16,int8")
-    assert "--calibration" in refused(answer, "int8 needs calibration images")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--precision", "fp4"), "'fp4' is not known"),
-        (("--precision", "int8"), "int8 needs calibration images"),
-        (("--precision", "fp16", "--calibration", "x"), "fp16 needs no calibration"),
-        (("--precision", "int8", "--calibration", "nowhere"), "nowhere: no such file or folder"),
-    ],
-)
-def test_convert_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit, copied: Path) -> None:
-    before = sorted(path.name for path in copied.iterdir())
-    refused(gmmvit("convert", copied, *arguments), message)
-    assert sorted(path.name for path in copied.iterdir()) == before
-
-
-def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_path: Path) -> None:
+def test_calibration_images_of_the_wrong_size(bundle: Bundle, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 28, 28, 3), np.uint8))
-    answer = gmmvit("convert", copied, "--precision", "int8", "--calibration", tmp_path / "x.npy")
+    answer = gmmvit_here("convert", bundle.path, "--precision", "int8", "--calibration", tmp_path / "x.npy")
     refused(answer, "expected uint8 (N, 32, 32, 3), got uint8 (4, 28, 28, 3)")
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -123,19 +84,17 @@ def test_calibration_images_of_the_wrong_size(gmmvit: Gmmvit, copied: Path, tmp_
         (("--compute-capability", "8.9", "--workspace-mib", "1"), "within workspace limit"),
     ],
 )
-def test_build_refuses(arguments: tuple[str, ...], message: str, gmmvit: Gmmvit, precise_bundle: Bundle) -> None:
-    refused(gmmvit("build", precise_bundle.path, *arguments), message)
+def test_build_refuses(arguments: tuple[str, ...], message: str, precise_bundle: Bundle) -> None:
+    refused(gmmvit_here("build", precise_bundle.path, *arguments), message)
     assert not (precise_bundle.path / "engines").exists()
 
 
-def test_build_of_what_is_not_there(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
+def test_build_of_what_is_not_there(bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
-    assert "gmmvit convert" in refused(
-        gmmvit("build", bundle.path, *named),
-        "expected the graph model.fp16.onnx and its record model.fp16.json, got neither",
-    )
-    refused(gmmvit("build", tmp_path / "nothing", *named), "expected a bundle, but this path does not exist")
-    refused(gmmvit("build", bundle.onnx_path, *named), "is required for an ONNX file")
+    neither = "expected the graph model.fp16.onnx and its record model.fp16.json, got neither"
+    assert "gmmvit convert" in refused(gmmvit_here("build", bundle.path, *named), neither)[1]
+    refused(gmmvit_here("build", tmp_path / "nothing", *named), "expected a bundle, but this path does not exist")
+    refused(gmmvit_here("build", bundle.onnx_path, *named), "is required for an ONNX file")
 
 
 def test_doctor_of_a_bundle(
@@ -164,14 +123,14 @@ def test_doctor_of_a_bundle(
     assert "the plan is truncated" in gmmvit("doctor", bundle).stdout
 
 
-def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(gmmvit: Gmmvit, bundle: Bundle) -> None:
-    refused(gmmvit("doctor", "--server-version", "25.04"), "expected a bundle, because the server options")
+def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(bundle: Bundle) -> None:
+    refused(gmmvit_here("doctor", "--server-version", "25.04"), "expected a bundle, because the server options")
     refused(
-        gmmvit("doctor", bundle.path, "--server-version", "26.09"),
+        gmmvit_here("doctor", bundle.path, "--server-version", "26.09"),
         "expected a container release from 24.06 to 25.06, got 26.09",
     )
     both = ("--server-version", "25.04", "--server", "grpc://localhost:1")
-    refused(gmmvit("doctor", bundle.path, *both), "--server-version and --server exclude each other")
+    refused(gmmvit_here("doctor", bundle.path, *both), "--server-version and --server exclude each other")
 
 
 @pytest.mark.rest

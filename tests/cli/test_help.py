@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 import shlex
 import subprocess
@@ -17,7 +16,7 @@ import typer
 import gmmvit_cli
 from gmmvit_cli.commands import JOBS, SUMMARIES
 from gmmvit_cli.main import app
-from gmmvit_cli.output import MESSAGES
+from gmmvit_cli.panels import GENERAL
 from gmmvit_deploy.images.data import open as data_open
 from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS
@@ -82,12 +81,10 @@ class TestEveryCommand:
             assert words(param.help) in words(text), param.name
             assert all(option in text for option in param.opts if option.startswith("-"))
         headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-        assert headings[-2:] == [f"{MESSAGES}:", "Example:"]
+        assert "\x1b" not in text  # the same with a terminal of colours
+        assert {"--json", "--quiet", "--verbose"} <= {option for p in COMMANDS[name].params for option in p.opts}
+        assert headings[-2:] == [f"{GENERAL.title}:", "Example:"]
         assert len(headings) >= 3
-
-    def test_has_the_options_of_every_command(self, name: str) -> None:
-        options = {option for param in COMMANDS[name].params for option in param.opts}
-        assert {"--json", "--quiet", "--verbose"} <= options
 
     def test_examples_can_be_typed(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for folder in ("bundle", "model_repository"):
@@ -102,9 +99,6 @@ class TestEveryCommand:
             gmmvit, command, *arguments = shlex.split(line)
             assert (gmmvit, command) == ("gmmvit", name)
             COMMANDS[name].make_context(name, arguments)
-
-    def test_help_is_the_same_text_with_and_without_a_terminal_of_colours(self, name: str) -> None:
-        assert "\x1b" not in gmmvit_here(name, "--help").out
 
 
 @pytest.mark.parametrize(
@@ -180,7 +174,7 @@ def test_help_imports_nothing_that_it_does_not_use() -> None:
     assert "heavy []" in lines
     imported = {line.split()[1]: set(line.split()[2:]) for line in lines if line.startswith("commands ")}
     assert list(imported) == list(SUMMARIES)
-    shared = {"export": {"convert"}}  # export writes other precisions as convert does
+    shared = {"export": {"convert"}, "serve": {"gateway"}}  # the other precisions; the options of the gateway
     for name, others in imported.items():
         assert others == {name} | shared.get(name, set())
 
@@ -230,10 +224,3 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
     )
     assert answer.stderr.count("Error: ") == len(commands), answer.stderr
     assert answer.stdout.splitlines() == [words.split()[0] for words in commands]
-
-
-def test_docstrings_of_commands_do_not_repeat_the_summary() -> None:
-    for name in SUMMARIES:
-        details = inspect.getdoc(getattr(import_module(f"gmmvit_cli.{name}"), name))
-        assert details
-        assert SUMMARIES[name] not in details

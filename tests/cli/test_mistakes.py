@@ -5,25 +5,22 @@ Commands, arguments and options are those of the app, so a new command or option
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gmmvit_cli.commands import SUMMARIES
 from gmmvit_cli.main import _expected
-from gmmvit_cli.options import OUTPUT
+from gmmvit_cli.panels import OUTPUT
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder
-from tests.cli.terminal import Answer, gmmvit_here
+from tests.cli.terminal import Answer, gmmvit_here, refused
 from tests.cli.test_help import COMMANDS, GROUP
 from tests.conftest import GOLDEN
 
@@ -49,48 +46,28 @@ def input_of(name: str) -> Any:
     return next((param for param in COMMANDS[name].params if param.param_type_name == "argument"), None)
 
 
-def kinds(name: str) -> dict[str, str]:
-    """Parameter → its type in words."""
-    function = getattr(import_module(f"gmmvit_cli.{name}"), name)
-    return {param: str(hint) for param, hint in get_type_hints(function).items()}
-
-
-def infos(name: str) -> dict[str, Any]:
-    function = getattr(import_module(f"gmmvit_cli.{name}"), name)
-    return {param: entry.default for param, entry in inspect.signature(function).parameters.items()}
-
-
-def options(name: str) -> Iterator[Any]:
-    return (param for param in COMMANDS[name].params if param.param_type_name == "option")
-
-
-NUMBERS = [
-    (name, option.opts[-1])
+OPTIONS: list[tuple[str, Any, str]] = [
+    (name, param, str(param.type_descriptor.annotation))
     for name in SUMMARIES
-    for option in options(name)
-    if any(number in kinds(name).get(option.name, "") for number in ("int", "float"))
+    for param in COMMANDS[name].params
+    if param.param_type_name == "option"
 ]
-NAMES = [
-    (name, option.opts[-1])
-    for name in SUMMARIES
-    for option in options(name)
-    if getattr(infos(name).get(option.name), "autocompletion", None) is not None
-]
+"""(command, option, its type in words)."""
+NUMBERS = [(name, option.opts[-1]) for name, option, kind in OPTIONS if "int" in kind or "float" in kind]
+NAMES = [(name, option.opts[-1]) for name, option, _ in OPTIONS if option._custom_shell_complete is not None]
 INPUT_PATHS = [
     (name, option.opts[-1])
-    for name in SUMMARIES
-    for option in options(name)
-    if "Path" in kinds(name).get(option.name, "")
-    and option.rich_help_panel != OUTPUT
+    for name, option, kind in OPTIONS
+    if "Path" in kind
+    and option.rich_help_panel != OUTPUT.title
     # Folders that are written where they do not exist; --to is the same folder as --state (tests/serving/rollout).
     and option.opts[-1] not in ("--timing-cache", "--state", "--to")
 ]
 OUTPUTS = [
     (name, option.opts[-1])
-    for name in SUMMARIES
-    for option in options(name)
-    if "Path" in kinds(name).get(option.name, "")
-    and option.rich_help_panel == OUTPUT
+    for name, option, kind in OPTIONS
+    if "Path" in kind
+    and option.rich_help_panel == OUTPUT.title
     and option.opts[-1] not in ("--log", "--access-log")  # a log is continued in place
 ]
 
@@ -101,22 +78,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def refused(answer: Answer, status: int, *message: str) -> None:
-    assert answer.status == status, answer
-    error, hint = answer.err.splitlines()
-    assert error.startswith("Error: ")
-    assert hint.startswith("hint: ")
-    assert len(hint) > len("hint: ")
-    for part in message:
-        assert part in error
-    assert "partial-" not in answer.err
-    assert answer.out == ""
-
-
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_unknown_option(name: str, tmp_path: Path) -> None:
     answer = gmmvit_here(name, "--no-such-option")
-    refused(answer, 2, "--no-such-option")
+    refused(answer, "--no-such-option", status=2)
     assert f"gmmvit {name}" in answer.err.splitlines()[1]
     assert list(tmp_path.iterdir()) == []
 
@@ -126,16 +91,16 @@ def test_unknown_option(name: str, tmp_path: Path) -> None:
 def test_the_old_name_of_the_served_name(name: str, typed: tuple[str, ...]) -> None:
     answer = gmmvit_here(name, *arguments_of(name), *typed)
     if name == "classify":
-        refused(answer, 2, "gmmvit classify: the option --model is now --served-name")
+        refused(answer, "gmmvit classify: the option --model is now --served-name", status=2)
     else:
-        refused(answer, 1, "--model: expected FILE.py:CLASS, got 'net'")
+        refused(answer, "--model: expected FILE.py:CLASS, got 'net'")
     assert "type --served-name net" in answer.err.splitlines()[1]
 
 
 @pytest.mark.parametrize("name", [name for name in SUMMARIES if arguments_of(name)])
 def test_missing_argument(name: str, tmp_path: Path) -> None:
     answer = gmmvit_here(name)
-    refused(answer, 2, "Missing")
+    refused(answer, "Missing", status=2)
     assert f"for example: gmmvit {name} " in answer.err
     assert list(tmp_path.iterdir()) == []
 
@@ -143,19 +108,21 @@ def test_missing_argument(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_an_argument_too_many(name: str) -> None:
     if input_of(name) is None or input_of(name).nargs == 1:
-        refused(gmmvit_here(name, *arguments_of(name), "a", "b"), 2)
+        refused(gmmvit_here(name, *arguments_of(name), "a", "b"), status=2)
 
 
 @pytest.mark.parametrize(("name", "option"), NUMBERS)
 def test_a_word_in_place_of_a_number(name: str, option: str, tmp_path: Path) -> None:
-    refused(gmmvit_here(name, *arguments_of(name), option, "many"), 2, f"{option}: expected a valid ", "got 'many'")
+    refused(
+        gmmvit_here(name, *arguments_of(name), option, "many"), f"{option}: expected a valid ", "got 'many'", status=2
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("name", "option"), NAMES)
 def test_a_name_that_is_not_among_the_choices(name: str, option: str, tmp_path: Path) -> None:
     extra = ["--precision", "int8"] if option == "--calibration" else ["nowhere"] if name == "bench" else []
-    refused(gmmvit_here(name, *arguments_of(name), *extra, option, "no-such-name"), 1, "no-such-name")
+    refused(gmmvit_here(name, *arguments_of(name), *extra, option, "no-such-name"), "no-such-name")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,32 +134,32 @@ class TestInputs:
         return gmmvit_here(name, *words)
 
     def test_missing(self, name: str, tmp_path: Path) -> None:
-        refused(self.input(name, tmp_path / "nowhere"), 1, "nowhere")
+        refused(self.input(name, tmp_path / "nowhere"), "nowhere")
         assert list(tmp_path.iterdir()) == []
 
     def test_an_empty_folder(self, name: str, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
-        refused(self.input(name, tmp_path / "folder"), 1, "folder")
+        refused(self.input(name, tmp_path / "folder"), "folder")
         assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
     def test_a_file_of_something_else(self, name: str, tmp_path: Path) -> None:
         if name == "classify":
             pytest.skip("classify answers for each file by itself; its own test tries broken files")
         (tmp_path / "file").write_bytes(b"\0something else")
-        refused(self.input(name, tmp_path / "file"), 1, "file")
+        refused(self.input(name, tmp_path / "file"), "file")
         assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
     def test_a_file_that_may_not_be_read(self, name: str, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"secret")
         (tmp_path / "file").chmod(0)
-        refused(self.input(name, tmp_path / "file"), 1, "file")
+        refused(self.input(name, tmp_path / "file"), "file")
 
 
 @pytest.mark.parametrize(("name", "option"), INPUT_PATHS)
 def test_an_option_that_names_no_file(name: str, option: str, tmp_path: Path) -> None:
     values = ("no-such-file", "no-such-file") if option == "--compare" else ("no-such-file",)
-    refused(gmmvit_here(name, *arguments_of(name), option, *values), 1, "no-such-file")
+    refused(gmmvit_here(name, *arguments_of(name), option, *values), "no-such-file")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,20 +170,20 @@ def test_an_output_that_exists_is_kept(name: str, option: str, tmp_path: Path) -
     if option == "--output" and "--output" in words:
         words.remove("--output")
     extra = ["--synthetic", "nowhere"] if name == "bench" else []
-    refused(gmmvit_here(name, *words, *extra, option, "taken.html"), 1, "taken.html exists")
+    refused(gmmvit_here(name, *words, *extra, option, "taken.html"), "taken.html exists")
     assert [(path.name, path.read_text()) for path in tmp_path.rglob("*")] == [("taken.html", "precious")]
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_quiet_and_verbose_exclude_each_other(name: str) -> None:
-    refused(gmmvit_here(name, *arguments_of(name), "--quiet", "--verbose"), 1, "--quiet and --verbose")
+    refused(gmmvit_here(name, *arguments_of(name), "--quiet", "--verbose"), "--quiet and --verbose")
 
 
 def test_unknown_command() -> None:
     answer = gmmvit_here("exprot")
-    refused(answer, 2, "no command 'exprot'", "export")
+    refused(answer, "no command 'exprot'", "export", status=2)
     assert "gmmvit --help" in answer.err
-    refused(gmmvit_here("--no-such-option"), 2, "--no-such-option")
+    refused(gmmvit_here("--no-such-option"), "--no-such-option", status=2)
 
 
 def test_the_lists_are_not_empty() -> None:
@@ -225,10 +192,6 @@ def test_the_lists_are_not_empty() -> None:
     assert len(OUTPUTS) >= 8
     assert {option for _, option in INPUT_PATHS} >= {"--engine", "--tritonserver", "--compare"}
     assert GROUP.list_commands(None) == list(SUMMARIES)
-
-
-def test_hints_give_a_command_to_type() -> None:
-    assert "gmmvit" in InputError("x").hint
 
 
 @pytest.mark.parametrize(
@@ -250,7 +213,7 @@ def test_a_calibration_that_cannot_work_is_refused_before_anything_is_read(
     name: str, arguments: tuple[str, ...], message: str
 ) -> None:
     words = [word for word in arguments_of(name) if word not in ("--precision", "fp16")]
-    refused(gmmvit_here(name, *words, *arguments), 1, message)  # not that the input does not exist
+    refused(gmmvit_here(name, *words, *arguments), message)  # not that the input does not exist
 
 
 @pytest.mark.parametrize("kind", ["pixels", "tensor"])
@@ -260,7 +223,7 @@ def test_calibration_images_of_the_wrong_size_are_refused_before_the_export(kind
     words = ("-o", "new", "--dataset", "cifar10", "--precision", "int8", "--calibration", "x.npz", "--input", kind)
     answer = gmmvit_here("export", GOLDEN / "vit_gmm.pth", *words)
     also = "float32 (N, 3, 32, 32) or " if kind == "tensor" else ""
-    refused(answer, 1, f"x.npz: expected {also}uint8 (N, 32, 32, 3), got uint8 (2, 28, 28, 3)")
+    refused(answer, f"x.npz: expected {also}uint8 (N, 32, 32, 3), got uint8 (2, 28, 28, 3)")
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 

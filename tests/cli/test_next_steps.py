@@ -11,19 +11,16 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import FAMILIES
-from tests.cli.terminal import gmmvit_here, without_progress
+from tests.cli.terminal import gmmvit_here, refused
 from tests.conftest import golden
 
 RMT = ("--image-size", "64", "--set", "decomposed_stages=1,2,3")
 SCALES = ("--set", "scale_adjustment=0.5", "--set", "transform_scale=yes")
 
 
-def refused(*arguments: str | Path) -> tuple[str, str]:
+def wrong(*arguments: str | Path) -> tuple[str, str]:
     """Return (message, hint) of a command that ends with an error."""
-    answer = gmmvit_here(*arguments, columns=1000)
-    assert answer.status == 1, answer
-    message, hint = without_progress(answer.err).strip().split("\nhint: ")
-    return " ".join(message.split()), " ".join(hint.split())
+    return refused(gmmvit_here(*arguments, columns=1000))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +30,7 @@ def refused(*arguments: str | Path) -> tuple[str, str]:
 def test_export_asks_for_the_resize_rule(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """The help of --resize names the families that need no rule, and the page of the family mentions the option."""
     stated = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5", "--labels", "a,b")
-    message, hint = refused("export", golden(name).path, "-o", tmp_path / "bundle", *stated, *options)
+    message, hint = wrong("export", golden(name).path, "-o", tmp_path / "bundle", *stated, *options)
     assert message.endswith("the checkpoint does not state the resize rule")
     assert hint.startswith("add --resize METHOD; or add --input tensor")
     assert hint.endswith(f"METHOD: {', '.join(RESIZE_RULES)}")
@@ -59,13 +56,13 @@ def test_the_help_names_the_families_with_a_default_resize_rule() -> None:
     ],
 )
 def test_other_heads_than_the_file_shows(name: str, options: tuple[str, ...], heads: int) -> None:
-    message, hint = refused("inspect", golden(name).path, *options, "--set", "heads=7")
+    message, hint = wrong("inspect", golden(name).path, *options, "--set", "heads=7")
     assert "--set heads=7, but" in message
     assert hint == f"omit --set heads, or type --set heads={heads}"
 
 
 def test_heads_that_contradict_the_preset() -> None:
-    message, hint = refused("inspect", golden("vit_plain").path, "--preset", "vit", "--set", "heads=3")
+    message, hint = wrong("inspect", golden("vit_plain").path, "--preset", "vit", "--set", "heads=3")
     assert "--set heads=3, but the preset has 12" in message
     assert hint == "omit --set heads to take the 12 heads of the preset, or omit --preset vit"
 
@@ -81,7 +78,7 @@ def test_heads_that_contradict_the_preset() -> None:
     ],
 )
 def test_the_preset_does_not_fit(name: str, options: tuple[str, ...], preset: str) -> None:
-    message, hint = refused("inspect", golden(name).path, *options, "--preset", preset)
+    message, hint = wrong("inspect", golden(name).path, *options, "--preset", preset)
     assert "preset" in message
     assert f"omit --preset {preset}" in hint
 
@@ -97,26 +94,26 @@ def test_the_preset_does_not_fit(name: str, options: tuple[str, ...], preset: st
 def test_a_hint_for_a_value_of_the_training_is_no_answer_to_copy(
     name: str, options: tuple[str, ...], start: str
 ) -> None:
-    _, hint = refused("inspect", golden(name).path, *options)
+    _, hint = wrong("inspect", golden(name).path, *options)
     assert hint.startswith(start)
 
 
 def test_a_preset_for_a_family_without_presets() -> None:
-    _, hint = refused("inspect", golden("vp_vit").path, "--preset", "vit")
+    _, hint = wrong("inspect", golden("vp_vit").path, "--preset", "vit")
     assert hint.startswith("omit --preset, because the family vit_pytorch has no presets;")
     assert hint.endswith("type --set heads=N")
-    _, hint = refused("inspect", golden("rmt_2023").path, *RMT, "--preset", "vit")
+    _, hint = wrong("inspect", golden("rmt_2023").path, *RMT, "--preset", "vit")
     assert hint.startswith("omit --preset, or type a preset of the family rmt: RMT_")
 
 
 def test_channels_that_do_not_fit_the_patches() -> None:
-    message, hint = refused("inspect", golden("vp_vit").path, "--set", "heads=4", "--set", "channels=1")
+    message, hint = wrong("inspect", golden("vp_vit").path, "--set", "heads=4", "--set", "channels=1")
     assert "expected 1·p·p" in message
     assert hint == "omit --set channels, or type --set channels=3, which fits the file"
 
 
 def test_an_architecture_of_timm_for_a_file_of_another_code() -> None:
-    _, hint = refused("inspect", golden("vp_vit").path, "--model", "vit_tiny_patch16_224")
+    _, hint = wrong("inspect", golden("vp_vit").path, "--model", "vit_tiny_patch16_224")
     assert hint == "omit --model: the names of the tensors are those of vit-pytorch's ViT"
 
 

@@ -15,7 +15,7 @@ from gmmvit_cli.output import note, set_verbosity
 from gmmvit_cli.progress import LINE_MARK, Lines, progress
 from gmmvit_deploy import doctor
 from gmmvit_deploy.doctor import Check
-from gmmvit_deploy.progress import Progress, ignore, prefixed
+from gmmvit_deploy.progress import Progress, ignore
 
 
 class Clock:
@@ -105,12 +105,6 @@ def test_a_terminal_shows_a_bar_with_the_time_left() -> None:
     text = screen.getvalue()
     assert "bench: round [1]" in text  # not taken for markup
     assert "3 of 10, about 14 s left" in text
-
-
-def test_prefixed() -> None:
-    events: list[Progress] = []
-    prefixed("eager", events.append)(Progress("batch 1", 1, 2))
-    assert events == [Progress("eager: batch 1", 1, 2)]
 
 
 def test_doctor_reports_each_part_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gmmvit_cli.main import app
+from gmmvit_cli.progress import LINE_MARK
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo.digits import load_digit_images
@@ -29,7 +30,6 @@ from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
-from tests.test_quiet import PROGRESS
 
 pytestmark = [pytest.mark.server, pytest.mark.rest, pytest.mark.timeout(900)]  # a test waits for the whole demo
 
@@ -78,7 +78,7 @@ def test_demo_from_training_to_served_answers(demo: Demo) -> None:
 
 
 def test_the_demo_prints_progress_alone(demo: Demo) -> None:
-    assert [line for line in demo.lines if not line.startswith(PROGRESS)] == []
+    assert [line for line in demo.lines if not line.startswith(LINE_MARK)] == []
 
 
 def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo) -> None:

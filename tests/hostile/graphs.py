@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["GRAPHS"]
+__all__ = ["GRAPHS", "varint"]
 
 Change = Callable[[onnx.ModelProto], onnx.ModelProto | bytes | None]
 
@@ -149,13 +149,14 @@ def _deep_bytes(model: onnx.ModelProto) -> bytes:
     """A graph in a node in a graph, 20,000 levels by hand, each with its length."""
     body = b""
     for _ in range(20_000):
-        attribute = b"\x32" + _varint(len(body)) + body  # AttributeProto.g
-        node = b"\x2a" + _varint(len(attribute)) + attribute  # NodeProto.attribute
-        body = b"\x0a" + _varint(len(node)) + node  # GraphProto.node
-    return b"\x08\x0a\x3a" + _varint(len(body)) + body
+        attribute = b"\x32" + varint(len(body)) + body  # AttributeProto.g
+        node = b"\x2a" + varint(len(attribute)) + attribute  # NodeProto.attribute
+        body = b"\x0a" + varint(len(node)) + node  # GraphProto.node
+    return b"\x08\x0a\x3a" + varint(len(body)) + body
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Return a number in the variable length form of protobuf."""
     pieces = bytearray()
     while number > 127:
         pieces.append(number & 127 | 128)

@@ -10,6 +10,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from tests.hostile.case import Case
+from tests.hostile.graphs import varint
 from tests.hostile.http_requests import GRPC_PORT, Held, region_key
 from tests.hostile.images import bomb, photo
 
@@ -181,16 +182,8 @@ def _lengths(levels: int) -> bytes:
     """An unknown field in an unknown field; a reader of the known fields skips it."""
     body = b""
     for _ in range(levels):
-        body = b"\xa2\x06" + _varint(len(body)) + body
+        body = b"\xa2\x06" + varint(len(body)) + body
     return body
-
-
-def _varint(number: int) -> bytes:
-    pieces = bytearray()
-    while number > 127:
-        pieces.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*pieces, number])
 
 
 def _frame(kind: int, flags: int = 0, stream: int = 0, content: bytes = b"") -> bytes:
@@ -233,7 +226,7 @@ CALLS: dict[str, Callable[[], Call | Held]] = {
     "data for a stream that was never opened": lambda: _frames(_frame(DATA, 0, 7, b"a")),
     "frame of 16 MB": lambda: _frames(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(1000)),
     "message of 600 MB": lambda: _call("ModelInfer", _request(raw=bytes(600_000_000))),
-    "message of 64 MB of an unknown field": lambda: _call("ModelInfer", b"\xa2\x06" + _varint(2**26) + bytes(2**26)),
+    "message of 64 MB of an unknown field": lambda: _call("ModelInfer", b"\xa2\x06" + varint(2**26) + bytes(2**26)),
     "message of 64 MB in 64 kB of gzip": lambda: _call("ModelInfer", _request(raw=bytes(64_000_000)), compressed=True),
     "random bytes": lambda: _call("ModelInfer", bytes(range(256)) * 10),
     "empty message": lambda: _call("ModelInfer", b""),

@@ -43,7 +43,7 @@ def test_commands_refuse_code_in_checkpoints_and_loops_in_bundles(tmp_path: Path
     }
     for arguments in commands.values():
         before = sandbox.files()
-        outcome, _ = gmmvit(arguments, sandbox, timeout_s=120)
+        outcome = gmmvit(arguments, sandbox, timeout_s=120)
         assert outcome.answer == REFUSED, outcome
         assert sandbox.files() == before
     assert not (tmp_path / "out").exists()

@@ -198,17 +198,7 @@ class LoadHints:
         ``model_args`` is left out: its values are those of the training code, for which this package has no names.
         """
         typed = {} if self.image_size is None else {"image_size": f"--image-size {self.image_size}"}
-        for name in (
-            "heads",
-            "closed_form",
-            "channels",
-            "weights",
-            "source",
-            "pool",
-            "scale_adjustment",
-            "decomposed_stages",
-            "transform_scale",
-        ):
+        for name in SETTINGS:
             if (value := getattr(self, name)) is not None:
                 typed[name] = f"--set {name}={_text_of(value)}"
         return typed

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
+from benchmarks.hostile_service.service import Service
 from tests.hostile.case import ANSWERED, CLOSED, FAILED, HANG, REFUSED, Outcome
 from tests.hostile.grpc_requests import Call, images_request, sound_request
 from tests.hostile.http_requests import AUTH, CLASSIFY, Held, Request
-from tests.hostile.service import Service
 
 __all__ = ["send_call", "send_held", "send_images", "send_requests", "sound"]
 

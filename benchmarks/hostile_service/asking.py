@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hostile_service.senders import send_call, send_held, send_images, send_requests, sound
+from benchmarks.hostile_service.service import LIMIT_S, Service
 from tests.hostile.case import ANSWERED, CLOSED, CRASH, FAILED, HANG, REFUSED, Case, Outcome
 from tests.hostile.commands import Sandbox
 from tests.hostile.http_requests import Held
 from tests.hostile.images import bomb
-from tests.hostile.senders import send_call, send_held, send_images, send_requests, sound
-from tests.hostile.service import LIMIT_S, Service
 
 __all__ = ["PATIENCE", "Asker", "recorded", "worst_of"]
 

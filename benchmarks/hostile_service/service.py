@@ -12,10 +12,8 @@ import os
 import resource
 import secrets
 import signal
-import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +21,7 @@ from urllib.parse import urlsplit
 
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
+from gmmvit_deploy.serving.ports import free_ports
 from tests.hostile.commands import Sandbox
 from tests.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 
@@ -34,6 +33,7 @@ LIMIT_S = 40.0
 _PR_SET_PDEATHSIG = 1
 _USUAL_STACK_BYTES = 8 << 20
 """The stack of a thread that Linux gives by default."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the regions of Triton's Python backend are
 _ROLES = {
     "triton_python_backend_stub": "Triton's workers",
     "tritonserver": "Triton",
@@ -42,12 +42,6 @@ _ROLES = {
     "gmmvit_cli": "gmmvit serve",
 }
 """Part of a command line → name of the process."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Address:
-    host: str
-    port: int
 
 
 class Service:
@@ -72,13 +66,13 @@ class Service:
         self._gateway = gateway
         self._protected = protected
         self._options = options
-        self._ports = _free_ports(3)
+        self._ports = free_ports(dict.fromkeys(("HTTP", "gRPC", "metrics"), ("127.0.0.1", 0)))
         self._secret = secrets.token_hex(16)
         self.key = secrets.token_hex(16) if gateway else ""
         self.limit_s = LIMIT_S
         self._command: subprocess.Popen[str] | None = None
         self._front: FrontProcess | None = None
-        self._addresses: dict[str, _Address] = {}
+        self._addresses: dict[str, tuple[str, int]] = {}
 
     def __enter__(self) -> Service:
         self.start()
@@ -90,11 +84,8 @@ class Service:
         self.stop()
 
     def start(self) -> None:
-        ports = [
-            part
-            for name, port in zip(("http", "grpc", "metrics"), self._ports, strict=True)
-            for part in (f"--{name}-port", str(port))
-        ]
+        http, grpc, metrics = map(str, self._ports)
+        ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
         command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(self._path), "--json", *ports, *self._options]
         command += ["--log", str(self._sandbox.root.with_name("server.log"))]
         if self._gateway:
@@ -114,11 +105,11 @@ class Service:
         where = self._printed()
         for protocol in ("http", "grpc"):
             parts = urlsplit(where[protocol])
-            self._addresses[protocol] = _Address(str(parts.hostname), int(parts.port or 0))
+            self._addresses[protocol] = str(parts.hostname), int(parts.port or 0)
         folders = {path.name for path in self._sandbox.temporary.glob("gmmvit-run-serve-*")}
-        regions = (path.name for path in Path("/dev/shm").iterdir())
+        regions = (path.name for path in _SHARED_MEMORY.iterdir())
         own = [name for name in regions if any(name.startswith(folder) for folder in folders)]
-        OWN_REGIONS[:] = sorted(own, key=lambda name: Path("/dev/shm", name).stat().st_mtime)
+        OWN_REGIONS[:] = sorted(own, key=lambda name: (_SHARED_MEMORY / name).stat().st_mtime)
         if not self._gateway and self._front is None:
             self._front = FrontProcess(FrontOptions(triton_url=f"grpc://{self.grpc_address}"), self._secret)
             self._front.wait_ready()
@@ -135,9 +126,6 @@ class Service:
         if self._front is not None:
             self._front.stop()
             self._front = None
-        self._end()
-
-    def _end(self) -> None:
         if self._command is None:
             return
         self._command.send_signal(signal.SIGTERM)
@@ -159,13 +147,11 @@ class Service:
         """Return (host, port) that answers HTTP requests to a path."""
         if self._front is not None and path.startswith(CLASSIFY):
             return "127.0.0.1", self._front.port
-        address = self._addresses["grpc" if path == GRPC_PORT else "http"]
-        return address.host, address.port
+        return self._addresses["grpc" if path == GRPC_PORT else "http"]
 
     @property
     def grpc_address(self) -> str:
-        address = self._addresses["grpc"]
-        return f"{address.host}:{address.port}"
+        return "{}:{}".format(*self._addresses["grpc"])
 
     def headers(self, path: str, *, key: bool) -> bytes:
         """Return the headers of a client, with or without the key, as bytes of HTTP."""
@@ -226,14 +212,3 @@ def _prepare(*, protected: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if not protected:
         resource.setrlimit(resource.RLIMIT_STACK, (_USUAL_STACK_BYTES, _USUAL_STACK_BYTES))
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
