@@ -21,10 +21,10 @@ from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.trial import Trial
-from gmmvit_deploy.reports.pictures.attention_images import rollout_image
+from gmmvit_deploy.reports.pictures.attention_report import rollout_image
 from gmmvit_deploy.reports.pictures.drawings import filter_images
+from gmmvit_deploy.reports.pictures.mask_images import overlay_image, token_map
 from gmmvit_deploy.reports.pictures.mask_numbers import LayerMasks
-from gmmvit_deploy.reports.pictures.overlay import overlay_image, token_map
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS

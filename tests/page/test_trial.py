@@ -14,7 +14,6 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.page import html
-from gmmvit_deploy.page.facts import bundle_card, export_parity
 from gmmvit_deploy.page.trial import Answer, Trial
 from gmmvit_deploy.page.view import data_from_url
 from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
@@ -184,7 +183,7 @@ class TestRefused:
 
 class TestFacts:
     def test_parity_at_export(self, bundle: Bundle) -> None:
-        parity = export_parity(bundle)
+        parity = html.export_parity(bundle)
         assert parity.passed
         assert parity.sentence().startswith("Parity at export: passed. ")
         assert "onnxruntime" in parity.differences
@@ -196,7 +195,7 @@ class TestFacts:
         assert not replace(parity, differences={}).passed
 
     def test_card(self, bundle: Bundle) -> None:
-        card = bundle_card(bundle)
+        card = html.bundle_card(bundle)
         assert card["SHA-256"] == bundle.sha256
         assert card["classes"] == "10"
         assert "32×32, RGB" in card["image"]
@@ -204,8 +203,7 @@ class TestFacts:
 
     def test_text_of_a_bundle_is_escaped(self, answer: Answer) -> None:
         odd = replace(answer.predictions[0], label="<script>alert(1)</script>")
-        assert "<script>" not in html.predictions_html(replace(answer, predictions=(odd,), verdict=odd.label))
-        assert "<b>" not in html.facts_html({"<b>": "<b>"})
+        assert "<script>" not in html.part("predictions", replace(answer, predictions=(odd,), verdict=odd.label))
         assert "<i>" not in html.message_html("<i>")
 
 

@@ -17,7 +17,6 @@ from gmmvit_deploy.errors import ImageError, InputError, OutputError
 from gmmvit_deploy.models.layers.attention import heads_of, masked_attentions
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
-from gmmvit_deploy.reports.pictures.attention_images import distances_image, rollout_image
 from gmmvit_deploy.reports.pictures.attention_numbers import mean_attention_distance, rollout
 from gmmvit_deploy.reports.pictures.attention_of_image import (
     HeadDistances,
@@ -26,7 +25,7 @@ from gmmvit_deploy.reports.pictures.attention_of_image import (
     attention_of_bundle,
     attention_of_image,
 )
-from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
+from gmmvit_deploy.reports.pictures.attention_report import distances_image, rollout_image, write_attention_report
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import GOLDEN, golden
@@ -228,7 +227,7 @@ def test_reports(name: str, tmp_path: Path) -> None:
     assert not re.search(r"""(?:src|href)=["'](?!data:)|url\(|@import|<script""", page)
     assert page.count("<img ") == (attention.rollout is not None) + bool(attention.distances)
     assert ("NO ROLLOUT" in page) == (attention.rollout is None)
-    assert attention.no_rollout in page.replace("&#x27;", "'")
+    assert attention.no_rollout in page.replace("&#39;", "'")
     with pytest.raises(OutputError, match="exists"):
         write_attention_report(pixels, attention, path, bundle="bundle", image="image.png")
     if attention.distances:

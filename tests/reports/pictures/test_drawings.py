@@ -28,7 +28,6 @@ from gmmvit_deploy.models.scores.heads import HeadMixing
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Add
 from gmmvit_deploy.reports.pictures import drawings as module
-from gmmvit_deploy.reports.pictures.drawing_report import drawing_sections
 from gmmvit_deploy.reports.pictures.drawings import (
     Drawings,
     drawings_of,
@@ -387,7 +386,7 @@ def test_the_page_describes_every_picture(name: str) -> None:
 def test_names_of_memories_and_reasons_are_escaped() -> None:
     memory = Memory(name="<b>&", matrix=np.eye(3, dtype=np.float32))
     steps = Steps(drawn=(), values=(), memories=(memory,), omitted={"<i>": "<u>"})
-    html = "".join(drawing_sections(Drawings(steps=steps, filters=None, positions=())))
+    html = page_of(loaded("vit_plain"), [], drawings=Drawings(steps=steps, filters=None, positions=()))
     assert not re.search(r"<b><b>|<i>|<u>", html)
     assert "&lt;b&gt;&amp;" in html
     assert "&lt;i&gt;, not drawn: &lt;u&gt;" in html
