@@ -123,15 +123,9 @@ def token_map(
     windows: the windows into which the attention divides the tokens; None if the attention has no windows.
     Returns float32 (rows, columns), with the factor at each key token, and NaN at each token that the query token does
     not attend to.
-    Errors: IndexError when the query token is outside the grid, or when the head does not exist.
     """
-    rows, columns = token_grid(layer, windows)
-    if not (0 <= row < rows and 0 <= column < columns and 0 <= head < len(layer.heads)):
-        raise IndexError(
-            f"expected a head below {len(layer.heads)} and a token in the {rows}×{columns} grid, "
-            f"got head {head} and the token at row {row}, column {column}"
-        )
     if windows is None:
+        rows, columns = layer.grid
         whole: NDArray[np.float32] = layer.matrices[head][row * columns + column].reshape(rows, columns).copy()
         return whole
     grid = windows.grid

@@ -139,7 +139,7 @@ def _mask_cost(card: EngineCard) -> list[tuple[str, ...]]:
     cost = card.mask_cost
     if cost is None:
         return []
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, f"{own:,}", f"{twin:,}", f"{own - twin:+,}")
         for name, own, twin in (
             ("layers", cost.layers, cost.twin_layers),

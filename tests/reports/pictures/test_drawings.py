@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +28,6 @@ from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Add
 from gmmvit_deploy.reports.pictures import drawings as module
 from gmmvit_deploy.reports.pictures.drawings import (
-    Drawings,
     drawings_of,
     filter_images,
     memory_image,
@@ -38,11 +36,9 @@ from gmmvit_deploy.reports.pictures.drawings import (
     step_maps_image,
 )
 from gmmvit_deploy.reports.pictures.embedding_numbers import LARGEST_SHEET, FilterSheet, filters_of, similarities_of
-from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import page_of
-from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, steps_of
+from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, steps_of
 from tests.conftest import golden
-from tests.pages import require_readable_page
 
 GREY = [90, 90, 90]
 
@@ -63,20 +59,6 @@ def drawn(name: str) -> dict[str, DrawnMatrix]:
 def of_scores(**steps: torch.nn.Module) -> nn.Module:
     """A network with an attention that has these steps before softmax."""
     return nn.ModuleDict({"attention": AttentionScores(steps)})
-
-
-@pytest.mark.rest
-def test_every_step_is_a_mask_a_picture_or_numbers() -> None:
-    for name in ("rmt_2023", "deepvit_patch", "sl_cait", "sl_swin", "cait_gmm", "pit_gmm", "timm_vit_gmm"):
-        model = loaded(name).model
-        steps = steps_of(model)
-        drawn_names = {
-            (attention, step.name) for step in (*steps.drawn, *steps.values) for attention in step.attentions
-        }
-        for attention, scores in attention_scores(model):
-            for step_name, step in scores.steps():
-                is_mask = step.numbers().patches is not None
-                assert is_mask != ((attention, step_name) in drawn_names), (name, attention, step_name)
 
 
 def test_decays_are_drawn_by_head_on_the_grid_and_along_an_axis() -> None:
@@ -347,46 +329,3 @@ def test_the_names_of_positions(name: str, tensors: dict[str, bool]) -> None:
     assert ("not stored in the checkpoint" in page) == (False in tensors.values())
     described = drawings_of(loaded(name).model).to_json()["position_embeddings"]
     assert {positions["name"]: positions["stored"] for positions in described} == tensors
-
-
-def test_the_similarity_of_sinusoids_decreases_with_the_distance() -> None:
-    (shown,) = similarities_of(loaded("vp_simple_vit").model)
-    (rows, columns), similarity = shown.grid, shown.similarity
-    assert shown.prefix == 0
-    assert rows == columns > 2
-    maps = similarity.reshape(rows, columns, rows, columns)
-    # The sinusoids depend on row and column in the same way: maps are symmetric about the diagonal of the grid.
-    np.testing.assert_allclose(maps, maps.transpose(1, 0, 3, 2), atol=1e-6)
-    assert maps[0, 0, 0, 1] > maps[0, 0, 0, 2]
-    assert maps[0, 0, 0, 1] > maps[0, 0, 1, 1]
-
-
-def test_a_model_without_positions_gets_a_sentence() -> None:
-    page = page_of(loaded("rmt_2023"), [])
-    require_readable_page(page)
-    assert "There is no picture of the position embeddings" in page
-    assert "cosine similarity of each position embedding" not in page
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize("name", ["rmt_2023", "deepvit_patch", "sl_swin", "sl_cait", "eanet_transfer", "timm_vit_gmm"])
-def test_the_page_describes_every_picture(name: str) -> None:
-    tree = require_readable_page(page_of(loaded(name), masks_of(loaded(name).model)))
-    alts = [image.attributes["alt"] for image in tree.all("img")]
-    assert len(set(alts)) == len(alts)
-    drawings = drawings_of(loaded(name).model)
-    titles = [heading.text for heading in tree.all("h2")]
-    for step in drawings.steps.drawn:
-        assert f"{step.attentions[0]} {step.name}" in titles
-    for values in drawings.steps.values:
-        assert values.name in " ".join(table.text for table in tree.all("table"))
-    json.dumps(drawings.to_json(), allow_nan=False)
-
-
-def test_names_of_memories_and_reasons_are_escaped() -> None:
-    memory = Memory(name="<b>&", matrix=np.eye(3, dtype=np.float32))
-    steps = Steps(drawn=(), values=(), memories=(memory,), omitted={"<i>": "<u>"})
-    html = page_of(loaded("vit_plain"), [], drawings=Drawings(steps=steps, filters=None, positions=()))
-    assert not re.search(r"<b><b>|<i>|<u>", html)
-    assert "&lt;b&gt;&amp;" in html
-    assert "&lt;i&gt;, not drawn: &lt;u&gt;" in html
