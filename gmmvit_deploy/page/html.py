@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from gmmvit_deploy.reports.pictures.drawings import Drawings
 
 __all__ = [
-    "ExportParity",
     "agreement_html",
     "attention_html",
     "bundle_card",
     "drawn_parts",
-    "export_parity",
     "message_html",
     "parity_html",
     "part",
@@ -153,53 +151,26 @@ def drawn_parts(drawings: Drawings) -> tuple[tuple[str, Callable[[], str]], ...]
 # Facts about the bundle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportParity:
-    """Parity with PyTorch, as measured when the bundle was exported.
+def parity_html(numbers: Mapping[str, float], skipped: Mapping[str, str]) -> str:
+    """Return the parity at export as a sentence, and the differences in a table that the visitor can unfold.
 
-    differences: program → largest difference between the program's logits and PyTorch's logits, on the golden inputs
-    (the inputs that are recorded at export).
-    limit: the largest allowed difference.  skipped: program → reason why the program was not available at export.
+    numbers, skipped: ``export_parity`` and ``export_skipped`` of a bundle's manifest.
     """
-
-    differences: dict[str, float]
-    limit: float
-    skipped: dict[str, str]
-
-    @property
-    def passed(self) -> bool:
-        """True if at least 1 program was compared with PyTorch, and every difference is within the limit."""
-        return bool(self.differences) and all(largest <= self.limit for largest in self.differences.values())
-
-    def sentence(self) -> str:
-        """Return the verdict as a sentence."""
-        if not self.differences:
-            return "Parity at export: not checked. The manifest records no comparison with PyTorch."
-        program, largest = max(self.differences.items(), key=lambda item: item[1])
-        verdict = "passed" if self.passed else "FAILED"
-        return (
-            f"Parity at export: {verdict}. The logits of {len(self.differences)} programs were compared with PyTorch; "
-            f"the largest difference is {largest:.2g} ({program}), and the limit is {self.limit:.2g}."
+    limit = numbers.get("limit", math.nan)
+    differences = {key.removesuffix(_LARGEST): value for key, value in numbers.items() if key.endswith(_LARGEST)}
+    passed = bool(differences) and all(largest <= limit for largest in differences.values())
+    sentence = "Parity at export: not checked. The manifest records no comparison with PyTorch."
+    if differences:
+        program, largest = max(differences.items(), key=lambda item: item[1])
+        sentence = (
+            f"Parity at export: {'passed' if passed else 'FAILED'}. The logits of {len(differences)} programs were "
+            f"compared with PyTorch; the largest difference is {largest:.2g} ({program}), and the limit is {limit:.2g}."
         )
-
-
-def export_parity(bundle: Bundle) -> ExportParity:
-    """Read from the bundle's manifest how the logits compared with PyTorch's logits at export."""
-    numbers = bundle.manifest.export_parity
-    return ExportParity(
-        differences={key.removesuffix(_LARGEST): value for key, value in numbers.items() if key.endswith(_LARGEST)},
-        limit=numbers.get("limit", math.nan),
-        skipped=dict(bundle.manifest.export_skipped),
-    )
-
-
-def parity_html(parity: ExportParity) -> str:
-    """Return the verdict as a sentence, and the differences in a table that the visitor can unfold."""
     rows = [
-        (name, f"{largest:.2g}", f"{parity.limit:.2g}", "yes" if largest <= parity.limit else "NO")
-        for name, largest in parity.differences.items()
+        (name, f"{largest:.2g}", f"{limit:.2g}", "yes" if largest <= limit else "NO")
+        for name, largest in differences.items()
     ]
-    return part("export_parity", parity, rows)
+    return message_html(sentence, kind="note" if passed else "error") + part("export_parity", rows, skipped)
 
 
 def bundle_card(bundle: Bundle) -> dict[str, str]:

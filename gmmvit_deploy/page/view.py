@@ -93,7 +93,8 @@ class Visit:
             ui.add_body_html(f"<script>{(resources / script).read_text(encoding='utf-8')}</script>")
         with ui.element("div").classes("try"):
             title = html.part("title", f"Try {trial.bundle.path.name}")
-            self._html(title + html.parity_html(html.export_parity(trial.bundle)))
+            manifest = trial.bundle.manifest
+            self._html(title + html.parity_html(manifest.export_parity, manifest.export_skipped))
             if trial.notice:
                 self._html(html.message_html(f"Not the fastest runner: {trial.notice}"))
             with ui.element("div").classes("columns"):

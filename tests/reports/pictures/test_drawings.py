@@ -18,7 +18,7 @@ from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.t2t.model import T2T
 from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
 from gmmvit_deploy.models.layers.blocks import PatchEmbedding
-from gmmvit_deploy.models.layers.embeddings import patch_filters, position_embeddings
+from gmmvit_deploy.models.layers.embeddings import patch_filters
 from gmmvit_deploy.models.layers.shifted_patches import VIEWS, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, PrefixBias
@@ -75,13 +75,6 @@ def test_decays_are_drawn_by_head_on_the_grid_and_along_an_axis() -> None:
     assert max(sides) > 1
 
 
-def test_equal_steps_share_a_picture() -> None:
-    steps = [step for step in steps_of(loaded("rmt_2023").model).drawn if step.name == "before.decay"]
-    assert any(len(step.attentions) > 1 for step in steps)
-    shapes = [(step.matrices.shape, step.matrices.tobytes()) for step in steps]
-    assert len(set(shapes)) == len(shapes)
-
-
 def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
     decay = ManhattanDecay(torch.tensor([-0.5, -0.25]), (2, 3))
     (step,) = steps_of(of_scores(decay=PrefixBias(decay, 1))).drawn
@@ -90,16 +83,6 @@ def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
     assert maps is not None
     assert maps.size == (3 * 4 - 1, 2 * 3 - 1)
     assert step.measured(1) == {"label": "head 1", "smallest": -0.75, "largest": 0.0, "closed": 0}
-
-
-def test_head_mixing_is_drawn_before_and_after_softmax() -> None:
-    steps = drawn("cait_plain")
-    for attention, scores in attention_scores(loaded("cait_plain").model):
-        for name, step in (("before.mixing", scores.before.mixing), ("after.mixing", scores.after.mixing)):
-            shown = steps[f"{attention} {name}"]
-            assert shown.operation == "mix"
-            assert np.array_equal(shown.matrices[0], step.weight.detach().numpy())  # a row for each old head
-    assert "after.mixing" in {step.name for step in steps_of(loaded("deepvit_patch").model).drawn}
 
 
 def test_red_and_blue_of_a_mixing_stand_at_old_and_new_head() -> None:
@@ -213,24 +196,17 @@ def test_filters_of_overlapping_patches_are_those_of_a_convolution(name: str, vi
 
 
 @pytest.mark.parametrize(
-    ("name", "layer", "views"),
+    ("name", "layer", "views", "positions"),
     [
-        ("vit_gmm", "patch_embedding", 1),
-        ("pit_gmm", "patch_embedding", 1),
-        ("sl_vit", "patch_embedding", VIEWS),
-        ("spt_swin", "patch_embedding", VIEWS),
-        ("t2t_gmm", "token_transformers.0.qkv", 1),
-        ("sl_t2t", "token_transformers.0.qkv", VIEWS),
-        ("eanet_transfer", "token_transformers.0.project", 1),
-        ("deepvit_cnn_cleaned", "stem.convolutions.0", 1),
-        ("timm_vit", "network.patch_embed.proj", 1),
+        ("pit_gmm", "patch_embedding", 1, ["position_embedding"]),
+        ("mnist_vit", "patch_embedding", 1, ["positions"]),
+        ("timm_vit", "network.patch_embed.proj", 1, ["network.pos_embed"]),
     ],
 )
-def test_the_name_of_the_patch_embedding(name: str, layer: str, views: int) -> None:
-    embedding = patch_filters(loaded(name).model)
-    assert embedding is not None
-    assert (embedding.name, embedding.views) == (layer, views)
-    assert embedding.filters.shape[1] == views * loaded(name).spec.channels
+def test_embeddings_are_found(name: str, layer: str, views: int, positions: list[str]) -> None:
+    drawings = drawings_of(loaded(name).model).to_json()
+    assert (drawings["patch_filters"]["name"], drawings["patch_filters"]["views"]) == (layer, views)
+    assert [embedding["name"] for embedding in drawings["position_embeddings"]] == positions
 
 
 def test_a_network_without_patch_filters_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,27 +281,3 @@ def test_zero_positions_have_the_similarity_zero() -> None:
         assert not shown.similarity.any()
     finally:
         model.position_embedding.copy_(stored)
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize(
-    ("name", "tensors"),
-    [
-        ("vit_gmm", {"position_embedding": True}),
-        ("swin_plain", {"position_embedding": True}),
-        ("eanet_transfer", {"positions.position_embedding": True}),
-        ("timm_vit", {"network.pos_embed": True}),
-        ("vp_simple_vit", {"position_embedding": False}),
-        ("mnist_vit", {"positions": False}),
-        ("rmt_2023", {}),
-    ],
-)
-def test_the_names_of_positions(name: str, tensors: dict[str, bool]) -> None:
-    shown = list(position_embeddings(loaded(name).model))
-    assert {positions.name: positions.stored for positions in shown} == tensors
-    for positions in shown:
-        assert len(positions.positions) == positions.prefix + positions.grid[0] * positions.grid[1]
-    page = page_of(loaded(name), [])
-    assert ("not stored in the checkpoint" in page) == (False in tensors.values())
-    described = drawings_of(loaded(name).model).to_json()["position_embeddings"]
-    assert {positions["name"]: positions["stored"] for positions in described} == tensors

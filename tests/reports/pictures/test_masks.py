@@ -184,15 +184,6 @@ def test_the_page_names_the_options_that_determine_the_model(name: str, expected
         assert where in text
 
 
-def test_a_decay_is_no_missing_mask() -> None:
-    loaded = load_checkpoint(golden("rmt_2023").path, golden("rmt_2023").hints)
-    page = page_of(loaded, [])
-    assert "no mask that multiplies the scores. The decays are matrices that are added" in page
-    assert "The attention of this model has no mask." not in page
-    plain = load_checkpoint(golden("sl_vit").path, golden("sl_vit").hints)
-    assert "The attention of this model has no mask." in page_of(plain, [])
-
-
 @pytest.mark.rest
 @pytest.mark.browser
 def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
