@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from PIL import Image
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import new_file, require_free_file
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = [
     "Figure",
