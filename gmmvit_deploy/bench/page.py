@@ -5,26 +5,13 @@ The summary at its top has sentences that readers can quote, and lists what woul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bench.plots import latency_plot, load_plot, roofline_plot, throughput_plot, waterfall_plot
 from gmmvit_deploy.bench.report import MOST_OTHERS, MOST_SPREAD
-from gmmvit_deploy.reports.pages import (
-    Summary,
-    definitions,
-    figure,
-    folded,
-    items,
-    page,
-    plots,
-    section,
-    table,
-    verdict_word,
-    written_page,
-)
+from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 
 __all__ = ["page_of", "percentile_words", "roofline_words", "summary_of", "write_page"]
 
@@ -42,18 +29,34 @@ def page_of(result: Result) -> str:
     result: the result, as `BenchReport.to_json` returns it.
     """
     name = Path(str(result["bundle"]["path"])).name
-    return page(
-        kind="Benchmark: how fast does each runner answer on this machine?",
+    return rendered(
+        "bench/page.html",
         title=f"Speed of {name}: {result['bundle']['model']}",
         summary=summary_of(result),
-        sections=(
-            section("Side by side", plots(_figures(result)), _cells(result)),
-            section("Ratios", _ratios(result["ratios"])),
-            section("Where the time of a single image goes", _steps(result["waterfall"])),
-            section("Highest rate of arrivals", _loads(result["loads"])),
-            folded("Skipped", len(result["skipped"]), items(result["skipped"])),
-            section("Run card", definitions(_card(result))),
-        ),
+        figures=_figures(result),
+        cells=_cells(result),
+        ratios=[
+            (
+                f"{ratio['runner']} / {ratio['over']}",
+                ratio["scenario"],
+                str(ratio["batch"]),
+                f"{ratio['median']:.3f}",
+                f"{ratio['low']:.3f} to {ratio['high']:.3f}",
+            )
+            for ratio in result["ratios"]
+        ],
+        steps=[
+            (
+                step["name"],
+                f"{step['ms']:.3f}",
+                f"{step['over_before']:+.3f}" if index else "",
+                ", ".join(f"{name} {ms:.3f}" for name, ms in step["parts"].items()),
+            )
+            for index, step in enumerate(result["waterfall"])
+        ],
+        loads=list(map(_load, result["loads"])),
+        skipped=result["skipped"],
+        card=_card(result),
     )
 
 
@@ -120,7 +123,7 @@ def _scope(result: Result) -> Iterator[str]:
     yield "The numbers only hold for the machine, bundle, settings and versions in the run card below"
 
 
-def _figures(result: Result) -> list[str]:
+def _figures(result: Result) -> list[Plot]:
     timed = [cell for cell in result["cells"] if cell["scenario"] != "Offline"]
     figures = []
     for batch in sorted({cell["batch"] for cell in timed}):
@@ -143,7 +146,7 @@ def _figures(result: Result) -> list[str]:
     return figures
 
 
-def _cells(result: Result) -> str:
+def _cells(result: Result) -> list[tuple[str | VerdictWord, ...]]:
     shares = {(share["runner"], share["batch"]): share["share"] for share in result["shares"]}
     rows = []
     for cell in result["cells"]:
@@ -152,7 +155,7 @@ def _cells(result: Result) -> str:
         outputs = cell["outputs"]
         rows.append(
             (
-                escape(cell["runner"]),
+                cell["runner"],
                 cell["scenario"],
                 str(cell["batch"]),
                 f"{cell['median_ms']:.3f}" if timed else "",
@@ -162,69 +165,20 @@ def _cells(result: Result) -> str:
                 f"{share:.0%}" if share is not None else "",
                 f"{outputs['answers']:,} within {outputs['limit']:.1e} of PyTorch"
                 if outputs["right"]
-                else verdict_word("failed", "WRONG"),
+                else VerdictWord("failed", "WRONG"),
             )
         )
-    head = (
-        "runner",
-        "scenario",
-        "batch",
-        "median ms",
-        "spread",
-        "p90 ms",
-        "p99 ms",
-        "p99.9 ms",
-        "images/s",
-        "share of roofline",
-        "logits",
+    return rows
+
+
+def _load(load: Mapping[str, Any]) -> tuple[str, ...]:
+    best = load["best"]
+    return (
+        load["runner"],
+        f"{load['bound_ms']:g} ms",
+        f"{best['rate']:,.0f} a second" if best else "no tested rate stays within the bound",
+        f"{best['p99_ms']:.2f} ms for {best['queries']:,} queries" if best else "",
     )
-    return table("Latency and throughput of each runner", head, rows)
-
-
-def _ratios(ratios: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        (
-            f"{escape(ratio['runner'])} / {escape(ratio['over'])}",
-            ratio["scenario"],
-            str(ratio["batch"]),
-            f"{ratio['median']:.3f}",
-            f"{ratio['low']:.3f} to {ratio['high']:.3f}",
-        )
-        for ratio in ratios
-    ]
-    head = ("times", "scenario", "batch", "ratio", "95 % interval")
-    title = "Time of each runner / time of the first runner; below 1, the runner is faster"
-    return table(title, head, rows) if rows else ""
-
-
-def _steps(steps: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        (
-            escape(step["name"]),
-            f"{step['ms']:.3f}",
-            f"{step['over_before']:+.3f}" if index else "",
-            escape(", ".join(f"{name} {ms:.3f}" for name, ms in step["parts"].items())),
-        )
-        for index, step in enumerate(steps)
-    ]
-    head = ("step", "ms", "added to the step before", "parts of a server's request, ms")
-    return table("Time of a single image, step by step", head, rows) if rows else ""
-
-
-def _loads(loads: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for load in loads:
-        best = load["best"]
-        rows.append(
-            (
-                escape(load["runner"]),
-                f"{load['bound_ms']:g} ms",
-                f"{best['rate']:,.0f} a second" if best else "no tested rate stays within the bound",
-                f"{best['p99_ms']:.2f} ms for {best['queries']:,} queries" if best else "",
-            )
-        )
-    head = ("runner", "bound of p99", "highest rate", "p99 at this rate")
-    return table("Highest rate of arrivals whose p99 latency stays within the bound", head, rows) if rows else ""
 
 
 def _card(result: Result) -> dict[str, str]:

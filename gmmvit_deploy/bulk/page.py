@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from gmmvit_deploy.bulk.plan import Plan
-from gmmvit_deploy.bulk.report import SHOWN, BulkReport, Reference
-from gmmvit_deploy.reports.pages import Summary, definitions, folded, page, section, table
+from gmmvit_deploy.bulk.report import SHOWN, BulkReport
+from gmmvit_deploy.reports.pages import Summary, rendered
 
 __all__ = ["page_of"]
 
@@ -16,18 +14,30 @@ _FEW_CALIBRATION = 50
 
 def page_of(report: BulkReport, plan: Plan, *, name: str) -> str:
     """Return the page as HTML text.  The same job gives the same text.  name: the name of the bundle."""
+    errors = sorted(report.errors.items(), key=lambda item: (-item[1][0], item[0]))
     reference = report.reference
-    return page(
-        kind="Bulk report: what was classified?",
+    return rendered(
+        "bulk/page.html",
         title=f"{report.images:,} images classified by {name}",
         summary=_summary(report),
-        sections=(
-            section("Classes", _classes(report), _confidence(report)),
-            section("Unusual images", _unusual(report, reference) if reference else ""),
-            section("Images with the same content", _duplicates(report)),
-            section("Errors", _errors(report)),
-            section("Scope", definitions(_scope(plan))),
-        ),
+        shown=SHOWN,
+        classes=[
+            (label, f"{count:,}", f"{count / report.images:.1%}", f"{total / count:.3f}")
+            for label, (count, total) in report.classes.items()
+        ],
+        confidence=_confidence(report),
+        reference=reference,
+        unusual_count=f"{report.unusual:,}",
+        unusual=[
+            (name, f"{distance:.3f}", "yes" if reference and distance > reference.limit else "no", label)
+            for distance, name, label in report.most_unusual
+        ],
+        duplicates=[
+            (ids[0], f"{len(ids):,}", ", ".join(ids[1:4]) + (", …" if len(ids) > 4 else ""))
+            for ids in report.most_repeated
+        ],
+        errors=[(error, f"{count:,}", first) for error, (count, first) in errors[:SHOWN]],
+        scope=_scope(plan),
     )
 
 
@@ -56,60 +66,14 @@ def _summary(report: BulkReport) -> Summary:
     return Summary(outcome="passed", word="COMPLETE", sentence=sentence, changes=tuple(changes))
 
 
-def _classes(report: BulkReport) -> str:
-    rows = [
-        (escape(label), f"{count:,}", f"{count / report.images:.1%}", f"{total / count:.3f}")
-        for label, (count, total) in report.classes.items()
-    ]
-    head = ("class", "images", "share", "mean probability")
-    shown = table("Images of each class, the most frequent first", head, rows[:SHOWN]) if rows else ""
-    more = rows[SHOWN:]
-    return shown + folded("Other classes", len(more), table("Images of the other classes", head, more) if more else "")
-
-
-def _confidence(report: BulkReport) -> str:
-    decisions = sum(report.confidence)
+def _confidence(report: BulkReport) -> list[tuple[str, ...]]:
+    decisions, bins = sum(report.confidence), len(report.confidence)
     if not decisions:
-        return ""
-    bins = len(report.confidence)
-    rows = [
+        return []
+    return [
         (f"{index / bins:.1f} to {(index + 1) / bins:.1f}", f"{count:,}", f"{count / decisions:.1%}")
         for index, count in enumerate(report.confidence)
     ]
-    return table("Confidence: the probability of the label", ("probability", "labels", "share"), rows)
-
-
-def _unusual(report: BulkReport, reference: Reference) -> str:
-    what = (
-        f"<p>The {escape(reference.output)} of each image, scaled to length 1, are compared with those of "
-        f"{reference.golden} golden images and {reference.calibration} calibration images. The distance is that to the "
-        f"nearest of them. {report.unusual:,} images are farther than {reference.limit:.3f}, the largest distance of a "
-        f"{'calibration' if reference.calibration else 'golden'} image to the nearest other of them.</p>"
-    )
-    rows = [
-        (escape(name), f"{distance:.3f}", "yes" if distance > reference.limit else "no", escape(label))
-        for distance, name, label in report.most_unusual
-    ]
-    head = ("image", "distance", "beyond the limit", "label")
-    return what + (table("The images with the largest distances", head, rows) if rows else "")
-
-
-def _duplicates(report: BulkReport) -> str:
-    if not report.most_repeated:
-        return "<p>No two images have the same content.</p>"
-    rows = [
-        (escape(ids[0]), f"{len(ids):,}", escape(", ".join(ids[1:4])) + (", …" if len(ids) > 4 else ""))
-        for ids in report.most_repeated
-    ]
-    return table("The contents that occur most often", ("first image", "images", "further images"), rows)
-
-
-def _errors(report: BulkReport) -> str:
-    if not report.errors:
-        return "<p>No image is broken.</p>"
-    ordered = sorted(report.errors.items(), key=lambda item: (-item[1][0], item[0]))
-    rows = [(escape(error), f"{count:,}", escape(first)) for error, (count, first) in ordered[:SHOWN]]
-    return table("The most frequent errors", ("error", "images", "first image"), rows)
 
 
 def _scope(plan: Plan) -> dict[str, str]:

@@ -3,9 +3,7 @@
 A bundle is the folder that ``gmmvit export`` writes. The modules of this folder are:
 
 trial     classifies an encoded image, and measures agreement and times; needs no browser and no web library
-facts     reads the parity at export and the metadata of a bundle, as rows of text
-html      converts answers and facts to HTML
+html      converts answers and facts about the bundle to HTML
 view      draws the page with NiceGUI
-server    opens the address and serves the page
-guard     limits the requests that the page accepts
+server    opens the address, serves the page, and limits the requests that the page accepts
 """

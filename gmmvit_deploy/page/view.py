@@ -12,7 +12,6 @@ import binascii
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,11 +19,11 @@ from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.images.preprocess import FORMATS, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.page import html
-from gmmvit_deploy.page.facts import bundle_card, export_parity
 from gmmvit_deploy.page.server import require_page_library
 from gmmvit_deploy.page.trial import Answer, Trial
-from gmmvit_deploy.reports.pictures.drawing_report import steps_legend
-from gmmvit_deploy.reports.pictures.overlay import overlay_image, token_grid, token_map
+from gmmvit_deploy.reports.pages import macro
+from gmmvit_deploy.reports.pictures.mask_images import overlay_image, token_grid, token_map
+from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -93,7 +92,9 @@ class Visit:
         for script in ("sketch.js", "upload.js"):
             ui.add_body_html(f"<script>{(resources / script).read_text(encoding='utf-8')}</script>")
         with ui.element("div").classes("try"):
-            self._html(f"<h1>Try {escape(trial.bundle.path.name)}</h1>{html.parity_html(export_parity(trial.bundle))}")
+            title = html.part("title", f"Try {trial.bundle.path.name}")
+            manifest = trial.bundle.manifest
+            self._html(title + html.parity_html(manifest.export_parity, manifest.export_skipped))
             if trial.notice:
                 self._html(html.message_html(f"Not the fastest runner: {trial.notice}"))
             with ui.element("div").classes("columns"):
@@ -104,16 +105,22 @@ class Visit:
             self._section("Attention", self._build_attention)
             self._section("Steps and embeddings", self._build_drawings)
             self._section("Time by step", self._build_steps)
-            self._section("This bundle", lambda: self._html(html.facts_html(bundle_card(trial.bundle))))
+            self._section("This bundle", self._build_card)
 
     def _section(self, title: str, build: Callable[[], object]) -> None:
         name = title.lower().replace(" ", "-")
         with self._ui.element("section").props(f'aria-labelledby="{name}"').classes(name):
-            self._html(f'<h2 id="{name}">{escape(title)}</h2>')
+            self._html(html.part("heading", title, name))
             build()
 
     def _html(self, content: str = "") -> Any:
-        return self._ui.html(content, sanitize=False)  # the HTML comes from page/html.py, which escapes all text
+        return self._ui.html(content, sanitize=False)  # the HTML comes from templates, which escape all text
+
+    def _quiet(self, text: str) -> None:
+        self._html(html.message_html(text, kind="quiet"))
+
+    def _build_card(self) -> None:
+        self._html(macro("reports/templates/parts.html", "definitions", html.bundle_card(self._trial.bundle)))
 
     # Ways to give an image
 
@@ -148,11 +155,8 @@ class Visit:
         upload.on("failed", self._on_failed, args=[], js_handler=f"() => {{ {uploader}.removeQueuedFiles(); emit(); }}")
 
     def _build_choice(self) -> None:
-        self._html(
-            '<label class="drop"><span>Drop or paste an image, or choose a file:</span>'
-            f'<input type="file" class="choose" accept="{_SUFFIXES}"></label>'
-            f'<p class="quiet">{_TAKEN} and {MAX_IMAGE_PIXELS // 10**6} million pixels.</p>'
-        )
+        taken = f"{_TAKEN} and {MAX_IMAGE_PIXELS // 10**6} million pixels."
+        self._html(html.part("file_choice", _SUFFIXES, taken))
 
     def _build_sketch(self) -> None:
         ui = self._ui
@@ -162,7 +166,7 @@ class Visit:
                 'aria-describedby="sketch-keys"'
             )
             ui.element("span").classes("pen").props('aria-hidden="true"')
-        self._html(f'<p class="quiet" id="sketch-keys">{_KEYS}</p>')
+        self._html(html.part("drawing_keys", _KEYS))
         with ui.element("div").classes("controls"):
             ui.button("Classify the drawing", on_click=self._on_sketch).props("no-caps")
             clear = ui.button("Clear", color=None, on_click=lambda: ui.run_javascript("gmmvitSketch.clear()"))
@@ -174,8 +178,9 @@ class Visit:
             for number, data in enumerate(self._trial.examples, start=1):
                 button = ui.button(on_click=lambda data=data, number=number: self._show(data, f"example {number}"))
                 with button.props(f'flat padding="2px" aria-label="Example {number}"').classes("example"):
-                    self._html(html.thumbnail(image.pixels_from_bytes(data), ""))
-        self._html('<p class="quiet">The golden images of the bundle, whose logits were recorded at export.</p>')
+                    picture = image_from_pixels(image.pixels_from_bytes(data))
+                    self._html(html.part("image", picture, "", "thumbnail"))
+        self._quiet("The golden images of the bundle, whose logits were recorded at export.")
 
     async def _on_upload(self, event: Any) -> None:
         data = await event.file.read()
@@ -209,9 +214,9 @@ class Visit:
     def _build_seen(self) -> None:
         self._seen = self._html().classes("seen")
         image = self._trial.bundle.manifest.image
-        self._html(
-            f'<p class="quiet">The image after decoding to {image.mode} and resizing to {image.height}×{image.width} '
-            f"({image.resize_text}), before normalisation.</p>"
+        self._quiet(
+            f"The image after decoding to {image.mode} and resizing to {image.height}×{image.width} "
+            f"({image.resize_text}), before normalisation."
         )
 
     def _build_attention(self) -> None:
@@ -224,7 +229,8 @@ class Visit:
             choice = ui.select(titles, value=0, label="Drawing").props("dense outlined options-dense")
         drawing = self._html(parts[0][1]()).classes("drawing")
         choice.on_value_change(lambda event: drawing.set_content(parts[int(event.value)][1]()))
-        self._html(steps_legend(self._trial.drawings.steps))
+        legend = macro("reports/templates/drawings.html", "steps_legend", self._trial.drawings.steps, CLOSED)
+        self._html(legend)
 
     def _build_steps(self) -> None:
         self._steps = self._html(html.message_html("No image yet.")).classes("steps-table")
@@ -244,7 +250,7 @@ class Visit:
             return
         self._picture = image_from_pixels(answer.pixels)
         self._status.set_content(html.message_html(f"Answer for {source}:"))
-        self._predictions.set_content(html.predictions_html(answer))
+        self._predictions.set_content(html.part("predictions", answer))
         self._agreement.set_content(html.agreement_html(answer, url=self._trial.url))
         self._seen.set_content(html.seen_html(answer))
         self._attention.set_content(html.attention_html(answer))
@@ -276,9 +282,9 @@ class Visit:
         self._overlay = self._html().classes("overlay")
         with ui.element("div").classes("controls"):
             self._sliders = (self._slider("Row of the token", 0), self._slider("Column of the token", 1))
-        self._html(
-            '<p class="quiet">The colours show the mask row of the framed token: blue is above 0, red is below 0, '
-            "and 0 has no colour. Dark tokens are outside the window of the framed token.</p>"
+        self._quiet(
+            "The colours show the mask row of the framed token: blue is above 0, red is below 0, and 0 has no colour. "
+            "Dark tokens are outside the window of the framed token."
         )
         self._draw_mask()
 
@@ -290,7 +296,7 @@ class Visit:
         """
         ui, last = self._ui, self._grid()[axis] - 1
         with ui.element("label").classes("slider"):
-            self._html(f'<span class="quiet">{label}</span>')
+            self._html(html.part("label", label))
             slider = ui.element("input").props(
                 f'type="range" min="0" max="{last}" defaultValue="{self._token[axis]}" aria-label="{label}"'
             )
@@ -332,7 +338,8 @@ class Visit:
         values = token_map(layer, head, row=row, column=column, windows=windows)
         over = "the image" if self._picture is not None else "a grey field"
         alt = f"Mask of {layer.layer}, head {head}, for the token at row {row}, column {column}, over {over}"
-        self._overlay.set_content(html.picture_html(overlay_image(picture, layer, values, row=row, column=column), alt))
+        drawn = overlay_image(picture, layer, values, row=row, column=column)
+        self._overlay.set_content(html.part("image", drawn, alt, "picture"))
 
 
 def data_from_url(url: object) -> bytes:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.reports.page_style import SERIES
-from gmmvit_deploy.reports.plotting import bar_style, figure_and_axes, svg
+from gmmvit_deploy.reports.plotting import SERIES, bar_style, figure_and_axes, svg
 
 __all__ = ["block_plot", "class_plot", "margin_plot"]
 

@@ -1,4 +1,4 @@
-"""Build HTML reports.  A report is a single file that loads no other file, for screen, phone and paper.
+"""Build HTML reports from templates.  A report is a single file that loads no other file, for screen, phone and paper.
 
 A report contains, in this order:
 
@@ -6,42 +6,49 @@ A report contains, in this order:
 2. reasons that would change the verdict;
 3. figures and tables;
 4. skipped checks, in sections that are closed until the reader opens them.
+
+``templates/report.html`` is the layout of all reports, and ``templates/parts.html`` has their parts. The template of a
+report extends the layout, and is beside the module that collects its values.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import new_file, require_free_file
-from gmmvit_deploy.reports.page_style import STYLE
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = [
+    "Figure",
     "Outcome",
+    "Plot",
     "Summary",
-    "definitions",
+    "VerdictWord",
     "figure",
-    "folded",
-    "items",
-    "page",
-    "plots",
+    "macro",
+    "png",
+    "rendered",
     "require_page",
-    "scrollable",
-    "section",
-    "table",
-    "verdict_word",
     "written_page",
 ]
 
-Outcome = Literal["passed", "failed", "undecided", "skipped"]
+_COLOURS = 64
 
-_SIGNS: Mapping[Outcome, str] = {"passed": "✓", "failed": "✗", "undecided": "?", "skipped": "–"}
+Outcome = Literal["passed", "failed", "undecided", "skipped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,69 +67,67 @@ class Summary:
     changes: tuple[str, ...]
 
 
-def page(*, kind: str, title: str, summary: Summary, sections: Iterable[str], style: str = "") -> str:
-    """Return the HTML text of a whole page.
+class VerdictWord(NamedTuple):
+    """A verdict in a cell of a table: the page gives the word a colour and a sign."""
 
-    kind: the kind of the report, such as "Parity report".  title: plain text.  sections: HTML.
-    style: CSS to append to `STYLE`.
+    outcome: Outcome
+    word: str
+
+
+class Plot(NamedTuple):
+    """A plot with its title and caption, both plain text.  svg: trusted text, as matplotlib writes it."""
+
+    svg: str
+    title: str
+    caption: str
+
+
+class Figure(NamedTuple):
+    """Pictures side by side, with a title and a caption of some lines, both plain text.
+
+    pictures: (description for a screen reader, picture).
+    layout: ``pair``, ``single`` or ``sheet``, which determines the width of the pictures.
+    all_colours: False reduces a picture to 64 colours: with them a page with hundreds of pictures is small, and the
+    difference is not visible in a picture of white, blue and red.
     """
-    changes = section("What would change the verdict", items(summary.changes)) if summary.changes else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}: {escape(summary.word)}</title><style>{STYLE}{style}</style></head>\n"
-        f'<body><header><p class="kind">{escape(kind)}</p><h1>{escape(title)}</h1></header>\n<main>\n'
-        f'<section class="verdict {summary.outcome}"><h2>Verdict: {verdict_word(summary.outcome, summary.word)}</h2>'
-        f"<p>{escape(summary.sentence)}</p></section>\n"
-        f"{changes}{''.join(sections)}</main></body></html>\n"
+
+    title: str
+    caption: tuple[str, ...]
+    pictures: tuple[tuple[str, Image.Image], ...]
+    layout: Literal["pair", "single", "sheet"] = "pair"
+    all_colours: bool = False
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates of all pages.  The name of a template is its path in the package."""
+    environment = Environment(
+        loader=PackageLoader("gmmvit_deploy", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
+    environment.filters |= {"numeric_columns": _numeric_columns, "png_url": _png_url}
+    return environment
 
 
-def verdict_word(outcome: Outcome, word: str | None = None) -> str:
-    """Return a verdict as HTML with a colour, a sign and a word, so that readers do not depend on the colour.
+def rendered(template: str, *, title: str, summary: Summary, **values: object) -> str:
+    """Return the HTML text of a whole report.
 
-    word: plain text; by default, the name of the outcome.
+    template: the name of a template that extends ``reports/templates/report.html``.  title: plain text.
+    values: what the template reads in addition.
     """
-    sign = f'<span aria-hidden="true">{_SIGNS[outcome]}</span>'
-    return f'<span class="word {outcome}">{sign} {escape(word or outcome)}</span>'
+    return _templates().get_template(template).render(title=title, summary=summary, **values)
 
 
-def section(title: str, *content: str) -> str:
-    """Return a section, or "" if ``content`` is empty.  title: plain text.  content: HTML."""
-    body = "".join(content)
-    return f"<section><h2>{escape(title)}</h2>{body}</section>\n" if body else ""
+def macro(template: str, name: str, *values: object) -> str:
+    """Return the HTML text of a macro, which is a part of a page.  template, name: of the macro.  values: arguments."""
+    return str(getattr(_templates().get_template(template).module, name)(*values))
 
 
-def items(lines: Iterable[str]) -> str:
-    """Return lines of plain text as an HTML list, or "" without lines."""
-    entries = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{entries}</ul>" if entries else ""
-
-
-def folded(title: str, count: int, *content: str) -> str:
-    """Return a closed section that the reader can open, or "" if ``count`` is 0.
-
-    count: number of entries, shown after the title.  title: plain text.  content: HTML.
-    """
-    if not count:
-        return ""
-    return f"<details><summary>{escape(title)} ({count})</summary>{''.join(content)}</details>\n"
-
-
-def definitions(rows: Mapping[str, str]) -> str:
-    """Return an HTML definition list of plain text: name → value."""
-    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in rows.items()) + "</dl>"
-
-
-def plots(figures: Iterable[str]) -> str:
-    """Return figures side by side, as space permits, or "" without figures."""
-    body = "".join(figures)
-    return f'<div class="plots">{body}</div>' if body else ""
-
-
-def figure(svg: str, title: str, caption: str) -> str:
-    """Return a plot with its title and caption, both plain text.
+def figure(svg: str, title: str, caption: str) -> Plot:
+    """Return a plot with IDs of its own, which name its title and its description for a screen reader.
 
     svg: as returned by `gmmvit_deploy.reports.plotting.svg`.
     title: a title that no other figure on the page has, because the IDs inside the SVG are made from the title.
@@ -132,55 +137,31 @@ def figure(svg: str, title: str, caption: str) -> str:
         "<svg ", '<svg role="img" aria-labelledby="NAME-title" aria-describedby="NAME-description" ', 1
     ).replace(">", f'><title id="title">{escape(title)}</title>', 1)
     named = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", named).replace('="NAME-', f'="{name}-')
-    return f"<figure>{named}<figcaption><b>{escape(title)}</b>{escape(caption)}</figcaption></figure>"
+    return Plot(named, title, caption)
 
 
 _NUMBER = re.compile(r"[+−-]?[\d.,]+(e[+-]?\d+)?%?")
-_LONG = 40
-"""Length in characters above which a cell is styled as long text, with line breaks."""
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, row_head: int = 0) -> str:
-    """Return a table.  caption, head: plain text.  rows: HTML.  row_head: index of the column with the row headers."""
-    numbers = [
-        any(_text(row[column]) for row in rows)
-        and all(_NUMBER.fullmatch(_text(row[column])) for row in rows if _text(row[column]))
-        for column in range(len(head))
+def _numeric_columns(rows: Sequence[Sequence[str | VerdictWord]]) -> list[bool]:
+    """Return for each column of a table if it holds numbers and empty cells only, and at least one number."""
+    columns = [[cell for cell in column if cell] for column in zip(*rows, strict=True)]
+    return [
+        bool(column) and all(isinstance(cell, str) and _NUMBER.fullmatch(cell) for cell in column) for column in columns
     ]
-    titles = "".join(
-        f'<th scope="col"{_class("number" * number)}>{escape(name)}</th>'
-        for name, number in zip(head, numbers, strict=True)
-    )
-    lines = "".join("<tr>" + "".join(_cells(row, numbers, row_head)) + "</tr>" for row in rows)
-    return scrollable(
-        caption,
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>",
-    )
 
 
-def scrollable(label: str, content: str) -> str:
-    """Return a region that scrolls content wider than the window.  label: plain text.  content: HTML.
-
-    The region can receive the keyboard focus, so that the arrow keys scroll it, and a screen reader reads the label.
-    """
-    return f'<div class="scroll" role="group" aria-label="{escape(label)}" tabindex="0">{content}</div>'
-
-
-def _cells(row: Sequence[str], numbers: Sequence[bool], row_head: int) -> Iterable[str]:
-    for column, (cell, number) in enumerate(zip(row, numbers, strict=True)):
-        if column == row_head:
-            yield f'<th scope="row"{_class("number" * number)}>{cell}</th>'
-        else:
-            kind = "number" if number else "long" if len(_text(cell)) > _LONG else ""
-            yield f"<td{_class(kind)}>{cell}</td>"
+def png(image: Image.Image) -> bytes:
+    """Return an image as a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
 
 
-def _class(name: str) -> str:
-    return f' class="{name}"' if name else ""
-
-
-def _text(cell: str) -> str:
-    return re.sub(r"<[^>]*>", "", cell)
+def _png_url(image: Image.Image, *, all_colours: bool = True) -> str:
+    """Return an image as the URL of PNG data.  all_colours: False reduces the image to 64 colours."""
+    data = base64.b64encode(png(image if all_colours else image.quantize(_COLOURS)))
+    return f"data:image/png;base64,{data.decode()}"
 
 
 def written_page(html: str, path: Path, *, force: bool) -> None:

@@ -8,9 +8,11 @@ from html import escape
 from typing import Any
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.reports.page_style import SERIES
 
-__all__ = ["bar_style", "figure_and_axes", "line_style", "svg"]
+__all__ = ["SERIES", "bar_style", "figure_and_axes", "line_style", "svg"]
+
+SERIES = ("#0072b2", "#d55e00", "#552222", "#9900ff", "#bb7777", "#221188", "#883300", "#553366")
+"""Colours of the series in a plot, in the order of the series; ``--series-1`` and so on in the light stylesheet."""
 
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -57,7 +59,7 @@ def bar_style(number: int) -> dict[str, Any]:
 def svg(figure: Any, description: str) -> str:
     """Return the SVG text of a figure.  The text has no date and deterministic IDs, so equal figures give equal bytes.
 
-    The colours are CSS variables of `page_style`, so that the colours of a plot change with the page's dark mode.
+    The colours are CSS variables of ``report.css``, which change with the dark mode of the page.
     description: the content of the plot in words, for readers who cannot see the plot.
     """
     context = require("matplotlib", package="matplotlib", extra="report").rc_context
@@ -69,12 +71,8 @@ def svg(figure: Any, description: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r"<svg \1", text, count=1)
     text = text.replace(">", f'><desc id="description">{escape(description)}</desc>', 1)
-    for colour, variable in _variables().items():
+    variables = {_PAPER: f"var(--paper, {_PAPER})", _INK: "currentColor"}
+    variables |= {colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)}
+    for colour, variable in variables.items():
         text = re.sub(rf'(fill|stroke)(: |="){colour}\b', rf"\1\2{variable}", text)
     return text
-
-
-def _variables() -> dict[str, str]:
-    """Return colour in matplotlib's notation → CSS value that replaces the colour."""
-    series = {colour: f"var(--series-{number}, {colour})" for number, colour in enumerate(SERIES, start=1)}
-    return {_PAPER: f"var(--paper, {_PAPER})", _INK: "currentColor", **series}

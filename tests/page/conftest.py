@@ -23,7 +23,7 @@ from gmmvit_deploy.demo.digits import load_digit_images, train
 from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import dataset
-from gmmvit_deploy.page.guard import LOOPBACK
+from gmmvit_deploy.page.server import LOOPBACK
 from tests.browser import open_chromium
 from tests.conftest import cifar_options, once
 

@@ -7,7 +7,7 @@ import http.client
 import io
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,10 +21,10 @@ from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.page import html
 from gmmvit_deploy.page.trial import Trial
-from gmmvit_deploy.reports.pictures.attention_images import rollout_image
+from gmmvit_deploy.reports.pictures.attention_report import rollout_image
 from gmmvit_deploy.reports.pictures.drawings import filter_images
+from gmmvit_deploy.reports.pictures.mask_images import overlay_image, token_map
 from gmmvit_deploy.reports.pictures.mask_numbers import LayerMasks
-from gmmvit_deploy.reports.pictures.overlay import overlay_image, token_map
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.process, pytest.mark.export]
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
-CONTRAST = 4.5  # WCAG 2, level AA, for text
 SEVEN = [(60, 40), (220, 40), (110, 245)]
 
 
@@ -181,25 +180,13 @@ class TestImages:
         answered(visitor, "example 3")
         shows_answer_of(visitor, trial, trial.examples[2])
 
-    @pytest.mark.first(1)
-    @pytest.mark.parametrize(
-        ("data", "message"),
-        [
-            (b"\x89PNG\r\n\x1a\n but nothing behind it", "the file is not a JPEG, PNG, WEBP or BMP image"),
-            (encoded(photo(64, 48), "PNG")[:2000], "the PNG image is damaged or truncated"),
-            (png_bomb(8_000, 8_000), "the image is 8000×8000 pixels; the maximum is 50000000 pixels"),
-            (png_bomb(60_000, 60_000), "the image is too large"),
-        ],
-        ids=["broken", "cut", "bomb", "huge bomb"],
-    )
-    def test_a_file_that_cannot_be_used(self, visit: Callable[..., Visitor], data: bytes, message: str) -> None:
+    def test_a_file_that_cannot_be_used(self, visit: Callable[..., Visitor]) -> None:
         visitor = visit()
         upload(visitor, encoded(photo(8, 8), "PNG"), "good.png")
         answered(visitor, "good.png")
-        upload(visitor, data, "bad.png")
-        refused(visitor, f"bad.png: the image cannot be used: {message}")
-        if "8000" in message:
-            visitor.screenshot("bomb", full=False)
+        upload(visitor, png_bomb(8_000, 8_000), "bad.png")
+        refused(visitor, "bad.png: the image cannot be used: the image is 8000×8000 pixels; the maximum is 50000000")
+        visitor.screenshot("bomb", full=False)
         upload(visitor, encoded(photo(8, 8), "PNG"), "good.png")
         answered(visitor, "good.png")
 
@@ -361,26 +348,12 @@ class TestEveryone:
 
     @pytest.mark.first(1)
     @pytest.mark.parametrize("scheme", ["light", "dark"])
-    def test_in_light_and_dark(self, visit: Callable[..., Visitor], scheme: str) -> None:
-        visitor = visit(color_scheme=scheme)
-        upload(visitor, encoded(photo(32, 32), "PNG"))
-        answered(visitor, "photo.png")
-        background = visitor.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        *colour, opacity = shares(background)
-        assert (opacity > 0 and luminance(colour) < 0.1) == (scheme == "dark")
-        pairs = visitor.page.evaluate(_COLOURS)
-        assert len(pairs) > 30
-        faint = [(text, ink, ground) for text, ink, ground in pairs if contrast(ink, ground) < CONTRAST]
-        assert faint == []
-        if scheme == "dark":
-            visitor.screenshot("dark")
-
-    @pytest.mark.first(1)
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_an_accessibility_checker_finds_nothing_serious(self, visit: Callable[..., Visitor], scheme: str) -> None:
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed").Axe()
         visitor = visit(color_scheme=scheme)
         violations = []
+        background = visitor.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(18, 18, 18)") == (scheme == "dark"), background
         for tab in ("Upload", "Draw", "Examples"):
             visitor.page.get_by_role("tab", name=tab).click()
             visitor.page.get_by_role("tab", name=tab, selected=True).wait_for()
@@ -395,6 +368,9 @@ class TestEveryone:
                 (tab, rule["impact"], rule["id"], rule["nodes"][0]["html"]) for rule in response["violations"]
             ]
         assert [rule for rule in violations if rule[1] in ("serious", "critical")] == []
+        assert visitor.page.locator("[role=status][aria-live=polite]").count() == 1
+        if scheme == "dark":
+            visitor.screenshot("dark")
 
     def test_a_file_is_chosen_with_a_keyboard_dropped_and_pasted(
         self, visit: Callable[..., Visitor], trial: Trial
@@ -418,23 +394,6 @@ class TestEveryone:
             )
             answered(visitor, f"{event}.png")
             shows_answer_of(visitor, trial, other)
-
-    def test_structure_for_a_screen_reader(self, visit: Callable[..., Visitor]) -> None:
-        visitor = visit()
-        upload(visitor, encoded(photo(32, 32), "PNG"))
-        answered(visitor, "photo.png")
-        page = visitor.page
-        assert page.locator("html").get_attribute("lang") == "en-US"
-        assert page.locator("main").count() == page.locator("h1").count() == 1
-        assert (
-            page.locator(".try section[aria-labelledby] > div > h2").count()
-            == page.locator(".try section").count()
-            == 8
-        )
-        assert page.locator(".try img:not([alt])").count() == 0
-        assert page.locator(".try table:not(:has(caption)):visible").count() == 0
-        assert page.locator(".try thead th:not([scope])").count() == 0
-        assert page.locator("[role=status][aria-live=polite]").count() == 1
 
 
 def asked(
@@ -488,12 +447,10 @@ class TestNoOtherMachine:
         ]
         assert elsewhere == []
 
-    def test_a_body_beyond_the_bound_is_refused(self, page_of_bundle: Served) -> None:
+    def test_the_guard_is_in_front(self, page_of_bundle: Served) -> None:
         status, _, text = asked(page_of_bundle, "POST", {"Content-Length": str(2 * MAX_IMAGE_BYTES)})
         assert status == 413
         assert "expected at most" in text
-
-    def test_a_visitor_that_names_another_host_is_refused(self, page_of_bundle: Served) -> None:
         assert asked(page_of_bundle, headers={"Host": "rebound.example"})[0] == 421
 
 
@@ -541,37 +498,3 @@ def test_stops_when_interrupted_and_leaves_nothing(digits_bundle: Bundle, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "connections.txt", "stderr.txt"]
     lines = (tmp_path / "stderr.txt").read_text().splitlines()
     assert [line for line in lines if not line.startswith("·")] == []
-
-
-_COLOURS = """() => [...document.querySelectorAll(".try *")].filter((element) =>
-  [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) &&
-  element.checkVisibility({ opacityProperty: true, visibilityProperty: true })
-).map((element) => {
-  const behind = (e) => getComputedStyle(e).backgroundColor;
-  let ground = element;
-  while (ground.parentElement && behind(ground) === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
-  return [element.textContent.trim().slice(0, 40), getComputedStyle(element).color, behind(ground)];
-})"""
-"""(text, its colour, background colour) of every text on the page."""
-
-
-def shares(text: str) -> tuple[float, ...]:
-    """``rgba(255, 0, 0, 0.5)`` → red, green, blue and opacity as shares of 1."""
-    red, green, blue, *opacity = (float(number) for number in re.findall(r"[\d.]+", text))
-    return (red / 255, green / 255, blue / 255, *(opacity or (1.0,)))
-
-
-def luminance(colour: Sequence[float]) -> float:
-    """Relative luminance of WCAG 2."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(ink: str, ground: str) -> float:
-    """Return the contrast of a computed colour over another; a transparent background counts as white."""
-    *colour, opacity = shares(ink)
-    *behind, behind_opacity = shares(ground)
-    behind = behind if behind_opacity else [1.0, 1.0, 1.0]
-    mixed = [opacity * c + (1 - opacity) * b for c, b in zip(colour, behind, strict=True)]
-    low, high = sorted((luminance(mixed), luminance(behind)))
-    return (high + 0.05) / (low + 0.05)

@@ -13,8 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.page.guard import LOOPBACK, Guard
-from gmmvit_deploy.page.server import is_loopback, listening_socket, url_of
+from gmmvit_deploy.page.server import LOOPBACK, Guard, is_loopback, listening_socket, url_of
 
 MOST = 1000
 

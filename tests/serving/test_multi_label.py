@@ -226,7 +226,7 @@ def test_the_page_shows_the_labels_and_their_thresholds(multi: Bundle, server: T
         answer = trial.answer((folder / "0.png").read_bytes())
     assert all(agreement.agrees for agreement in answer.agreements)
     assert len(answer.agreements) == 3
-    shown = html.predictions_html(answer)
+    shown = html.part("predictions", answer)
     present = [guess for guess in answer.predictions if guess.present]
     assert present
     for guess in present:

@@ -1,27 +1,132 @@
-"""Write a report about the attention of a bundle's model for an image, as a page (.html) or as a picture (.png).
+"""Draw the attention of a model for an image, and write a report about it as a page (.html) or a picture (.png).
 
-The page shows the rollout and the mean attention distances, and needs no other file.
+    rollout      the image; the image in grey, covered with the shares of the patches; the shares with a colour scale
+    distances    a point for each head: the layer from left to right, the mean attention distance from bottom to top
+
+White is a share of 0, and full blue is the largest share of a patch. The page needs no other file.
 """
 
 from __future__ import annotations
 
-from html import escape
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
-from gmmvit_deploy.reports.pages import Summary, definitions, page, section, table
-from gmmvit_deploy.reports.pictures.attention_images import attention_sheet, distances_image, rollout_image
+from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.reports.pages import Figure, Summary, png, rendered
 from gmmvit_deploy.reports.pictures.attention_of_image import HeadDistances, ImageAttention, ImageRollout
-from gmmvit_deploy.reports.pictures.inline import inline_image, png
+from gmmvit_deploy.reports.pictures.mask_images import coloured
 from gmmvit_deploy.reports.pictures.mask_report import require_report_suffix
 
-__all__ = ["attention_page", "write_attention_report"]
+__all__ = ["attention_page", "distances_image", "rollout_image", "write_attention_report"]
 
-_STYLE = "figure img { max-width: 100%; image-rendering: pixelated; background: #ffffff; }"
+_PANEL, _MARGIN, _LINE = 256, 12, 18  # sizes in pixels; _PANEL is the smallest longer side of a panel
+_STRONGEST = 0.8  # the opacity of the largest share; the image stays visible
+_BAR, _BAR_LABEL = 16, 56  # widths in pixels
+_PLOT_HEIGHT, _PLOT_LEFT, _LAYER_WIDTH, _DOT = 240, 48, 28, 4
+_TICKS = 4
+
+
+def rollout_image(pixels: NDArray[Any], rollout: ImageRollout) -> Image.Image:
+    """Draw the image, the rollout over the image, and the rollout with a colour scale, side by side.
+
+    pixels: uint8 (height, width, channels), as the network sees them.
+    """
+    picture = image_from_pixels(pixels).convert("RGB")
+    factor = -(-_PANEL // max(picture.size))
+    size = (picture.width * factor, picture.height * factor)
+    largest = float(rollout.values.max())
+    shares = rollout.values / largest if largest > 0 else rollout.values
+    enlarged = picture.resize(size, Image.Resampling.NEAREST)
+    colours = Image.fromarray(coloured(shares, 1.0)).resize(size, Image.Resampling.NEAREST)
+    full = Image.fromarray(coloured(np.ones_like(shares), 1.0)).resize(size, Image.Resampling.NEAREST)
+    opacity = Image.fromarray((255 * _STRONGEST * shares).round().astype(np.uint8))
+    over = enlarged.convert("L").convert("RGB")
+    over.paste(full, mask=opacity.resize(size, Image.Resampling.NEAREST))
+
+    panels = (("image", enlarged), ("rollout over the image", over), ("rollout", colours))
+    step = size[0] + _MARGIN
+    canvas = Image.new("RGB", (_MARGIN + 3 * step + _BAR + _BAR_LABEL, size[1] + _LINE + 2 * _MARGIN), "white")
+    draw = ImageDraw.Draw(canvas)
+    top = _MARGIN + _LINE
+    for number, (title, panel) in enumerate(panels):
+        left = _MARGIN + number * step
+        draw.text((left, _MARGIN // 2), title, fill="black")
+        canvas.paste(panel, (left, top))
+        draw.rectangle((left, top, left + size[0] - 1, top + size[1] - 1), outline="lightgrey")
+    _draw_scale(canvas, left=_MARGIN + 3 * step, top=top, height=size[1], largest=largest)
+    return canvas
+
+
+def _draw_scale(canvas: Image.Image, *, left: int, top: int, height: int, largest: float) -> None:
+    """Draw the colour scale, from 0 at the bottom to the largest share at the top."""
+    ramp = np.linspace(1, 0, height)[:, None].repeat(_BAR, axis=1)
+    canvas.paste(Image.fromarray(coloured(ramp, 1.0)), (left, top))
+    draw = ImageDraw.Draw(canvas)
+    draw.rectangle((left, top, left + _BAR - 1, top + height - 1), outline="lightgrey")
+    draw.text((left + _BAR + 4, top - 2), f"{largest:.2%}", fill="black")
+    draw.text((left + _BAR + 4, top + height - 12), "0%", fill="black")
+
+
+def distances_image(layers: tuple[HeadDistances, ...]) -> Image.Image:
+    """Draw the mean attention distance of each head in pixels.  Heads without a distance have no point."""
+    values = [[value for value in layer.pixels if value is not None] for layer in layers]
+    step = _nice_step(max((max(row, default=0.0) for row in values), default=0.0) / _TICKS)
+    end = step * _TICKS
+    width = _PLOT_LEFT + max(len(layers) * _LAYER_WIDTH, 320) + _MARGIN
+    canvas = Image.new("RGB", (width, _PLOT_HEIGHT + 3 * _LINE + _MARGIN), "white")
+    draw = ImageDraw.Draw(canvas)
+    draw.text((_MARGIN, 4), "mean attention distance of each head, in pixels", fill="black")
+    top = 2 * _LINE
+    for tick in range(_TICKS + 1):
+        height = top + _PLOT_HEIGHT * (1 - tick / _TICKS)
+        draw.line((_PLOT_LEFT, height, width - _MARGIN, height), fill="lightgrey")
+        draw.text((_MARGIN // 2, height - 7), f"{tick * step:g}", fill="dimgrey")
+    for number, row in enumerate(values):
+        middle = _PLOT_LEFT + _LAYER_WIDTH * (number + 0.5)
+        draw.text((middle - 4, top + _PLOT_HEIGHT + 4), str(number + 1), fill="dimgrey")
+        for value in row:
+            height = top + _PLOT_HEIGHT * (1 - value / end)
+            draw.ellipse((middle - _DOT, height - _DOT, middle + _DOT, height + _DOT), outline=(8, 64, 129), width=2)
+    return canvas
+
+
+def _nice_step(smallest: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, at least ``smallest``; 1 for 0."""
+    if smallest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(smallest))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest)
+
+
+def _sheet(
+    pixels: NDArray[Any], rollout: ImageRollout | None, layers: tuple[HeadDistances, ...], *, lines: tuple[str, ...]
+) -> Image.Image:
+    """Draw the rollout, if any, above the distances, if any, in a single picture.
+
+    pixels: as for `rollout_image`.  lines: the text above the pictures.
+    """
+    pictures = [] if rollout is None else [rollout_image(pixels, rollout)]
+    pictures += [distances_image(layers)] if layers else []
+    head = _MARGIN + len(lines) * _LINE
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    widths = [picture.width for picture in pictures]
+    width = max(*widths, *(math.ceil(measure.textlength(line)) + 2 * _MARGIN for line in lines))
+    canvas = Image.new("RGB", (width, head + sum(picture.height for picture in pictures)), "white")
+    draw = ImageDraw.Draw(canvas)
+    for number, line in enumerate(lines):
+        draw.text((_MARGIN, 4 + number * _LINE), line, fill="black")
+    top = head
+    for picture in pictures:
+        canvas.paste(picture, (0, top))
+        top += picture.height
+    return canvas
 
 
 def write_attention_report(
@@ -44,7 +149,7 @@ def write_attention_report(
             )
         classified = f", classified as {attention.label}" if attention.label else ""
         lines = (f"{bundle}: attention for {image}{classified}", _line(attention))
-        data = png(attention_sheet(pixels, attention.rollout, attention.distances, lines=lines))
+        data = png(_sheet(pixels, attention.rollout, attention.distances, lines=lines))
     else:
         data = attention_page(pixels, attention, bundle=bundle, image=image).encode()
     with new_file(path, force=force) as file:
@@ -62,16 +167,37 @@ def attention_page(pixels: NDArray[Any], attention: ImageAttention, *, bundle: s
 
     The arguments are those of `write_attention_report`.
     """
-    return page(
-        kind="Attention report: which tokens the model attends to, for an image",
+    rollout, layers = attention.rollout, attention.distances
+    rollout_figure = distances_figure = None
+    if rollout is not None:
+        alt = "the image, the rollout over the image, and the rollout with a colour scale"
+        caption = "The darker a patch, the larger its share. Blue is the largest share of a patch, white is 0."
+        drawn = rollout_image(pixels, rollout)
+        rollout_figure = Figure("", (caption,), ((alt, drawn),), layout="single", all_colours=True)
+    if layers:
+        alt = "mean attention distance of each head by layer"
+        caption = "A point is a head. The numbers below are the layers of the table."
+        distances_figure = Figure("", (caption,), ((alt, distances_image(layers)),), layout="single")
+    heads = max((len(layer.pixels) for layer in layers), default=0)
+    return rendered(
+        "reports/templates/attention.html",
         title=f"{bundle}: attention for {image}",
         summary=_summary(attention, image),
-        sections=(
-            section("Rollout", _rollout(pixels, attention.rollout, attention.no_rollout)),
-            section("Mean attention distance", _distances(attention.distances)),
-            section("Attentions without a distance", _without(attention)),
-        ),
-        style=_STYLE,
+        rollout=rollout,
+        no_rollout=attention.no_rollout,
+        rollout_figure=rollout_figure,
+        distances_figure=distances_figure,
+        heads=[f"head {head}" for head in range(heads)],
+        distances=[
+            (
+                str(number),
+                layer.layer,
+                f"{layer.grid[0]}×{layer.grid[1]}" + (f", {layer.sequences} sequences" if layer.sequences > 1 else ""),
+                *(_cell(layer, head) for head in range(heads)),
+            )
+            for number, layer in enumerate(layers, start=1)
+        ],
+        no_distances=attention.no_distances,
     )
 
 
@@ -92,58 +218,8 @@ def _summary(attention: ImageAttention, image: str) -> Summary:
     )
 
 
-def _rollout(pixels: NDArray[Any], rollout: ImageRollout | None, reason: str) -> str:
-    if rollout is None:
-        return f"<p>Not drawn: {escape(reason)}.</p>"
-    alt = "the image, the rollout over the image, and the rollout with a colour scale"
-    picture = inline_image(rollout_image(pixels, rollout), alt=alt, all_colours=True)
-    return (
-        f"<figure>{picture}<figcaption>The darker a patch, the larger its share. "
-        "Blue is the largest share of a patch, white is 0.</figcaption></figure>"
-        + definitions(
-            {
-                "tokens that the head reads": rollout.reads,
-                "share of all patches": f"{rollout.values.sum():.2%}",
-                "share of the prefix tokens": f"{rollout.prefix_share:.2%}",
-            }
-        )
-    )
-
-
-def _distances(layers: tuple[HeadDistances, ...]) -> str:
-    if not layers:
-        return "<p>The model has no attention between the tokens of a known grid.</p>"
-    heads = max(len(layer.pixels) for layer in layers)
-    rows = [
-        (
-            str(number),
-            escape(layer.layer),
-            f"{layer.grid[0]}×{layer.grid[1]}" + (f", {layer.sequences} sequences" if layer.sequences > 1 else ""),
-            *(_cell(layer, head) for head in range(heads)),
-        )
-        for number, layer in enumerate(layers, start=1)
-    ]
-    picture = inline_image(distances_image(layers), alt="mean attention distance of each head by layer")
-    return (
-        f"<figure>{picture}<figcaption>A point is a head. The numbers below are the layers of the table.</figcaption>"
-        "</figure>"
-        + table(
-            "Mean attention distance in pixels (in steps of the grid)",
-            ("number", "layer", "grid", *(f"head {head}" for head in range(heads))),
-            rows,
-            row_head=1,
-        )
-    )
-
-
 def _cell(layer: HeadDistances, head: int) -> str:
     if head >= len(layer.pixels):
         return ""
     pixels, patches = layer.pixels[head], layer.patches[head]
     return "–" if pixels is None or patches is None else f"{pixels:.1f} ({patches:.2f})"
-
-
-def _without(attention: ImageAttention) -> str:
-    if not attention.no_distances:
-        return ""
-    return definitions(dict(attention.no_distances))

@@ -1,37 +1,42 @@
-"""Collect what the report draws in addition to the masks, and draw it."""
+"""Collect what the report draws in addition to the masks, and draw it: steps on the scores, memories, embeddings."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from gmmvit_deploy.reports.pages import Figure
 from gmmvit_deploy.reports.pictures.embedding_numbers import (
+    LARGEST_SHEET,
     FilterSheet,
     PositionSimilarity,
     filters_of,
     similarities_of,
 )
 from gmmvit_deploy.reports.pictures.mask_images import coloured, tiled
-from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, Memory, Steps, colour_end, steps_of
+from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, colour_end, steps_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
 __all__ = [
-    "MOST_TOKENS",
+    "Drawing",
     "Drawings",
+    "drawing_parts",
     "drawings_of",
-    "every",
     "filter_images",
     "memory_image",
     "similarity_image",
     "step_image",
     "step_maps_image",
+    "step_rows",
 ]
 
 MOST_TOKENS = 1024
@@ -40,6 +45,12 @@ MOST_TOKENS = 1024
 _CLOSED = np.array([90, 90, 90], np.uint8)
 _SHEET_COLUMNS = 8
 _MOST_CHANNELS = 8
+_SHOWN_NAMES = 3
+_OPERATIONS = {
+    "add": "The matrix is added to the {}.",
+    "multiply": "The matrix multiplies the {} element by element.",
+    "mix": "The matrix mixes the heads of the {}: a row for each old head, a column for each new head.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +73,33 @@ class Drawings:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A section with pictures.
+
+    text, note: a paragraph, and a paragraph in a quiet colour; empty without one.
+    in_columns: True if the figures stand side by side, as space permits.
+    """
+
+    text: str = ""
+    note: str = ""
+    figures: tuple[Figure, ...] = ()
+    in_columns: bool = False
+
+
 def drawings_of(model: Model) -> Drawings:
     """Return what the report draws of a trained model in addition to the masks."""
     return Drawings(steps=steps_of(model), filters=filters_of(model), positions=similarities_of(model))
 
 
-def every(matrix: NDArray[np.float32]) -> int:
+def _every(matrix: NDArray[np.float32]) -> int:
     """Return k: a picture of the matrix shows every k-th row and column.  k is 1 for a matrix up to 1024 × 1024."""
     return math.ceil(max(matrix.shape) / MOST_TOKENS)
 
 
 def step_image(step: DrawnMatrix, index: int) -> Image.Image:
     """Draw a matrix of a step: row i is query token i (for head mixing: the old head), column j is key token j."""
-    k = every(step.matrices[index])
+    k = _every(step.matrices[index])
     return Image.fromarray(_colours(step, index)[::k, ::k])
 
 
@@ -103,7 +128,7 @@ def memory_image(memory: Memory) -> Image.Image:
 
     The longer side is horizontal: a weight with more rows than columns is drawn transposed.
     """
-    k = every(memory.matrix)
+    k = _every(memory.matrix)
     matrix = np.nan_to_num(memory.matrix[::k, ::k])
     matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     return Image.fromarray(coloured(matrix, float(np.percentile(np.abs(matrix), 99.5)) or 1.0))
@@ -152,3 +177,150 @@ def similarity_image(positions: PositionSimilarity) -> Image.Image | None:
     if rows * columns > MOST_TOKENS:
         return None
     return tiled(coloured(positions.similarity.reshape(rows, columns, rows, columns), 1.0))
+
+
+def drawing_parts(drawings: Drawings) -> Iterator[tuple[str, Callable[[], Drawing]]]:
+    """Yield (title, function that draws the part): each step, the memories, the filters, the positions."""
+    for step in drawings.steps.drawn:
+        yield f"{step.attentions[0]} {step.name}", partial(_draw_step, step)
+    if drawings.steps.memories:
+        yield "Memories of attentions without Q Kᵀ", partial(_draw_memories, drawings.steps.memories)
+    yield "Patch embedding", partial(_draw_filters, drawings.filters)
+    yield "Position embeddings", partial(_draw_positions, drawings.positions)
+
+
+def step_rows(values: tuple[HeadValues, ...]) -> list[tuple[str, ...]]:
+    """Return (attentions, step, quantity, numbers) of each step with a number for each head, as text."""
+    return [
+        (
+            _named(step.attentions),
+            step.name,
+            f"{step.operation}: {quantity}",
+            ", ".join(f"{number:.4g}" for number in numbers),
+        )
+        for step in values
+        for quantity, numbers in step.values.items()
+    ]
+
+
+def _named(attentions: tuple[str, ...]) -> str:
+    """Return the names of attentions, at most three and the number of further attentions."""
+    shown = ", ".join(attentions[:_SHOWN_NAMES])
+    more = len(attentions) - _SHOWN_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _draw_step(step: DrawnMatrix) -> Drawing:
+    rows, columns = step.matrices.shape[1:]
+    size = f"{rows}×{columns} {'heads' if step.operation == 'mix' else 'tokens'}"
+    if step.prefix:
+        size += f", with {step.prefix} prefix tokens that have no map"
+    k = _every(step.matrices[0])
+    thinned = f"; of {k} neighbouring rows or columns, only the first is drawn" if k > 1 else ""
+    windows = f"; {step.windows} windows, of which the first and the last are drawn" if step.windows > 1 else ""
+    what = _OPERATIONS[step.operation].format("scores" if step.name.startswith("before.") else "weights after softmax")
+    same = f" The same step is in {_named(step.attentions[1:])}." if len(step.attentions) > 1 else ""
+    return Drawing(
+        text=what + same,
+        note=f"{size}; full colour at ±{colour_end(step):.3g}{windows}{thinned}",
+        figures=tuple(_step_figure(step, index) for index in range(len(step.labels))),
+        in_columns=True,
+    )
+
+
+def _step_figure(step: DrawnMatrix, index: int) -> Figure:
+    where = f"{step.attentions[0]} {step.name}, {step.labels[index]}"
+    pictures = [(f"{where}: matrix", step_image(step, index))]
+    maps = step_maps_image(step, index)
+    if maps is not None:
+        pictures.append((f"{where}: a map for each token", maps))
+    measured = step.measured(index)
+    span = "" if measured["smallest"] is None else f"{measured['smallest']:.3g} to {measured['largest']:.3g}"
+    closed = f"{measured['closed']} entries without weight" if measured["closed"] else ""
+    caption = "; ".join(part for part in (span, closed) if part)
+    return Figure(step.labels[index], (caption,), tuple(pictures), layout="single" if maps is None else "pair")
+
+
+def _draw_memories(memories: tuple[Memory, ...]) -> Drawing:
+    return Drawing(
+        note="A memory is a trained linear layer in place of keys or values. The matrix is the weight of the layer, "
+        "with the longer side from left to right. White is 0, blue is positive, red is negative; each memory has a "
+        "scale of its own.",
+        figures=tuple(map(_memory_figure, memories)),
+        in_columns=True,
+    )
+
+
+def _memory_figure(memory: Memory) -> Figure:
+    measured = memory.to_json()
+    outputs, inputs = memory.matrix.shape
+    axes = "a column for each output" if outputs > inputs else "a row for each output"
+    span = "" if measured["smallest"] is None else f"; {measured['smallest']:.3g} to {measured['largest']:.3g}"
+    picture = (f"{memory.name}: matrix of the memory", memory_image(memory))
+    return Figure(memory.name, (f"{outputs} outputs, {inputs} inputs; {axes}{span}",), (picture,), layout="single")
+
+
+def _draw_filters(sheet: FilterSheet | None) -> Drawing:
+    if sheet is None:
+        return Drawing(
+            text="There is no picture of the patch embedding: no convolution reads the channels of the image directly, "
+            "and the model declares no linear layer on patches."
+        )
+    channels, rows, columns = sheet.drawn.shape[1:]
+    kind = "filters" if sheet.explained is None else "principal components of the filters"
+    if sheet.explained is not None:
+        what = (
+            f"The first {len(sheet.drawn)} principal components of the {sheet.features} filters, largest variance "
+            f"first. They hold {sheet.explained:.1%} of the variance of the filters."
+        )
+    elif sheet.features > len(sheet.drawn):
+        what = f"The first {LARGEST_SHEET} of the {sheet.features} filters."
+    else:
+        what = f"The {sheet.features} filters."
+    scale = "grey is 0" if channels == 3 * sheet.views else "white is 0, blue is positive, red is negative"
+    figures = []
+    for where, image in filter_images(sheet):
+        alt = f"{sheet.name}: {len(sheet.drawn)} {kind}" + (f", {where}" if where else "")
+        figures.append(Figure(where or sheet.name, (), ((alt, image),), layout="sheet", all_colours=True))
+    return Drawing(
+        text=what,
+        note=f"{sheet.name}: filters of {rows}×{columns} pixels and {channels} channels. Each filter has a scale of "
+        f"its own: {scale}.",
+        figures=tuple(figures),
+    )
+
+
+def _draw_positions(similarities: tuple[PositionSimilarity, ...]) -> Drawing:
+    if not similarities:
+        return Drawing(
+            text="There is no picture of the position embeddings: no parameter or buffer with a usual name holds an "
+            "embedding for each patch of a grid."
+        )
+    return Drawing(
+        note="The map at the position of a patch shows the cosine similarity of its position embedding to all others. "
+        "White is 0, full blue is 1, full red is −1.",
+        figures=tuple(map(_similarity_figure, similarities)),
+    )
+
+
+def _similarity_figure(positions: PositionSimilarity) -> Figure:
+    rows, columns = positions.grid
+    image = similarity_image(positions)
+    measured = positions.measured()
+    parts = [f"{rows}×{columns} patches"]
+    if not positions.stored:
+        parts.append("computed from the sizes of the model, and not stored in the checkpoint")
+    if image is None:
+        parts.append(f"not drawn, because the grid has more than {MOST_TOKENS} patches")
+    if measured["neighbours"] is not None:
+        parts.append(f"neighbours: {measured['neighbours']:.3g} on average")
+    if measured["mean"] is not None:
+        parts.append(
+            f"all pairs: {measured['mean']:.3g} on average, {measured['smallest']:.3g} to {measured['largest']:.3g}"
+        )
+    parts += [
+        f"prefix token {token}, which has no map: {float(row.mean()):.3g} to the patches on average"
+        for token, row in enumerate(positions.to_prefix)
+    ]
+    alt = f"{positions.name}: cosine similarity of each position embedding to all others"
+    return Figure(positions.name, ("; ".join(parts),), () if image is None else ((alt, image),), layout="sheet")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,17 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
-from gmmvit_deploy.models.specs import MaskKind
-from gmmvit_deploy.reports.pages import Outcome, Summary, definitions, folded, page, section, table, verdict_word
-from gmmvit_deploy.reports.pictures.drawing_report import DRAWING_STYLE, drawing_sections
-from gmmvit_deploy.reports.pictures.drawings import Drawings, drawings_of
-from gmmvit_deploy.reports.pictures.inline import inline_image, png
+from gmmvit_deploy.reports.pages import Figure, Outcome, Summary, VerdictWord, png, rendered
+from gmmvit_deploy.reports.pictures.drawings import Drawings, drawing_parts, drawings_of, step_rows
 from gmmvit_deploy.reports.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
-from gmmvit_deploy.reports.pictures.mask_numbers import NEAR, HeadNumbers, LayerMasks, masks_of
+from gmmvit_deploy.reports.pictures.mask_numbers import NEAR, LayerMasks, masks_of
+from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
 __all__ = ["page_of", "require_report_suffix", "write_report"]
 
-_STYLE = """
-.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(17rem, 100%), 1fr)); gap: 1rem; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .5rem; }
-.pair img { width: 100%; image-rendering: pixelated; border: 1px solid var(--line); background: #ffffff; }
-@media print { .heads { grid-template-columns: repeat(3, 1fr); } }
-"""
+_SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided", "note": "skipped"}
+_BUILT_FROM_ARGUMENTS = ("timm", "custom")
+"""Families whose architecture the user or the file names."""
 
 
 def write_report(
@@ -92,20 +86,22 @@ def page_of(
     """
     described = describe_checkpoint(loaded) if described is None else described
     drawings = drawings_of(loaded.model) if drawings is None else drawings
-    unused = described["unused_keys"]
-    return page(
-        kind="Checkpoint report: the content of the file and the findings of its audit",
+    return rendered(
+        "reports/templates/checkpoint.html",
         title=f"{loaded.file.path.name}: masks, steps and embeddings of a {loaded.spec.family}",
         summary=_verdict(described),
-        sections=(
-            section("Model", _model(described)),
-            section("Audit", _audit(described["audit"])),
-            folded("Keys of the file that the model does not use", len(unused), _unused(unused)),
-            section("Masks", _legend(layers, loaded.spec.mask.kind)),
-            *(_layer(layer) for layer in layers),
-            *drawing_sections(drawings),
-        ),
-        style=_STYLE + DRAWING_STYLE,
+        model=_model(described),
+        audit=[
+            (VerdictWord(_SEVERITIES[finding["severity"]], finding["severity"]), finding["where"], finding["what"])
+            for finding in described["audit"]
+        ],
+        unused=list(described["unused_keys"].items()),
+        kind=loaded.spec.mask.kind,
+        layers=list(map(_layer, layers)),
+        steps=drawings.steps,
+        step_rows=step_rows(drawings.steps.values),
+        closed=CLOSED,
+        drawings=drawing_parts(drawings),
     )
 
 
@@ -144,13 +140,9 @@ def _other_options(described: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"Other options: options, presets or defaults state {', '.join(origins)}",) if origins else ()
 
 
-_BUILT_FROM_ARGUMENTS = ("timm", "custom")
-"""Families whose architecture the user or the file names."""
-
-
-def _model(described: Mapping[str, Any]) -> str:
+def _model(described: Mapping[str, Any]) -> dict[str, str]:
     sizes = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in described["spec"].items() if k not in ("family", "mask"))
-    rows = {
+    return {
         "mask": described["mask_description"],
         "sizes": sizes,
         "trainable parameters": f"{described['trainable_parameters']:,}",
@@ -158,99 +150,44 @@ def _model(described: Mapping[str, Any]) -> str:
         "SHA-256": described["checkpoint"]["sha256"],
         **{f"origin of {name.replace('_', ' ')}": where for name, where in described.get("taken_from", {}).items()},
     }
-    return definitions(rows)
 
 
-_SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided", "note": "skipped"}
-
-
-def _audit(findings: list[dict[str, str]]) -> str:
-    if not findings:
-        return "<p>The audit has no findings.</p>"
-    rows = [
-        (
-            verdict_word(_SEVERITIES[finding["severity"]], finding["severity"]),
-            escape(finding["where"]),
-            escape(finding["what"]),
-        )
-        for finding in findings
-    ]
-    return table("Findings of the audit", ("severity", "where", "finding"), rows, row_head=1)
-
-
-def _unused(keys: Mapping[str, str]) -> str:
-    rows = [(escape(key), escape(why)) for key, why in keys.items()]
-    return table("Unused keys", ("key", "reason"), rows)
-
-
-def _legend(layers: list[LayerMasks], kind: MaskKind) -> str:
-    if not layers and kind == "decay":
-        return (
-            "<p>The attention of this model has no mask that multiplies the scores. The decays are matrices that are "
-            "added to the scores: the sections after <b>Other steps on the attention scores</b> show the decays.</p>"
-        )
-    if not layers:
-        return "<p>The attention of this model has no mask.</p>"
-    return (
-        '<p class="quiet">Left: the mask as a matrix, with a row for each query token and a column for each key token. '
-        "Right: the same rows as small maps. The map at the position of a query token shows the factors for all key "
-        "tokens. White is 0, blue is positive, red is negative, on the same scale for all heads of a layer. Mass is "
-        "the sum of the absolute entries.</p>"
-    )
-
-
-def _layer(layer: LayerMasks) -> str:
+def _layer(layer: LayerMasks) -> dict[str, Any]:
+    """Return what the page shows of a layer."""
     limit, (rows, columns) = colour_limit(layer), layer.grid
     underflow = (
         f", {layer.underflowed} of {(rows * columns) ** 2} entries of the stored base underflowed to zero"
         if layer.underflowed
         else ""
     )
-    figures = "".join(_head(layer, head) for head in range(len(layer.heads)))
-    return section(
-        layer.layer,
-        f"<p>{escape(_sentence(DEAD_MASK))}</p>" if layer.dead else "",
-        f'<p class="quiet">{rows}×{columns} tokens; full colour at ±{limit:.3g}{underflow}</p>',
-        f'<div class="heads">{figures}</div>',
-        _kernel_table(layer) if layer.heads[0].alpha else "",
-    )
+    names = [f"head {head}" for head in range(len(layer.heads))] if len(layer.heads) > 1 else ["all heads"]
+    return {
+        "name": layer.layer,
+        "dead": f"{DEAD_MASK[0].upper()}{DEAD_MASK[1:]}." if layer.dead else "",
+        "note": f"{rows}×{columns} tokens; full colour at ±{limit:.3g}{underflow}",
+        "heads": [_head(layer, head, name) for head, name in enumerate(names)],
+        "kernel_head": ["kernel", *(f"α, σ of {name}" for name in names)],
+        "kernels": [
+            (str(kernel), *(f"{head.alpha[kernel]:.3g}, {head.sigma[kernel]:.3g}" for head in layer.heads))
+            for kernel in range(len(layer.heads[0].alpha))
+        ],
+    }
 
 
-def _sentence(what: str) -> str:
-    return f"{what[0].upper()}{what[1:]}."
-
-
-def _head(layer: LayerMasks, head: int) -> str:
+def _head(layer: LayerMasks, head: int, name: str) -> Figure:
     numbers = layer.heads[head]
-    name = f"head {head}" if len(layer.heads) > 1 else "all heads"
-    pictures = "".join(
-        inline_image(image, alt=f"{layer.layer} {name}: {what}")
-        for what, image in (
-            ("mask matrix", matrix_image(layer, head)),
-            ("a map for each token", position_maps_image(layer, head)),
-        )
-    )
-    return (
-        f'<figure><div class="pair">{pictures}</div><figcaption><b>{name}</b>{_caption(numbers)}</figcaption></figure>'
-    )
-
-
-def _caption(numbers: HeadNumbers) -> str:
     near = ", ".join(f"≤{d}: {share:.0%}" for d, share in zip(NEAR, numbers.within, strict=True))
     far = 1 - numbers.within[-1]
     dead = f"; kernels without effect: {', '.join(map(str, numbers.dead))}" if numbers.dead else ""
-    return (
-        f"mass at distance {near}, farther: {far:.0%}<br>own token: {numbers.itself:.2g}× the mean of all entries; "
-        f"{numbers.negative:.0%} negative; {numbers.smallest:.3g} to {numbers.largest:.3g}{dead}"
+    return Figure(
+        name,
+        (
+            f"mass at distance {near}, farther: {far:.0%}",
+            f"own token: {numbers.itself:.2g}× the mean of all entries; {numbers.negative:.0%} negative; "
+            f"{numbers.smallest:.3g} to {numbers.largest:.3g}{dead}",
+        ),
+        (
+            (f"{layer.layer} {name}: mask matrix", matrix_image(layer, head)),
+            (f"{layer.layer} {name}: a map for each token", position_maps_image(layer, head)),
+        ),
     )
-
-
-def _kernel_table(layer: LayerMasks) -> str:
-    names = [f"α, σ of head {head}" for head in range(len(layer.heads))]
-    if len(layer.heads) == 1:
-        names = ["α, σ of all heads"]
-    rows = [
-        (str(kernel), *(f"{head.alpha[kernel]:.3g}, {head.sigma[kernel]:.3g}" for head in layer.heads))
-        for kernel in range(len(layer.heads[0].alpha))
-    ]
-    return table(f"Gaussians of {layer.layer}", ("kernel", *names), rows)

@@ -6,11 +6,10 @@ The page shows which attentions are a single GPU kernel, and in which data type 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from html import escape
+from collections.abc import Iterator
 from pathlib import Path
 
-from gmmvit_deploy.reports.pages import Summary, definitions, page, section, table, verdict_word, written_page
+from gmmvit_deploy.reports.pages import Summary, VerdictWord, rendered, written_page
 from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
 
 __all__ = ["page_of", "write_page"]
@@ -24,18 +23,32 @@ def write_page(engine: Engine, path: Path, *, force: bool = False) -> None:
 def page_of(engine: Engine) -> str:
     """Return the page as HTML text.  The page loads nothing from the network."""
     card = engine.card
-    return page(
-        kind="Engine report: did the builder keep what the graph promises?",
+    kinds = list(dict.fromkeys(kind for shares in card.shares.values() for kind in shares))
+    return rendered(
+        "runtimes/engines/page.html",
         title=f"Engine {engine.path.name}: {card.precision}, {card.flavor} {card.tensorrt_version}",
         summary=_verdict(engine),
-        sections=(
-            section("Engine", definitions(_facts(card))),
-            section("Attentions", _attentions(card)),
-            section("Matrix products in another type than promised", _misses(card)),
-            section("Layers", _layers(card)),
-            section("Cost of the masks", _mask_cost(card)),
-            section("Provenance", definitions(_provenance(engine))),
-        ),
+        facts=_facts(card),
+        attentions=[
+            (
+                proof.name,
+                proof.target,
+                str(proof.profile),
+                "masked" if proof.masked else "plain",
+                VerdictWord("passed", "yes") if proof.fused else VerdictWord("undecided", "NO"),
+                proof.precision,
+                proof.reason or ", ".join(proof.kernels),
+            )
+            for proof in card.attentions
+        ],
+        misses=[(miss.node, miss.target, str(miss.profile), miss.expected, miss.actual) for miss in card.misses],
+        kinds=kinds,
+        layers=[
+            (target, "+".join(map(str, card.layers[target])), *(f"{shares.get(kind, 0):.0%}" for kind in kinds))
+            for target, shares in card.shares.items()
+        ],
+        mask_cost=_mask_cost(card),
+        provenance=_provenance(engine),
     )
 
 
@@ -122,49 +135,11 @@ def _facts(card: EngineCard) -> dict[str, str]:
     }
 
 
-def _attentions(card: EngineCard) -> str:
-    rows = [
-        (
-            escape(proof.name),
-            escape(proof.target),
-            str(proof.profile),
-            "masked" if proof.masked else "plain",
-            verdict_word("passed", "yes") if proof.fused else verdict_word("undecided", "NO"),
-            escape(proof.precision),
-            escape(proof.reason or ", ".join(proof.kernels)),
-        )
-        for proof in card.attentions
-    ]
-    head = ("attention", "target", "profile", "mask", "single kernel", "types of the products", "kernel, or reason")
-    return table("Attentions as the builder reports them", head, rows) if rows else ""
-
-
-def _misses(card: EngineCard) -> str:
-    rows = [
-        (escape(miss.node), escape(miss.target), str(miss.profile), escape(miss.expected), escape(miss.actual))
-        for miss in card.misses
-    ]
-    return (
-        table("Matrix products in another type", ("node", "target", "profile", "expected", "actual"), rows)
-        if rows
-        else ""
-    )
-
-
-def _layers(card: EngineCard) -> str:
-    kinds = list(dict.fromkeys(kind for shares in card.shares.values() for kind in shares))
-    rows = [
-        (escape(target), "+".join(map(str, card.layers[target])), *(f"{shares.get(kind, 0):.0%}" for kind in kinds))
-        for target, shares in card.shares.items()
-    ]
-    return table("Share of the layers in each type", ("target", "layers by profile", *kinds), rows) if rows else ""
-
-
-def _mask_cost(card: EngineCard) -> str:
+def _mask_cost(card: EngineCard) -> list[tuple[str, ...]]:
     cost = card.mask_cost
     if cost is None:
-        return ""
-    rows = [
+        return []
+    rows: list[tuple[str, ...]] = [
         (name, f"{own:,}", f"{twin:,}", f"{own - twin:+,}")
         for name, own, twin in (
             ("layers", cost.layers, cost.twin_layers),
@@ -172,18 +147,12 @@ def _mask_cost(card: EngineCard) -> str:
             ("bytes of the plan", cost.bytes, cost.twin_bytes),
         )
     ]
-    rows += [
-        (f"median ms at batch {batch}", f"{own:.3f}", f"{twin:.3f}", f"{own - twin:+.3f}")
-        for batch, own, twin in _times(cost.milliseconds, cost.twin_milliseconds)
+    twins = cost.twin_milliseconds or {}
+    return rows + [
+        (f"median ms at batch {batch}", f"{own:.3f}", f"{twins[batch]:.3f}", f"{own - twins[batch]:+.3f}")
+        for batch, own in (cost.milliseconds or {}).items()
+        if batch in twins
     ]
-    head = ("measure", "this engine", "twin with masks of ones", "difference")
-    return table("The engine and its twin whose masks are all ones", head, rows)
-
-
-def _times(own: Mapping[str, float] | None, twin: Mapping[str, float] | None) -> Iterator[tuple[str, float, float]]:
-    for batch, ms in (own or {}).items():
-        if twin and batch in twin:
-            yield batch, ms, twin[batch]
 
 
 def _provenance(engine: Engine) -> dict[str, str]:

@@ -17,16 +17,16 @@ from gmmvit_deploy.errors import ImageError, InputError, OutputError
 from gmmvit_deploy.models.layers.attention import heads_of, masked_attentions
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
-from gmmvit_deploy.reports.pictures.attention_images import distances_image, rollout_image
-from gmmvit_deploy.reports.pictures.attention_numbers import mean_attention_distance, rollout
 from gmmvit_deploy.reports.pictures.attention_of_image import (
     HeadDistances,
     ImageAttention,
     ImageRollout,
     attention_of_bundle,
     attention_of_image,
+    mean_attention_distance,
+    rollout,
 )
-from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
+from gmmvit_deploy.reports.pictures.attention_report import distances_image, rollout_image, write_attention_report
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import GOLDEN, golden
@@ -49,17 +49,12 @@ def measured(name: str) -> ImageAttention:
 # The formulas
 
 
-@pytest.mark.parametrize("discard", [0.0, 0.9])
-@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
-def test_rollout_is_the_golden_rollout(fusion: str, discard: float) -> None:
+def test_rollout_is_the_golden_rollout() -> None:
     with np.load(GOLDEN / "timm" / "attention_rollout.npz") as arrays:
-        attentions, expected = arrays["attentions"], arrays[f"{fusion}.{discard}"]
-        other = arrays[f"{fusion}.{discard}.vit_explain"]
-    result = rollout(list(attentions), fusion=fusion, discard=discard)
+        attentions, expected = arrays["attentions"], arrays["mean.0.0"]
+    result = rollout(list(attentions))
     assert np.abs(result - expected).max() < 1e-14
     assert result.sum(axis=1) == pytest.approx(np.ones(len(result)), abs=1e-12)
-    # Division of columns by the sums of rows is another matrix, unless the rows sum to 1.
-    assert (np.abs(result - other).max() < 1e-14) == (fusion == "mean" and discard == 0)
 
 
 def test_rollout_of_weights_that_do_not_fit() -> None:
@@ -114,9 +109,7 @@ def test_the_weights_are_softmax_of_the_scores() -> None:
     ("name", "reads", "prefix"),
     [
         ("vit_gmm", "the mean of the 64 patches", 0),
-        ("sl_vit", "token 0, before the patches", 1),
         ("mnist_vit", "token 0, before the patches", 1),
-        ("vp_vit", None, 1),
         ("timm_vit", "token 0, before the patches", 1),
         ("timm_deit_distilled", "the mean of the tokens 0, 1", 2),
         ("timm_deit_distilled_gmm", "the mean of the tokens 0, 1", 2),
@@ -146,10 +139,6 @@ def test_models_with_a_rollout(name: str, reads: str | None, prefix: int) -> Non
         ("pit_gmm", "the number of tokens changes", None),
         ("t2t_gmm", "the number of tokens changes", None),
         ("cait_gmm", r"patch_blocks.0.attention.inner changes the weights after softmax \(after.mixing\)", None),
-        ("deepvit_patch", "changes the weights after softmax", None),
-        ("vp_deepvit", "changes the weights after softmax", None),
-        ("rmt_tiny_like", "sequences|the number of tokens changes", None),
-        ("eanet_transformer", "is no attention between tokens", 0),
         ("timm_swin", r"divides the tokens into \d+ sequences", None),
         ("timm_cait", "without the fused attention function", 0),
         ("dino_linear", "reads the class tokens of the last 3 blocks", None),
@@ -228,7 +217,7 @@ def test_reports(name: str, tmp_path: Path) -> None:
     assert not re.search(r"""(?:src|href)=["'](?!data:)|url\(|@import|<script""", page)
     assert page.count("<img ") == (attention.rollout is not None) + bool(attention.distances)
     assert ("NO ROLLOUT" in page) == (attention.rollout is None)
-    assert attention.no_rollout in page.replace("&#x27;", "'")
+    assert attention.no_rollout in page.replace("&#39;", "'")
     with pytest.raises(OutputError, match="exists"):
         write_attention_report(pixels, attention, path, bundle="bundle", image="image.png")
     if attention.distances:

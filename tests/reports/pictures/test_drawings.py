@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.t2t.model import T2T
 from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
 from gmmvit_deploy.models.layers.blocks import PatchEmbedding
-from gmmvit_deploy.models.layers.embeddings import patch_filters, position_embeddings
+from gmmvit_deploy.models.layers.embeddings import patch_filters
 from gmmvit_deploy.models.layers.shifted_patches import VIEWS, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, PrefixBias
@@ -28,9 +27,7 @@ from gmmvit_deploy.models.scores.heads import HeadMixing
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Add
 from gmmvit_deploy.reports.pictures import drawings as module
-from gmmvit_deploy.reports.pictures.drawing_report import drawing_sections
 from gmmvit_deploy.reports.pictures.drawings import (
-    Drawings,
     drawings_of,
     filter_images,
     memory_image,
@@ -39,11 +36,9 @@ from gmmvit_deploy.reports.pictures.drawings import (
     step_maps_image,
 )
 from gmmvit_deploy.reports.pictures.embedding_numbers import LARGEST_SHEET, FilterSheet, filters_of, similarities_of
-from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import page_of
-from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, steps_of
+from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, steps_of
 from tests.conftest import golden
-from tests.pages import require_readable_page
 
 GREY = [90, 90, 90]
 
@@ -66,20 +61,6 @@ def of_scores(**steps: torch.nn.Module) -> nn.Module:
     return nn.ModuleDict({"attention": AttentionScores(steps)})
 
 
-@pytest.mark.rest
-def test_every_step_is_a_mask_a_picture_or_numbers() -> None:
-    for name in ("rmt_2023", "deepvit_patch", "sl_cait", "sl_swin", "cait_gmm", "pit_gmm", "timm_vit_gmm"):
-        model = loaded(name).model
-        steps = steps_of(model)
-        drawn_names = {
-            (attention, step.name) for step in (*steps.drawn, *steps.values) for attention in step.attentions
-        }
-        for attention, scores in attention_scores(model):
-            for step_name, step in scores.steps():
-                is_mask = step.numbers().patches is not None
-                assert is_mask != ((attention, step_name) in drawn_names), (name, attention, step_name)
-
-
 def test_decays_are_drawn_by_head_on_the_grid_and_along_an_axis() -> None:
     steps = drawn("rmt_tiny_like")
     for attention, scores in attention_scores(loaded("rmt_tiny_like").model):
@@ -94,13 +75,6 @@ def test_decays_are_drawn_by_head_on_the_grid_and_along_an_axis() -> None:
     assert max(sides) > 1
 
 
-def test_equal_steps_share_a_picture() -> None:
-    steps = [step for step in steps_of(loaded("rmt_2023").model).drawn if step.name == "before.decay"]
-    assert any(len(step.attentions) > 1 for step in steps)
-    shapes = [(step.matrices.shape, step.matrices.tobytes()) for step in steps]
-    assert len(set(shapes)) == len(shapes)
-
-
 def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
     decay = ManhattanDecay(torch.tensor([-0.5, -0.25]), (2, 3))
     (step,) = steps_of(of_scores(decay=PrefixBias(decay, 1))).drawn
@@ -109,16 +83,6 @@ def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
     assert maps is not None
     assert maps.size == (3 * 4 - 1, 2 * 3 - 1)
     assert step.measured(1) == {"label": "head 1", "smallest": -0.75, "largest": 0.0, "closed": 0}
-
-
-def test_head_mixing_is_drawn_before_and_after_softmax() -> None:
-    steps = drawn("cait_plain")
-    for attention, scores in attention_scores(loaded("cait_plain").model):
-        for name, step in (("before.mixing", scores.before.mixing), ("after.mixing", scores.after.mixing)):
-            shown = steps[f"{attention} {name}"]
-            assert shown.operation == "mix"
-            assert np.array_equal(shown.matrices[0], step.weight.detach().numpy())  # a row for each old head
-    assert "after.mixing" in {step.name for step in steps_of(loaded("deepvit_patch").model).drawn}
 
 
 def test_red_and_blue_of_a_mixing_stand_at_old_and_new_head() -> None:
@@ -232,24 +196,17 @@ def test_filters_of_overlapping_patches_are_those_of_a_convolution(name: str, vi
 
 
 @pytest.mark.parametrize(
-    ("name", "layer", "views"),
+    ("name", "layer", "views", "positions"),
     [
-        ("vit_gmm", "patch_embedding", 1),
-        ("pit_gmm", "patch_embedding", 1),
-        ("sl_vit", "patch_embedding", VIEWS),
-        ("spt_swin", "patch_embedding", VIEWS),
-        ("t2t_gmm", "token_transformers.0.qkv", 1),
-        ("sl_t2t", "token_transformers.0.qkv", VIEWS),
-        ("eanet_transfer", "token_transformers.0.project", 1),
-        ("deepvit_cnn_cleaned", "stem.convolutions.0", 1),
-        ("timm_vit", "network.patch_embed.proj", 1),
+        ("pit_gmm", "patch_embedding", 1, ["position_embedding"]),
+        ("mnist_vit", "patch_embedding", 1, ["positions"]),
+        ("timm_vit", "network.patch_embed.proj", 1, ["network.pos_embed"]),
     ],
 )
-def test_the_name_of_the_patch_embedding(name: str, layer: str, views: int) -> None:
-    embedding = patch_filters(loaded(name).model)
-    assert embedding is not None
-    assert (embedding.name, embedding.views) == (layer, views)
-    assert embedding.filters.shape[1] == views * loaded(name).spec.channels
+def test_embeddings_are_found(name: str, layer: str, views: int, positions: list[str]) -> None:
+    drawings = drawings_of(loaded(name).model).to_json()
+    assert (drawings["patch_filters"]["name"], drawings["patch_filters"]["views"]) == (layer, views)
+    assert [embedding["name"] for embedding in drawings["position_embeddings"]] == positions
 
 
 def test_a_network_without_patch_filters_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,70 +281,3 @@ def test_zero_positions_have_the_similarity_zero() -> None:
         assert not shown.similarity.any()
     finally:
         model.position_embedding.copy_(stored)
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize(
-    ("name", "tensors"),
-    [
-        ("vit_gmm", {"position_embedding": True}),
-        ("swin_plain", {"position_embedding": True}),
-        ("eanet_transfer", {"positions.position_embedding": True}),
-        ("timm_vit", {"network.pos_embed": True}),
-        ("vp_simple_vit", {"position_embedding": False}),
-        ("mnist_vit", {"positions": False}),
-        ("rmt_2023", {}),
-    ],
-)
-def test_the_names_of_positions(name: str, tensors: dict[str, bool]) -> None:
-    shown = list(position_embeddings(loaded(name).model))
-    assert {positions.name: positions.stored for positions in shown} == tensors
-    for positions in shown:
-        assert len(positions.positions) == positions.prefix + positions.grid[0] * positions.grid[1]
-    page = page_of(loaded(name), [])
-    assert ("not stored in the checkpoint" in page) == (False in tensors.values())
-    described = drawings_of(loaded(name).model).to_json()["position_embeddings"]
-    assert {positions["name"]: positions["stored"] for positions in described} == tensors
-
-
-def test_the_similarity_of_sinusoids_decreases_with_the_distance() -> None:
-    (shown,) = similarities_of(loaded("vp_simple_vit").model)
-    (rows, columns), similarity = shown.grid, shown.similarity
-    assert shown.prefix == 0
-    assert rows == columns > 2
-    maps = similarity.reshape(rows, columns, rows, columns)
-    # The sinusoids depend on row and column in the same way: maps are symmetric about the diagonal of the grid.
-    np.testing.assert_allclose(maps, maps.transpose(1, 0, 3, 2), atol=1e-6)
-    assert maps[0, 0, 0, 1] > maps[0, 0, 0, 2]
-    assert maps[0, 0, 0, 1] > maps[0, 0, 1, 1]
-
-
-def test_a_model_without_positions_gets_a_sentence() -> None:
-    page = page_of(loaded("rmt_2023"), [])
-    require_readable_page(page)
-    assert "There is no picture of the position embeddings" in page
-    assert "cosine similarity of each position embedding" not in page
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize("name", ["rmt_2023", "deepvit_patch", "sl_swin", "sl_cait", "eanet_transfer", "timm_vit_gmm"])
-def test_the_page_describes_every_picture(name: str) -> None:
-    tree = require_readable_page(page_of(loaded(name), masks_of(loaded(name).model)))
-    alts = [image.attributes["alt"] for image in tree.all("img")]
-    assert len(set(alts)) == len(alts)
-    drawings = drawings_of(loaded(name).model)
-    titles = [heading.text for heading in tree.all("h2")]
-    for step in drawings.steps.drawn:
-        assert f"{step.attentions[0]} {step.name}" in titles
-    for values in drawings.steps.values:
-        assert values.name in " ".join(table.text for table in tree.all("table"))
-    json.dumps(drawings.to_json(), allow_nan=False)
-
-
-def test_names_of_memories_and_reasons_are_escaped() -> None:
-    memory = Memory(name="<b>&", matrix=np.eye(3, dtype=np.float32))
-    steps = Steps(drawn=(), values=(), memories=(memory,), omitted={"<i>": "<u>"})
-    html = "".join(drawing_sections(Drawings(steps=steps, filters=None, positions=())))
-    assert not re.search(r"<b><b>|<i>|<u>", html)
-    assert "&lt;b&gt;&amp;" in html
-    assert "&lt;i&gt;, not drawn: &lt;u&gt;" in html

@@ -65,10 +65,6 @@ def loaded(name: str) -> LoadedCheckpoint:
     return load_checkpoint(case.path, case.hints)
 
 
-def test_the_lists_name_existing_checkpoints() -> None:
-    assert {*READS, *COMPUTED} <= set(NAMES)
-
-
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_draws_every_step(name: str) -> None:
