@@ -33,9 +33,9 @@ from gmmvit_deploy.bundle.variants import (
 )
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
-from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
+from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
+from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.export.random_inputs import RANDOM, fresh_inputs
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes
 from gmmvit_deploy.graphs.calibration import bounds_of
@@ -47,11 +47,13 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import proof_programs
-from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,12 +66,17 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = [
+    "CALIBRATION_IMAGES",
     "PreparedGraph",
     "graph_before_quantization",
     "graph_from_model",
     "prepared_graph",
     "variant_from_bundle",
+    "variants_from_bundle",
 ]
+
+CALIBRATION_IMAGES = 512
+"""The maximum number of calibration images, if the user states no other number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,18 +128,59 @@ def variant_from_bundle(
     replacements, the record and a graph do not match, which `open_variant` reports.
     Returns the graph ``model.<precision>.onnx``.
     """
+    _require_free(bundle, (precision,), force=force)
+    return _written(bundle, precision, calibration=calibration, padded=padded, force=force)
+
+
+def variants_from_bundle(
+    bundle: Bundle,
+    precisions: Sequence[Precision],
+    calibration: str | None = None,
+    calibration_images: int = CALIBRATION_IMAGES,
+    *,
+    padded: bool = True,
+    force: bool = False,
+    on_progress: OnProgress = ignore,
+) -> list[Variant]:
+    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each.
+
+    calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
+    calibration_images: the maximum number of images.
+    padded, force: as in `variant_from_bundle`.
+    on_progress: called at the beginning of each precision.
+    Errors: as in `variant_from_bundle`; OutputError leaves the bundle unchanged if a graph of any precision exists.
+    """
+    _require_free(bundle, precisions, force=force)
+    variants = []
+    for number, precision in enumerate(precisions):
+        on_progress(Progress(f"write {precision}", number, len(precisions)))
+        images = (
+            open_images(bundle, calibration, limit=calibration_images)
+            if calibration and precision in QUANTIZED
+            else None
+        )
+        variants.append(_written(bundle, precision, calibration=images, padded=padded, force=force))
+    return variants
+
+
+def _require_free(bundle: Bundle, precisions: Sequence[Precision], *, force: bool) -> None:
+    """Check that no graph exists, before the work: calibration can take minutes.  Errors: OutputError."""
+    for precision in precisions:
+        for name in onnx_files(precision) if precision != "fp32" else ():
+            require_free_file(bundle.path / name, force=force, fixed_name=True)
+
+
+def _written(
+    bundle: Bundle, precision: Precision, *, calibration: ImageBatches | None, padded: bool, force: bool
+) -> Variant:
     if precision == "fp32":
         return open_variant(bundle, precision)
     graphs = (False, True) if precision in FOR_CPUS else (False,)
-    paths = [bundle.path / name for name in onnx_files(precision)]
-    # Checked first, because calibration can take minutes.
-    for path in paths:
-        require_free_file(path, force=force, fixed_name=True)
     made = [_recorded(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu) for for_cpu in graphs]
     record = replace(made[0][1], cpu=made[1][1] if precision in FOR_CPUS else None)
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     with ExitStack() as closing:
-        files = [closing.enter_context(new_file(path, force=force)) for path in paths]
+        files = [closing.enter_context(new_file(bundle.path / name, force=force)) for name in onnx_files(precision)]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
         for file, (data, _) in zip(files, made, strict=True):
             file.write(data)
@@ -316,12 +364,9 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, record
     runtime's logits from the golden logits exceeds the precision's limit (`tolerances`). In int8, on a CPU where the
     products of OpenVINO saturate, OpenVINO is skipped in place of this error: the graph is right, and runs elsewhere.
     """
-    inputs, expected = golden_rows(bundle)
-    own = bundle.manifest.float32_noise
-    noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
-    # `limit_from_noise` limits the difference from the float64 logits. The golden logits are float32, and differ from
-    # the float64 logits by at most the noise.
-    limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
+    inputs, outputs = bundle.golden_rows()
+    first, expected = next(iter(outputs.items()))
+    limit = limit_from_stored(bundle.stored_noise(expected), precision, recorded=recorded).largest
     with temporary_folder("proof") as folder:
         path = folder / file
         path.write_bytes(data)
@@ -329,13 +374,13 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, record
         differences, skipped = proven_programs(
             proof_programs(bundle, variant),
             inputs,
-            expected,
-            limit,
+            {first: expected},
+            {first: limit},
             what=file,
             openvino_is_wrong=int8_saturates() if precision == "int8" else "",
         )
     return {
-        **{name: {"largest_abs": largest, "limit": limit} for name, largest in differences.items()},
+        **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},
         **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},
     }
 
