@@ -206,23 +206,13 @@ def _recorded(
         passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
         constants=prepared.constants,
         mask_sha256=prepared.mask_sha256,
-        masks=tuple(changes_of(prepared.folded.masks, _other_types(precision, for_cpu=for_cpu))),
+        masks=tuple(changes_of(prepared.folded.masks, "fp32" if for_cpu else precision)),
         calibration=prepared.calibration,
         golden=golden,
         versions=tool_versions(),
         role_disagreements=prepared.role_disagreements,
         programs=_proven(bundle, data, precision, file, golden["largest_abs"]),
     )
-
-
-def _other_types(precision: Precision, *, for_cpu: bool) -> Precision:
-    """Return the precision whose data types all operators have that are not quantised.
-
-    Errors: ValueError when ``for_cpu`` is True and the precision has no graph for CPUs.
-    """
-    if for_cpu and precision not in FOR_CPUS:
-        raise ValueError(f"expected a precision with a graph for CPUs, {', '.join(FOR_CPUS)}, got {precision}")
-    return "fp32" if for_cpu else precision
 
 
 def prepared_graph(
@@ -280,8 +270,8 @@ def graph_from_model(
 
     Unless ``for_cpu`` is True or the precision is fp32, the attentions are rewritten into forms that engines fuse.
 
-    for_cpu: True for the graph for CPUs, with attentions in the form of the folded model, and with float32 in all
-    operators that are not quantised. Apart from the Q/DQ nodes and the quantised weights, the names of nodes and
+    for_cpu: True for the graph for CPUs of int8, with attentions in the form of the folded model, and with float32 in
+    all operators that are not quantised. Apart from the Q/DQ nodes and the quantised weights, the names of nodes and
     constants are those of ``model.onnx``.
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
@@ -291,9 +281,8 @@ def graph_from_model(
         completely.
         ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
         InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
-        ValueError: ``for_cpu`` is True, and the precision has no graph for CPUs.
     """
-    types = _other_types(precision, for_cpu=for_cpu)
+    types: Precision = "fp32" if for_cpu else precision
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(proto.graph, precision, what=what)
@@ -321,20 +310,16 @@ def graph_from_model(
     )
 
 
-def graph_before_quantization(bundle: Bundle, variant: Variant) -> ModelProto:
+def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
     """Export again the float32 graph from which a quantised graph was made.  The tensor names are the same.
 
-    variant: the quantised graph, with its record.
-    Errors: ValueError for the float32 graph, which is not quantised and has no record.
+    record: the record of the quantised graph.  for_cpu: True for the graph for CPUs.
     """
-    record = variant.record
-    if record is None:
-        raise ValueError(f"expected a quantised graph, got {variant.path}")
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     passes = recorded_passes(model.spec, record.passes)
     padded = pad_heads.__name__ in record.passes
-    folded = _folded(model, variant.precision, padded=padded, for_cpu=variant.for_cpu, passes=passes)
+    folded = _folded(model, record.precision, padded=padded, for_cpu=for_cpu, passes=passes)
     inside = manifest.image if manifest.input_kind == "pixels" else None
     return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
 
@@ -386,6 +371,9 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, record
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str) -> dict[str, float]:
+    """Return the field ``golden`` of the record.  Errors: ExportError when a logit is not finite."""
+    import onnx
+
     golden = bundle.golden_set()
     expected = golden.logits
     logits, *features = emulated_outputs(proto, golden.inputs, name=file)
@@ -400,25 +388,16 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
     if features and golden.features is not None:
         also["features_largest_abs"] = float(np.abs(features[0] - golden.features).max())
     if precision in QUANTIZED:
-        also |= _measured_on_random_inputs(bundle, proto, file)
+        # Random images differ more from the calibration images than golden images do, so the golden inputs do not show
+        # how far their outputs are from those of the float32 graph.
+        random = fresh_inputs(bundle, RANDOM)
+        plain = emulated_outputs(onnx.load(bundle.onnx_path), random, name=bundle.onnx_path.name)
+        pairs = zip(emulated_outputs(proto, random, name=file), plain, strict=True)
+        largest_of_random = [float(np.abs(a - b).max()) for a, b in pairs]
+        also |= zip(("random_largest_abs", "random_features_largest_abs"), largest_of_random, strict=False)
     return {
         **also,
         "largest_abs": largest,
         "largest_rel": largest / float(np.abs(expected).max()),
         "argmax_agreement": float((logits.argmax(1) == expected.argmax(1)).mean()),
     }
-
-
-def _measured_on_random_inputs(bundle: Bundle, proto: ModelProto, file: str) -> dict[str, float]:
-    """Compare the outputs with those of the float32 graph.
-
-    Random images differ more from the calibration images than golden images do, so the golden inputs do not show how
-    far their outputs are.
-    """
-    import onnx
-
-    inputs = fresh_inputs(bundle, RANDOM)
-    expected = emulated_outputs(onnx.load(bundle.onnx_path), inputs, name=bundle.onnx_path.name)
-    outputs = emulated_outputs(proto, inputs, name=file)
-    largest = [float(np.abs(a - b).max()) for a, b in zip(outputs, expected, strict=True)]
-    return dict(zip(("random_largest_abs", "random_features_largest_abs"), largest, strict=False))

@@ -40,10 +40,11 @@ def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[ND
     Errors: InputError when there are no batches.
     """
     variant = open_variant(bundle, precision, for_cpu=for_cpu)
-    calibration = variant.record.calibration if variant.record else None
-    if calibration is None:
+    record = variant.record
+    if record is None or record.calibration is None:
         return skipped_check("calibration", f"{precision} needs no calibration")
-    proto = graph_before_quantization(bundle, variant)
+    calibration = record.calibration
+    proto = graph_before_quantization(bundle, record, for_cpu=variant.for_cpu)
     histograms = calibrate(proto, batches)
     made_by = {tensor: node.name for node in proto.graph.node for tensor in node.output}
     excess = {
