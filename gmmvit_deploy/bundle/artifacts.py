@@ -46,12 +46,7 @@ __all__ = [
 
 BUNDLE_FORMAT = "gmmvit-bundle/3"
 _PREVIOUS_FORMAT = "gmmvit-bundle/2"
-MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
-    "model.onnx",
-    "weights.safetensors",
-    "golden.npz",
-    "labels.txt",
-)
+MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = "model.onnx", "weights.safetensors", "golden.npz", "labels.txt"
 MANIFEST_FILE = "manifest.json"
 _MOST_BATCH, _MOST_BLOCKS = 2**20, 1000
 """Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
@@ -62,7 +57,6 @@ OutputMeaning = Literal["class logits", "pooled features"]
 """Meaning of an output's values.  ``class logits``: a logit per class, in the order of the labels.
 ``pooled features``: the values that the classifier head reads, or would read in a network without a classifier."""
 MEANINGS: dict[OutputName, OutputMeaning] = {"logits": "class logits", "features": "pooled features"}
-
 
 _OR_ELSE = ("onnxruntime-gpu",)
 """Distributions that replace another of the list."""
@@ -266,10 +260,7 @@ class Bundle:
         return stored.inputs, stored.logits
 
     def golden_rows(self) -> tuple[NDArray[Any], dict[OutputName, NDArray[Any]]]:
-        """Return (inputs (B, …) of the graph, name of an output → PyTorch's float32 values (B, …)) of the golden set.
-
-        The golden inputs come first, then the golden images.
-        """
+        """Return (inputs (B, …), name of an output → PyTorch's values (B, …)): golden inputs, then golden images."""
         import numpy as np
 
         golden = self.golden_set()
@@ -398,8 +389,7 @@ def _check_contract(bundle: Bundle) -> None:
         )
     if bundle.manifest.image.normalisation is None:
         return
-    problem = preprocessing_problem(bundle.golden_set(), bundle.manifest.image)
-    if problem:
+    if problem := preprocessing_problem(bundle.golden_set(), bundle.manifest.image):
         from importlib.metadata import version
 
         raise BundleError(

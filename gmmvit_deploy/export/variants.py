@@ -5,9 +5,8 @@
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
-line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several
-times the work, and a runtime converts each float16 tensor to float32 and back. If a step fails, neither a graph nor the
-record ``model.<precision>.json`` is written or replaced.
+line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several times the work, and a
+runtime converts each float16 tensor to float32 and back. If a step fails, no file is written or replaced.
 """
 
 from __future__ import annotations
@@ -165,9 +164,8 @@ def variants_from_bundle(
 
 def _require_free(bundle: Bundle, precisions: Sequence[Precision], *, force: bool) -> None:
     """Check that no graph exists, before the work: calibration can take minutes.  Errors: OutputError."""
-    for precision in precisions:
-        for name in onnx_files(precision) if precision != "fp32" else ():
-            require_free_file(bundle.path / name, force=force, fixed_name=True)
+    for name in (name for precision in precisions if precision != "fp32" for name in onnx_files(precision)):
+        require_free_file(bundle.path / name, force=force, fixed_name=True)
 
 
 def _written(
@@ -375,7 +373,6 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
     import onnx
 
     golden = bundle.golden_set()
-    expected = golden.logits
     logits, *features = emulated_outputs(proto, golden.inputs, name=file)
     if not np.isfinite(logits).all():
         raise ExportError(
@@ -383,7 +380,7 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
             "data type",
             hint="type --precision bf16: bfloat16 has the range of float32",
         )
-    largest = float(np.abs(logits - expected).max())
+    largest = float(np.abs(logits - golden.logits).max())
     also: dict[str, float] = {}
     if features and golden.features is not None:
         also["features_largest_abs"] = float(np.abs(features[0] - golden.features).max())
@@ -392,12 +389,12 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
         # how far their outputs are from those of the float32 graph.
         random = fresh_inputs(bundle, RANDOM)
         plain = emulated_outputs(onnx.load(bundle.onnx_path), random, name=bundle.onnx_path.name)
-        pairs = zip(emulated_outputs(proto, random, name=file), plain, strict=True)
-        largest_of_random = [float(np.abs(a - b).max()) for a, b in pairs]
-        also |= zip(("random_largest_abs", "random_features_largest_abs"), largest_of_random, strict=False)
+        names = ("random_largest_abs", "random_features_largest_abs")
+        for name, here, there in zip(names, emulated_outputs(proto, random, name=file), plain, strict=False):
+            also[name] = float(np.abs(here - there).max())
     return {
         **also,
         "largest_abs": largest,
-        "largest_rel": largest / float(np.abs(expected).max()),
-        "argmax_agreement": float((logits.argmax(1) == expected.argmax(1)).mean()),
+        "largest_rel": largest / float(np.abs(golden.logits).max()),
+        "argmax_agreement": float((logits.argmax(1) == golden.logits.argmax(1)).mean()),
     }
