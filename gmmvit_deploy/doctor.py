@@ -260,18 +260,10 @@ def _on_gpu(provider: str) -> str:
 
 
 def _gelu() -> bytes:
-    from onnx import TensorProto, helper
+    from onnx.parser import parse_model
 
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Gelu", ["x"], ["y"])],
-        "probe",
-        [value("x", TensorProto.FLOAT, [1])],
-        [value("y", TensorProto.FLOAT, [1])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    data: bytes = model.SerializeToString()
-    return data
+    graph = parse_model('<ir_version: 10, opset_import: ["": 20]> probe (float[1] x) => (float[1] y) { y = Gelu(x) }')
+    return graph.SerializeToString()  # type: ignore[no-any-return]
 
 
 def _openvino() -> str:
@@ -329,19 +321,15 @@ def _builds(name: str) -> str:
 
 def _probe() -> bytes:
     import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import numpy_helper
+    from onnx.parser import parse_model
 
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "probe",
-        [value("x", TensorProto.FLOAT16, ["batch", 8])],
-        [value("y", TensorProto.FLOAT16, ["batch", 8])],
-        [numpy_helper.from_array(np.eye(8, dtype=np.float16), "w")],
+    graph = parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> '
+        "probe (float16[batch, 8] x) => (float16[batch, 8] y) { y = MatMul(x, w) }"
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    data: bytes = model.SerializeToString()
-    return data
+    graph.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float16), "w"))
+    return graph.SerializeToString()  # type: ignore[no-any-return]
 
 
 def _server() -> str:

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.exporter_messages import quiet_exporter
-from gmmvit_deploy.export.onnx_from_model import OPSET
+from gmmvit_deploy.export.onnx_from_model import OPSET, quiet_exporter
 
 __all__ = ["straight_graph"]
 

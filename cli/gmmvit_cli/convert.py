@@ -12,12 +12,9 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, PRECISION, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
-from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import Variant, VariantRecord
-    from gmmvit_deploy.precision import Precision
 
 EXAMPLE = """gmmvit convert bundle --precision fp16
 gmmvit convert bundle --precision int8 --calibration digits#train"""
@@ -53,26 +50,22 @@ def convert(
     require_calibration(precisions, calibration)
     with progress("convert") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
-        from gmmvit_deploy.bundle.variants import onnx_file, onnx_files
-        from gmmvit_deploy.files.writing import require_free_file
+        from gmmvit_deploy.bundle.variants import onnx_file
+        from gmmvit_deploy.export.variants import variants_from_bundle
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
         opened = open_bundle(bundle)
         permit_class(opened, model)
-        for name in precisions:
-            if name != "fp32":
-                for file in onnx_files(name):
-                    require_free_file(opened.path / file, force=force, fixed_name=True)
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
-        variants = converted(
+        variants = variants_from_bundle(
             opened,
             precisions,
             calibration,
             calibration_images,
-            on_progress=on_progress,
-            pad_heads=pad_heads,
+            padded=pad_heads,
             force=force,
+            on_progress=on_progress,
         )
     if as_json:
         print_json([variant.record.to_json() if variant.record else {"precision": "fp32"} for variant in variants])
@@ -82,33 +75,6 @@ def convert(
         typer.echo(variant.path)
         if variant.record is not None and variant.record.cpu is not None:
             typer.echo(variant.path.with_name(onnx_file(variant.precision, for_cpu=True)))
-
-
-def converted(
-    bundle: Bundle,
-    precisions: Sequence[Precision],
-    calibration: str | None,
-    images: int,
-    *,
-    on_progress: OnProgress = ignore,
-    pad_heads: bool = True,
-    force: bool = False,
-) -> list[Variant]:
-    """Write the graphs of a bundle in these precisions, and return the graphs.
-
-    images: the maximum number of images that calibrate int8 and fp8.
-    """
-    from gmmvit_deploy.export.variants import variant_from_bundle
-    from gmmvit_deploy.graphs.quantize import QUANTIZED
-    from gmmvit_deploy.runtimes.programs.image_batches import open_images
-
-    variants = []
-    for number, precision in enumerate(precisions):
-        on_progress(Progress(f"write {precision}", number, len(precisions)))
-        quantized = precision in QUANTIZED
-        data = open_images(bundle, calibration, limit=images) if calibration and quantized else None
-        variants.append(variant_from_bundle(bundle, precision, calibration=data, padded=pad_heads, force=force))
-    return variants
 
 
 def _program_words(program: Mapping[str, Any]) -> str:

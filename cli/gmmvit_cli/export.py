@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gmmvit_cli.commands import collect_rarely
-from gmmvit_cli.convert import converted, note_disagreements, print_variants
+from gmmvit_cli.convert import note_disagreements, print_variants
 from gmmvit_cli.models import hints_from
 from gmmvit_cli.options import (
     CALIBRATION,
@@ -30,9 +30,7 @@ from gmmvit_deploy.precision import PRECISIONS, precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
-    from gmmvit_deploy.bundle.variants import Variant
     from gmmvit_deploy.images.labels import Task
-    from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.sources.hints import LoadHints
     from gmmvit_deploy.models.specs import OutputName
 
@@ -136,10 +134,10 @@ def export(
     limits = thresholds_from(thresholds)
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
-    variants: list[Variant] = []
     require_checkpoint(checkpoint)
     collect_rarely()
     with progress("export") as on_progress:
+        from gmmvit_deploy.bundle.variants import open_variant
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 
         options = ExportOptions(
@@ -147,7 +145,7 @@ def export(
             max_batch=max_batch,
             mean=normalisation.mean,
             std=normalisation.std,
-            resize=None if resize is None else resize_rule_from(resize),
+            resize=resize,  # type: ignore[arg-type]  # checked by its callback
             crop_pct=crop_pct,
             labels=names,
             outputs=_OUTPUTS[outputs],
@@ -156,18 +154,18 @@ def export(
             thresholds_source=thresholds or "--thresholds",
         )
 
-        def check(image: ImageSpec) -> None:
-            from gmmvit_deploy.runtimes.programs.image_batches import require_images
-
-            if calibration is not None:
-                require_images(calibration, image, options.input_kind)
-
-        def also(made: Bundle) -> None:
-            variants.extend(converted(made, precisions, calibration, calibration_images, on_progress=on_progress))
-
         bundle = bundle_from_checkpoint(
-            checkpoint, out, options, hints=hints, check=check, also=also, force=force, on_progress=on_progress
+            checkpoint,
+            out,
+            options,
+            hints=hints,
+            precisions=precisions,
+            calibration=calibration,
+            calibration_images=calibration_images,
+            force=force,
+            on_progress=on_progress,
         )
+        variants = [open_variant(bundle, name) for name in precisions]
     manifest = bundle.manifest
     if as_json:
         records = {variant.precision: variant.record.to_json() for variant in variants if variant.record}

@@ -62,12 +62,11 @@ class Expected:
     def __init__(self, bundle: Bundle, inputs: NDArray[Any]) -> None:
         # These modules import torch, which reports do not need.
         from gmmvit_deploy.parity.reference import Reference, why_no_model
-        from gmmvit_deploy.parity.stored import stored_noise
 
         self._bundle, self._limit = bundle, limit_from_noise
         if why_no_model(bundle):
             _, self._exact = stored_inputs(bundle, len(inputs))
-            self._noise, self._limit = stored_noise(bundle, self._exact), limit_from_stored
+            self._noise, self._limit = bundle.stored_noise(self._exact), limit_from_stored
             return
         reference = Reference(bundle)
         parts = [reference.logits(inputs[start : start + _BATCH]) for start in range(0, len(inputs), _BATCH)]

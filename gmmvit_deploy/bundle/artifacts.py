@@ -27,6 +27,7 @@ from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.images.spec import ImageSpec, image_from_json
 from gmmvit_deploy.models.families import spec_from_json, spec_to_json
 from gmmvit_deploy.models.specs import OUTPUTS, ModelSpec, OutputName, input_shape
+from gmmvit_deploy.tolerances import Noise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,19 +40,13 @@ __all__ = [
     "OutputMeaning",
     "OutputRecord",
     "Task",
-    "bundle_of_written_files",
     "open_bundle",
     "tool_versions",
 ]
 
 BUNDLE_FORMAT = "gmmvit-bundle/3"
 _PREVIOUS_FORMAT = "gmmvit-bundle/2"
-MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = (
-    "model.onnx",
-    "weights.safetensors",
-    "golden.npz",
-    "labels.txt",
-)
+MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = "model.onnx", "weights.safetensors", "golden.npz", "labels.txt"
 MANIFEST_FILE = "manifest.json"
 _MOST_BATCH, _MOST_BLOCKS = 2**20, 1000
 """Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
@@ -62,7 +57,6 @@ OutputMeaning = Literal["class logits", "pooled features"]
 """Meaning of an output's values.  ``class logits``: a logit per class, in the order of the labels.
 ``pooled features``: the values that the classifier head reads, or would read in a network without a classifier."""
 MEANINGS: dict[OutputName, OutputMeaning] = {"logits": "class logits", "features": "pooled features"}
-
 
 _OR_ELSE = ("onnxruntime-gpu",)
 """Distributions that replace another of the list."""
@@ -265,6 +259,22 @@ class Bundle:
         stored = self.golden_set()
         return stored.inputs, stored.logits
 
+    def golden_rows(self) -> tuple[NDArray[Any], dict[OutputName, NDArray[Any]]]:
+        """Return (inputs (B, …), name of an output → PyTorch's values (B, …)): golden inputs, then golden images."""
+        import numpy as np
+
+        golden = self.golden_set()
+        inputs = [golden.inputs, *([self.inputs_from_pixels(golden.image_pixels)] if golden.images else [])]
+        outputs = {golden.output: np.concatenate([golden.logits, golden.image_logits][: len(inputs)])}
+        if golden.features is not None and golden.image_features is not None:
+            outputs["features"] = np.concatenate([golden.features, golden.image_features][: len(inputs)])
+        return np.concatenate(inputs), outputs
+
+    def stored_noise(self, stored: NDArray[Any]) -> Noise:
+        """Return the float32 noise that export recorded.  stored: (B, C), golden logits of the bundle."""
+        largest = self.manifest.float32_noise
+        return Noise(largest=largest, rms=largest, scale=float(abs(stored).max()))
+
     def golden_set(self) -> GoldenSet:
         """Read the golden inputs and images, and PyTorch's logits, which the logits of every runner are compared with.
 
@@ -302,19 +312,8 @@ def open_bundle(path: Path | str) -> Bundle:
     - preprocessing converts the golden images to other pixels than at export.
     """
     path = Path(path)
-    manifest = _read_manifest(path)
-    _check_files(path, manifest, hint=_EXPORT_AGAIN)
-    bundle = Bundle(path=path, manifest=manifest)
-    _check_contract(bundle)
-    return bundle
-
-
-def bundle_of_written_files(path: Path) -> Bundle:
-    """Open the bundle in ``path``, whose files this process has just hashed for the manifest.
-
-    Errors: BundleError as `open_bundle`, except for hashes.
-    """
     bundle = Bundle(path=path, manifest=_read_manifest(path))
+    _check_files(bundle)
     _check_contract(bundle)
     return bundle
 
@@ -355,14 +354,15 @@ def _export_again(path: Path, data: Mapping[str, Any]) -> str:
     return f"type {shlex.join(command)} to write a bundle of the new format"
 
 
-def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
+def _check_files(bundle: Bundle) -> None:
+    path, files = bundle.path, bundle.manifest.files
     required = {MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE}
-    if unlisted := required - manifest.files.keys():
-        raise BundleError(f"{path}: the manifest does not list {', '.join(sorted(unlisted))}", hint=hint)
-    for name, expected in manifest.files.items():
+    if unlisted := required - files.keys():
+        raise BundleError(f"{path}: the manifest does not list {', '.join(sorted(unlisted))}", hint=_EXPORT_AGAIN)
+    for name, expected in files.items():
         file = path / name
         if Path(name).name != name or not file.is_file():
-            raise BundleError(f"{path}: the file {name} is missing", hint=hint)
+            raise BundleError(f"{path}: the file {name} is missing", hint=_EXPORT_AGAIN)
         try:
             digest = sha256_of_file(file)
         except OSError as exc:
@@ -371,7 +371,7 @@ def _check_files(path: Path, manifest: Manifest, *, hint: str) -> None:
             raise BundleError(
                 f"{file}: the file was changed or damaged: expected the manifest's SHA-256 {expected[:12]}…, got "
                 f"{digest[:12]}…",
-                hint=hint,
+                hint=_EXPORT_AGAIN,
             )
 
 
@@ -389,8 +389,7 @@ def _check_contract(bundle: Bundle) -> None:
         )
     if bundle.manifest.image.normalisation is None:
         return
-    problem = preprocessing_problem(bundle.golden_set(), bundle.manifest.image)
-    if problem:
+    if problem := preprocessing_problem(bundle.golden_set(), bundle.manifest.image):
         from importlib.metadata import version
 
         raise BundleError(

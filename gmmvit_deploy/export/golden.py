@@ -1,6 +1,7 @@
-"""Make the golden set of a bundle, with which the logits of every runner are compared.
+"""Make the inputs of a bundle on which the logits of every runner are compared with PyTorch's.
 
 The golden set holds inputs, encoded images, and the logits that the trained model computes for the inputs and images.
+Random images are not stored in bundles: conversion and parity make the same images again.
 A runner is a runtime, engine or server that computes logits.
 """
 
@@ -18,14 +19,16 @@ from gmmvit_deploy.bundle.golden import GoldenSet
 from gmmvit_deploy.tolerances import Noise
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.bundle.artifacts import InputKind
+    from gmmvit_deploy.bundle.artifacts import Bundle, InputKind
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["golden_from_model"]
+__all__ = ["RANDOM", "fresh_inputs", "golden_from_model"]
 
 _SEED = 20230905
 _BATCH = 8
+RANDOM = 32
+"""The number of random inputs of a parity run."""
 
 
 def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> tuple[GoldenSet, tuple[Noise, ...]]:
@@ -112,3 +115,25 @@ def _images(generator: np.random.Generator, *, width: int, height: int) -> tuple
         encoded(drawn(width // 2, height // 2), "BMP"),
         encoded(drawn(width * 2, height), "WEBP", lossless=True),
     )
+
+
+def fresh_inputs(bundle: Bundle, count: int, *, seed: int = 1) -> NDArray[Any]:
+    """Return ``count`` random images in the form of the graph's input: noisy patches of colour, of varying contrast.
+
+    The images are not white noise, because a vision transformer gives nearly the same logits for every image of white
+    noise: a row with the logits of another row would go unnoticed.
+    """
+    generator = np.random.default_rng(seed)
+    height, width, channels = bundle.manifest.image.pixels_shape
+    rows, columns = max(1, height // 4) + 1, max(1, width // 4) + 1
+    coarse = generator.standard_normal((count, 5, 5, channels))
+    patches = coarse.repeat(rows, axis=1).repeat(columns, axis=2)[:, :height, :width]
+    scene = (
+        patches * generator.uniform(0.2, 1.5, (count, 1, 1, 1))
+        + generator.standard_normal((count, 1, 1, channels)) * 0.5
+    )
+    scene += 0.1 * generator.standard_normal(scene.shape)
+    if bundle.manifest.input_kind == "pixels":
+        pixels: NDArray[Any] = np.clip(128 + 64 * scene, 0, 255).astype(np.uint8)
+        return pixels
+    return np.ascontiguousarray(np.moveaxis(scene, -1, 1), dtype=np.float32)

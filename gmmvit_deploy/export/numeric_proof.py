@@ -1,7 +1,6 @@
-"""Compare the logits of each runner with the golden logits, which PyTorch computed at export.
+"""Run an exported graph, and compare its outputs with the golden outputs, which PyTorch computed at export.
 
-A runner is a program that computes logits, such as a runtime with a graph. Each runner computes the logits of every
-golden input twice: in the largest batches that the runner accepts, and in batches of a single input.
+A runner is a program that computes the outputs, such as a runtime with a graph.
 """
 
 from __future__ import annotations
@@ -23,70 +22,43 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.models.specs import OutputName
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["golden_features", "golden_rows", "proven_difference", "proven_features", "proven_programs"]
+__all__ = ["DYNAMIC_BATCH_HINT", "proven_programs", "require_batches"]
 
-
-def golden_rows(bundle: Bundle) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (inputs, logits) of the bundle's golden set: first the golden inputs, then the preprocessed images."""
-    golden = bundle.golden_set()
-    if not golden.images:
-        return golden.inputs, golden.logits
-    images = bundle.inputs_from_pixels(golden.image_pixels)
-    return np.concatenate([golden.inputs, images]), np.concatenate([golden.logits, golden.image_logits])
-
-
-def golden_features(bundle: Bundle) -> NDArray[Any]:
-    """Return the features (B, D) of the inputs of `golden_rows`, for a bundle with logits and features."""
-    golden = bundle.golden_set()
-    if golden.features is None or golden.image_features is None:
-        raise BundleError(f"{bundle.path}: golden.npz has no features, which the manifest states")
-    return np.concatenate([golden.features, golden.image_features]) if golden.images else golden.features
-
-
-def proven_features(runner: Runner, inputs: NDArray[Any], expected: NDArray[Any], limit: float, *, what: str) -> float:
-    """Return the largest absolute difference between the runner's features and ``expected``.
-
-    The arguments and errors are those of `proven_difference`, with features in place of logits.
-    """
-    size = runner.max_batch
-    parts = [runner.run_all(inputs[i : i + size])["features"] for i in range(0, len(inputs), size)]
-    features = np.concatenate(parts)
-    if features.shape != expected.shape:
-        raise ExportError(f"{what}: expected features {expected.shape}, got {features.shape} from {runner.label}")
-    largest = float(np.abs(features - expected).max())
-    if not largest <= limit:  # also True if the difference is NaN
-        raise ExportError(
-            f"{what}: the features of {runner.label} differ from PyTorch's by {largest:.3g}; expected at most "
-            f"{limit:.3g}"
-        )
-    return largest
+DYNAMIC_BATCH_HINT = (
+    "in the code of the model, compute the images of a batch together, without a loop over the images, and write "
+    "x.shape[0] in place of len(x)"
+)
 
 
 class _DifferenceError(ExportError):
-    """A runner's logits differ by more than the limit."""
+    """An output of a runner differs by more than the limit."""
 
 
 def proven_programs(
     programs: Mapping[str, Callable[[], Runner]],
     inputs: NDArray[Any],
-    expected: NDArray[Any],
-    limit: float,
+    expected: Mapping[OutputName, NDArray[Any]],
+    limits: Mapping[OutputName, float],
     *,
     what: str,
     openvino_is_wrong: str = "",
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Compare the logits of every runner that is available on this machine with ``expected``.
+) -> tuple[dict[str, dict[OutputName, float]], dict[str, str]]:
+    """Compare the outputs of every runner that is available on this machine with the golden outputs.
 
-    programs: name of a runner → function that opens the runner.  The other arguments are as in `proven_difference`.
+    programs: name of a runner → function that opens the runner.
+    inputs: the golden inputs (B, …).  expected: name of an output → its golden values (B, …).
+    limits: name of an output → the largest allowed absolute difference.
+    what: the file that error messages name.
     openvino_is_wrong: the reason why OpenVINO computes other logits on this CPU although the graph is right, or "".
     A runner of OpenVINO whose difference exceeds the limit is then skipped with this reason.
-    Returns (name of a runner → largest difference, name of a runner → reason why the runner was skipped).
-    Errors: ExportError as in `proven_difference`, and when an available runner cannot load the graph.
+    Returns (name of a runner → name of an output → largest difference, name of a runner → reason why it was skipped).
+    Errors: ExportError when an available runner cannot load or run the graph, when an output has another shape, or when
+    a difference exceeds the limit or is NaN.
     """
-    differences: dict[str, float] = {}
+    differences: dict[str, dict[OutputName, float]] = {}
     skipped: dict[str, str] = {}
     for name, open_program in programs.items():
         try:
@@ -98,7 +70,7 @@ def proven_programs(
             raise ExportError(f"{what}: runner {name} cannot load the graph: {exc.__cause__ or exc}") from exc
         with program as runner:
             try:
-                differences[name] = proven_difference(runner, inputs, expected, limit, what=what)
+                differences[name] = _differences(runner, inputs, expected, limits, what=what)
             except _DifferenceError as exc:
                 if not (openvino_is_wrong and runner.runtime == "OpenVINO"):
                     raise
@@ -106,34 +78,83 @@ def proven_programs(
     return differences, skipped
 
 
-def proven_difference(
-    runner: Runner, inputs: NDArray[Any], expected: NDArray[Any], limit: float, *, what: str
-) -> float:
-    """Return the largest absolute difference between the runner's logits and ``expected``.
+def _differences(
+    runner: Runner,
+    inputs: NDArray[Any],
+    expected: Mapping[OutputName, NDArray[Any]],
+    limits: Mapping[OutputName, float],
+    *,
+    what: str,
+) -> dict[OutputName, float]:
+    """Return name of an output → largest absolute difference, in the largest batches and in batches of one input.
 
-    inputs: the golden inputs (B, …).  expected: the golden logits (B, C).  limit: the largest allowed difference.
-    what: the file that error messages name.
-    Errors: ExportError when the difference exceeds the limit or is NaN, when the logits do not have the shape of
-    ``expected``, or when the runtime cannot run the graph.
+    The arguments and errors are those of `proven_programs`.
     """
-    size = runner.max_batch
-    try:
-        batched = np.concatenate([runner.run(inputs[i : i + size]) for i in range(0, len(inputs), size)])
-        single = np.concatenate([runner.run(row[None]) for row in inputs])
-    except BundleError as exc:
-        raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {exc.__cause__ or exc}") from exc
-    except GmmvitError:
-        raise
-    # If a runtime loads the graph but cannot run the graph, each runtime raises an exception class of its own.
-    except Exception as exc:
-        raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {str(exc).strip()}") from exc
-    if batched.shape != expected.shape:
-        raise ExportError(f"{what}: expected logits of shape {expected.shape}, got {batched.shape} from {runner.label}")
-    largest = max(float(np.abs(logits - expected).max()) for logits in (batched, single))
-    if not largest <= limit:  # also True if the difference is NaN, unlike largest > limit
-        kernels = " with this project's kernels" if runner.own_kernels else ""
-        raise _DifferenceError(
-            f"{what}: {runner.runtime or runner.name}'s logits{kernels} differ from PyTorch's by {largest:.3g}; "
-            f"expected at most {limit:.3g}"
-        )
+    largest = dict.fromkeys(expected, 0.0)
+    for size in (runner.max_batch, 1):
+        parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]
+        try:
+            answers = [runner.run_all(part) for part in parts]
+        except BundleError as exc:
+            raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {exc.__cause__ or exc}") from exc
+        except GmmvitError:
+            raise
+        # If a runtime loads the graph but cannot run the graph, each runtime raises an exception class of its own.
+        except Exception as exc:
+            raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {str(exc).strip()}") from exc
+        for output, values in expected.items():
+            computed = np.concatenate([answer[output] for answer in answers])
+            if computed.shape != values.shape:
+                raise ExportError(
+                    f"{what}: expected {output} of shape {values.shape}, got {computed.shape} from {runner.label}"
+                )
+            difference = float(np.abs(computed - values).max())
+            if not difference <= limits[output]:  # also True if the difference is NaN, unlike difference > limit
+                kernels = " with this project's kernels" if runner.own_kernels else ""
+                raise _DifferenceError(
+                    f"{what}: {runner.runtime or runner.name}'s {output}{kernels} differ from PyTorch's by "
+                    f"{difference:.3g}; expected at most {limits[output]:.3g}"
+                )
+            largest[output] = max(largest[output], difference)
     return largest
+
+
+def require_batches(
+    run: Callable[[NDArray[Any]], NDArray[Any]],
+    inputs: NDArray[Any],
+    expected: NDArray[Any],
+    limit: float,
+    *,
+    max_batch: int,
+) -> None:
+    """Run the graph in batches of 1, 2 and 3 images and of the largest size, and compare the logits.
+
+    The exporter traces a model with two images. Some models, for example a model with a loop over the images of the
+    batch, export without an error to a graph that computes the right logits only for two images.
+    run: function that runs the graph: inputs (B, …) → logits (B, C).
+    inputs: (N, …), distinct inputs of the graph.  expected: (N, C), the logits of ``inputs``.
+    limit: the largest allowed absolute difference.  max_batch: the largest batch that the graph must take.
+    Errors: ExportError when a batch fails, or when its logits differ.
+    """
+    for size in sorted({size for size in (1, 2, 3, max_batch) if size <= max_batch}):
+        rows = np.resize(np.arange(len(inputs)), size)
+        try:
+            logits = run(inputs[rows])
+        except GmmvitError:
+            raise
+        # Each runtime raises an exception class of its own.
+        except Exception as exc:
+            reason = next(iter(str(exc).strip().splitlines()), type(exc).__name__)
+            raise ExportError(
+                f"the exported graph cannot run a batch of {size} images: {reason}", hint=DYNAMIC_BATCH_HINT
+            ) from exc
+        problem = ""
+        shape = (size, *expected.shape[1:])
+        if logits.shape != shape:
+            problem = f"expected logits of shape {shape}, got {logits.shape}"
+        elif not (largest := float(np.abs(logits - expected[rows]).max())) <= limit:  # also True if it is NaN
+            problem = f"expected logits within {limit:.3g} of PyTorch's logits, got a difference of {largest:.3g}"
+        if problem:
+            raise ExportError(
+                f"the exported graph, run with a batch of {size} images: {problem}", hint=DYNAMIC_BATCH_HINT
+            )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+import contextlib
+import io
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
-from gmmvit_deploy.export.batch_proof import require_dynamic_batch
 from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
-from gmmvit_deploy.export.exporter_messages import quiet_exporter, reason_of_exporter
+from gmmvit_deploy.export.numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.exact_optimization import optimized_graph
@@ -24,11 +29,13 @@ from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, ValueInfoProto
 
-__all__ = ["OPSET", "PixelInput", "onnx_from_model"]
+__all__ = ["OPSET", "PixelInput", "onnx_from_model", "quiet_exporter", "require_dynamic_batch"]
 
 OPSET = 20  # the first opset with Gelu; LayerNormalization exists since opset 17
+_GRAPHS = ("def forward(", "class GraphModule")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in forward\n(.*)')
 
 
 class PixelInput(nn.Module):
@@ -95,7 +102,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
-        reason = reason_of_exporter(exc)
+        reason = _reason_of_exporter(exc)
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} failed: {reason}") from exc
     finally:
         model.returns_all = False
@@ -104,11 +111,11 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if model.foreign:
         with quiet_exporter():
             proto = optimized_graph(program.model)
+        require_dynamic_batch(proto)
+        proto = without_no_ops(without_constant_nodes(proto))
     else:
         proto = program.model_proto
-    require_dynamic_batch(proto)
-    if model.foreign:
-        proto = without_no_ops(without_constant_nodes(proto))
+        require_dynamic_batch(proto)
     name_nodes(proto)
     declare_roles(proto, module, foreign=model.foreign)
     proto = split_stacked_projections(proto)
@@ -131,3 +138,81 @@ def _strip_traces(proto: ModelProto) -> None:
         initializer.ClearField("doc_string")
         del initializer.metadata_props[:]
     del proto.graph.metadata_props[:]
+
+
+def require_dynamic_batch(proto: ModelProto) -> None:
+    """Check that the first dimension of each input and output of the graph has a name and no fixed size.
+
+    The exporter traces a model with two images, and the batch of some models comes out fixed at 2.
+    Errors: ExportError that names an input or output with a fixed batch, or whose batches have different names.
+    """
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    values = [value for value in (*proto.graph.input, *proto.graph.output) if value.name not in constants]
+    batches = set()
+    for value in values:
+        dims = value.type.tensor_type.shape.dim
+        batches.add(batch := dims[0].dim_param if dims else "")
+        if not batch:
+            raise ExportError(
+                f"the exported graph has a fixed batch: expected a dynamic first dimension of {value.name}, got "
+                f"{_shape(value)}",
+                hint=DYNAMIC_BATCH_HINT,
+            )
+    if len(batches) > 1:
+        shapes = ", ".join(f"{value.name} {_shape(value)}" for value in values)
+        raise ExportError(
+            f"expected the same batch in the inputs and outputs of the exported graph, got {shapes}",
+            hint=DYNAMIC_BATCH_HINT,
+        )
+
+
+def _shape(value: ValueInfoProto) -> str:
+    dims = [dim.dim_param or dim.dim_value or "?" for dim in value.type.tensor_type.shape.dim]
+    return f"({', '.join(map(str, dims))})"
+
+
+def _reason_of_exporter(exc: Exception) -> str:
+    """Return the first line of the first cause, and the last line of a forward that the exporter's report names."""
+    cause: BaseException = exc
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    first = next(iter(str(cause).strip().splitlines()), "")
+    reason = f"{type(cause).__name__}: {first}" if first else type(cause).__name__
+    places = _PLACE.findall(str(exc))
+    if not places:
+        return reason
+    file, number, code = places[-1]
+    return f"{reason}; the exporter stopped at {file}, line {number}: {code.strip()}"
+
+
+@contextlib.contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Suppress the exporter's messages about progress, deprecations, missing torchvision, and graphs that fail."""
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.ERROR))
+    stderr: Any = _WithoutGraphs(sys.stderr)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+class _WithoutGraphs:
+    """A stream without the graphs that ``torch.export`` prints when it fails."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._graph_before = False
+
+    def write(self, text: str) -> int:
+        is_graph = text.lstrip().startswith(_GRAPHS)
+        if is_graph or (self._graph_before and text == "\n"):
+            self._graph_before = is_graph
+            return len(text)
+        self._graph_before = False
+        return int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

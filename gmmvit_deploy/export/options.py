@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gmmvit_deploy.bundle.artifacts import InputKind
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.labels import Task, distinct_names
-from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct, resize_rule_from
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.specs import OUTPUTS, OutputName
 
@@ -81,7 +81,7 @@ class ExportOptions:
         if self.max_batch < 1:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
         if self.crop_pct is not None and self.resize is not None:
-            require_crop_pct("--crop-pct", self.crop_pct, resize_rule_from(self.resize))
+            require_crop_pct("--crop-pct", self.crop_pct, self.resize)
 
     def fitting_thresholds(self, labels: Sequence[str]) -> tuple[float, ...]:
         """Return the threshold of each label; empty for single-label.
@@ -150,33 +150,32 @@ class ExportOptions:
         the resize rule is not supported or does not take ``crop_pct``, or when the checkpoint states another task.
         """
         self._check_task(known)
-        if self.resize is None and known.resize not in (None, *RESIZE_RULES):
+        stated = next((rule for rule in RESIZE_RULES if rule == known.resize), None)
+        if self.resize is None and stated != known.resize:
             raise InputError(
                 f"the checkpoint states the resize rule {known.resize}, which is not supported",
                 hint=f"type --resize with the closest of {', '.join(RESIZE_RULES)}; another filter changes the logits",
             )
-        rule = resize_rule_from(self.resize or known.resize or default or "stretch-bilinear")
+        rule = self.resize or stated or default
         # A rule without crop, which the user typed, takes the place of the checkpoint's rule and crop.
-        crop_pct = known.crop_pct if self.crop_pct is None and crops(rule) else self.crop_pct
-        if crop_pct is not None:
-            if self.crop_pct is None and crop_pct > 1:
-                raise InputError(
-                    f"the checkpoint states crop_pct {crop_pct:g}, and values above 1 are not supported",
-                    hint="type --crop-pct 1 for the closest supported preprocessing, which changes the logits",
-                )
-            require_crop_pct("--crop-pct", crop_pct, rule)
+        crop_pct = known.crop_pct if self.crop_pct is None and crops(rule or "stretch-bilinear") else self.crop_pct
+        if self.crop_pct is None and crop_pct is not None and crop_pct > 1:
+            raise InputError(
+                f"the checkpoint states crop_pct {crop_pct:g}, and values above 1 are not supported",
+                hint="type --crop-pct 1 for the closest supported preprocessing, which changes the logits",
+            )
         options = replace(
             self,
             mean=self.mean or known.mean,
             std=self.std or known.std,
-            resize=rule,
+            resize=rule or "stretch-bilinear",
             crop_pct=crop_pct,
             labels=self.labels or known.labels,
         )
         if options.input_kind == "pixels":
             needed = ("mean", "std", "labels") if self.has_logits else ("mean", "std")
             missing = [name for name in needed if getattr(options, name) is None]
-            _require_stated(missing, not (self.resize or known.resize or default), known.usual_resize)
+            _require_stated(missing, rule is None, known.usual_resize)
         return options
 
 

@@ -5,9 +5,8 @@
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
-line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several
-times the work, and a runtime converts each float16 tensor to float32 and back. If a step fails, neither a graph nor the
-record ``model.<precision>.json`` is written or replaced.
+line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several times the work, and a
+runtime converts each float16 tensor to float32 and back. If a step fails, no file is written or replaced.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from gmmvit_deploy.bundle.variants import (
 )
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
-from gmmvit_deploy.export.numeric_proof import golden_rows, proven_programs
+from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
+from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.export.random_inputs import RANDOM, fresh_inputs
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes
 from gmmvit_deploy.graphs.calibration import bounds_of
@@ -47,11 +46,13 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import proof_programs
-from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,12 +65,17 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = [
+    "CALIBRATION_IMAGES",
     "PreparedGraph",
     "graph_before_quantization",
     "graph_from_model",
     "prepared_graph",
     "variant_from_bundle",
+    "variants_from_bundle",
 ]
+
+CALIBRATION_IMAGES = 512
+"""The maximum number of calibration images, if the user states no other number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,18 +127,58 @@ def variant_from_bundle(
     replacements, the record and a graph do not match, which `open_variant` reports.
     Returns the graph ``model.<precision>.onnx``.
     """
+    _require_free(bundle, (precision,), force=force)
+    return _written(bundle, precision, calibration=calibration, padded=padded, force=force)
+
+
+def variants_from_bundle(
+    bundle: Bundle,
+    precisions: Sequence[Precision],
+    calibration: str | None = None,
+    calibration_images: int = CALIBRATION_IMAGES,
+    *,
+    padded: bool = True,
+    force: bool = False,
+    on_progress: OnProgress = ignore,
+) -> list[Variant]:
+    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each.
+
+    calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
+    calibration_images: the maximum number of images.
+    padded, force: as in `variant_from_bundle`.
+    on_progress: called at the beginning of each precision.
+    Errors: as in `variant_from_bundle`; OutputError leaves the bundle unchanged if a graph of any precision exists.
+    """
+    _require_free(bundle, precisions, force=force)
+    variants = []
+    for number, precision in enumerate(precisions):
+        on_progress(Progress(f"write {precision}", number, len(precisions)))
+        images = (
+            open_images(bundle, calibration, limit=calibration_images)
+            if calibration and precision in QUANTIZED
+            else None
+        )
+        variants.append(_written(bundle, precision, calibration=images, padded=padded, force=force))
+    return variants
+
+
+def _require_free(bundle: Bundle, precisions: Sequence[Precision], *, force: bool) -> None:
+    """Check that no graph exists, before the work: calibration can take minutes.  Errors: OutputError."""
+    for name in (name for precision in precisions if precision != "fp32" for name in onnx_files(precision)):
+        require_free_file(bundle.path / name, force=force, fixed_name=True)
+
+
+def _written(
+    bundle: Bundle, precision: Precision, *, calibration: ImageBatches | None, padded: bool, force: bool
+) -> Variant:
     if precision == "fp32":
         return open_variant(bundle, precision)
     graphs = (False, True) if precision in FOR_CPUS else (False,)
-    paths = [bundle.path / name for name in onnx_files(precision)]
-    # Checked first, because calibration can take minutes.
-    for path in paths:
-        require_free_file(path, force=force, fixed_name=True)
     made = [_recorded(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu) for for_cpu in graphs]
     record = replace(made[0][1], cpu=made[1][1] if precision in FOR_CPUS else None)
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     with ExitStack() as closing:
-        files = [closing.enter_context(new_file(path, force=force)) for path in paths]
+        files = [closing.enter_context(new_file(bundle.path / name, force=force)) for name in onnx_files(precision)]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
         for file, (data, _) in zip(files, made, strict=True):
             file.write(data)
@@ -158,23 +204,13 @@ def _recorded(
         passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
         constants=prepared.constants,
         mask_sha256=prepared.mask_sha256,
-        masks=tuple(changes_of(prepared.folded.masks, _other_types(precision, for_cpu=for_cpu))),
+        masks=tuple(changes_of(prepared.folded.masks, "fp32" if for_cpu else precision)),
         calibration=prepared.calibration,
         golden=golden,
         versions=tool_versions(),
         role_disagreements=prepared.role_disagreements,
         programs=_proven(bundle, data, precision, file, golden["largest_abs"]),
     )
-
-
-def _other_types(precision: Precision, *, for_cpu: bool) -> Precision:
-    """Return the precision whose data types all operators have that are not quantised.
-
-    Errors: ValueError when ``for_cpu`` is True and the precision has no graph for CPUs.
-    """
-    if for_cpu and precision not in FOR_CPUS:
-        raise ValueError(f"expected a precision with a graph for CPUs, {', '.join(FOR_CPUS)}, got {precision}")
-    return "fp32" if for_cpu else precision
 
 
 def prepared_graph(
@@ -232,8 +268,8 @@ def graph_from_model(
 
     Unless ``for_cpu`` is True or the precision is fp32, the attentions are rewritten into forms that engines fuse.
 
-    for_cpu: True for the graph for CPUs, with attentions in the form of the folded model, and with float32 in all
-    operators that are not quantised. Apart from the Q/DQ nodes and the quantised weights, the names of nodes and
+    for_cpu: True for the graph for CPUs of int8, with attentions in the form of the folded model, and with float32 in
+    all operators that are not quantised. Apart from the Q/DQ nodes and the quantised weights, the names of nodes and
     constants are those of ``model.onnx``.
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
@@ -243,9 +279,8 @@ def graph_from_model(
         completely.
         ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
         InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
-        ValueError: ``for_cpu`` is True, and the precision has no graph for CPUs.
     """
-    types = _other_types(precision, for_cpu=for_cpu)
+    types: Precision = "fp32" if for_cpu else precision
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(proto.graph, precision, what=what)
@@ -273,20 +308,16 @@ def graph_from_model(
     )
 
 
-def graph_before_quantization(bundle: Bundle, variant: Variant) -> ModelProto:
+def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
     """Export again the float32 graph from which a quantised graph was made.  The tensor names are the same.
 
-    variant: the quantised graph, with its record.
-    Errors: ValueError for the float32 graph, which is not quantised and has no record.
+    record: the record of the quantised graph.  for_cpu: True for the graph for CPUs.
     """
-    record = variant.record
-    if record is None:
-        raise ValueError(f"expected a quantised graph, got {variant.path}")
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     passes = recorded_passes(model.spec, record.passes)
     padded = pad_heads.__name__ in record.passes
-    folded = _folded(model, variant.precision, padded=padded, for_cpu=variant.for_cpu, passes=passes)
+    folded = _folded(model, record.precision, padded=padded, for_cpu=for_cpu, passes=passes)
     inside = manifest.image if manifest.input_kind == "pixels" else None
     return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
 
@@ -316,12 +347,9 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, record
     runtime's logits from the golden logits exceeds the precision's limit (`tolerances`). In int8, on a CPU where the
     products of OpenVINO saturate, OpenVINO is skipped in place of this error: the graph is right, and runs elsewhere.
     """
-    inputs, expected = golden_rows(bundle)
-    own = bundle.manifest.float32_noise
-    noise = Noise(largest=own, rms=own, scale=float(np.abs(expected).max()))
-    # `limit_from_noise` limits the difference from the float64 logits. The golden logits are float32, and differ from
-    # the float64 logits by at most the noise.
-    limit = limit_from_noise(noise, precision, recorded=recorded).largest + own
+    inputs, outputs = bundle.golden_rows()
+    first, expected = next(iter(outputs.items()))
+    limit = limit_from_stored(bundle.stored_noise(expected), precision, recorded=recorded).largest
     with temporary_folder("proof") as folder:
         path = folder / file
         path.write_bytes(data)
@@ -329,20 +357,22 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, record
         differences, skipped = proven_programs(
             proof_programs(bundle, variant),
             inputs,
-            expected,
-            limit,
+            {first: expected},
+            {first: limit},
             what=file,
             openvino_is_wrong=int8_saturates() if precision == "int8" else "",
         )
     return {
-        **{name: {"largest_abs": largest, "limit": limit} for name, largest in differences.items()},
+        **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},
         **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},
     }
 
 
 def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str) -> dict[str, float]:
+    """Return the field ``golden`` of the record.  Errors: ExportError when a logit is not finite."""
+    import onnx
+
     golden = bundle.golden_set()
-    expected = golden.logits
     logits, *features = emulated_outputs(proto, golden.inputs, name=file)
     if not np.isfinite(logits).all():
         raise ExportError(
@@ -350,30 +380,21 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
             "data type",
             hint="type --precision bf16: bfloat16 has the range of float32",
         )
-    largest = float(np.abs(logits - expected).max())
+    largest = float(np.abs(logits - golden.logits).max())
     also: dict[str, float] = {}
     if features and golden.features is not None:
         also["features_largest_abs"] = float(np.abs(features[0] - golden.features).max())
     if precision in QUANTIZED:
-        also |= _measured_on_random_inputs(bundle, proto, file)
+        # Random images differ more from the calibration images than golden images do, so the golden inputs do not show
+        # how far their outputs are from those of the float32 graph.
+        random = fresh_inputs(bundle, RANDOM)
+        plain = emulated_outputs(onnx.load(bundle.onnx_path), random, name=bundle.onnx_path.name)
+        names = ("random_largest_abs", "random_features_largest_abs")
+        for name, here, there in zip(names, emulated_outputs(proto, random, name=file), plain, strict=False):
+            also[name] = float(np.abs(here - there).max())
     return {
         **also,
         "largest_abs": largest,
-        "largest_rel": largest / float(np.abs(expected).max()),
-        "argmax_agreement": float((logits.argmax(1) == expected.argmax(1)).mean()),
+        "largest_rel": largest / float(np.abs(golden.logits).max()),
+        "argmax_agreement": float((logits.argmax(1) == golden.logits.argmax(1)).mean()),
     }
-
-
-def _measured_on_random_inputs(bundle: Bundle, proto: ModelProto, file: str) -> dict[str, float]:
-    """Compare the outputs with those of the float32 graph.
-
-    Random images differ more from the calibration images than golden images do, so the golden inputs do not show how
-    far their outputs are.
-    """
-    import onnx
-
-    inputs = fresh_inputs(bundle, RANDOM)
-    expected = emulated_outputs(onnx.load(bundle.onnx_path), inputs, name=bundle.onnx_path.name)
-    outputs = emulated_outputs(proto, inputs, name=file)
-    largest = [float(np.abs(a - b).max()) for a, b in zip(outputs, expected, strict=True)]
-    return dict(zip(("random_largest_abs", "random_features_largest_abs"), largest, strict=False))

@@ -15,7 +15,7 @@ undecided   the interval of the difference contains the bound: too few images to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.parity.paired import Paired, images_needed, mcnemar
-from gmmvit_deploy.parity.verdict import Check, Verdict
+from gmmvit_deploy.parity.verdict import Check, Verdict, skipped_check
 from gmmvit_deploy.precision import Precision
 
-__all__ = ["GATES", "Accuracy", "Classes", "classes_of", "gate_of", "numbers_of"]
+__all__ = ["Accuracy", "Classes", "accuracy_of_resized", "classes_of", "gate_of", "numbers_of", "verdict_of"]
 
 GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
 _TOP = 5
@@ -157,13 +158,11 @@ class Accuracy:
     def check(self, gate: float) -> Check:
         """Judge the difference of top-1 by the gate; top-5 is reported without a verdict."""
         if not self._top1.sum():
-            why = f"the data has no labels: {self._unlabelled} images without a true class"
-            return Check(name="accuracy", verdict="skipped", summary=why, reasons=(why,))
+            return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without a true class")
         pairs = self.top1
         low, high = pairs.interval()
-        allowed = (gate - 1) * pairs.pytorch_accuracy
+        verdict, allowed = verdict_of(pairs, gate)
         needed = images_needed(pairs, allowed)
-        verdict: Verdict = "passed" if low >= allowed else "failed" if high < allowed else "undecided"
         summary = (
             f"top-1 {pairs.runner_accuracy:.2%}, PyTorch {pairs.pytorch_accuracy:.2%}; "
             f"difference {pairs.difference:+.2%} ({low:+.2%} to {high:+.2%}), "
@@ -246,6 +245,13 @@ def _paired(counts: NDArray[Any]) -> Paired:
     return Paired(both=int(counts[1, 1]), lost=int(counts[1, 0]), gained=int(counts[0, 1]), neither=int(counts[0, 0]))
 
 
+def verdict_of(pairs: Paired, gate: float) -> tuple[Verdict, float]:
+    """Return (the verdict on the interval of the difference, the lowest difference that passes)."""
+    low, high = pairs.interval()
+    allowed = (gate - 1) * pairs.pytorch_accuracy
+    return "passed" if low >= allowed else "failed" if high < allowed else "undecided", allowed
+
+
 def numbers_of(pairs: Paired) -> dict[str, Any]:
     """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
     low, high = pairs.interval()
@@ -276,3 +282,19 @@ def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) ->
         )
         return [f"too few images to decide: {changed}; {more}"]
     return []
+
+
+def accuracy_of_resized(accuracy: Check, spec: ModelSpec) -> Check:
+    """Return the accuracy check for the spec of a bundle; unchanged if export did not resize the model.
+
+    PyTorch runs the resized model too, so every check can pass although the resized model predicts wrong classes: only
+    labelled images show its accuracy. If the model was resized and the check was skipped, the result is therefore
+    undecided. If the check ran, the verdict stays, and the summary states what PyTorch's top-1 must be compared with.
+    """
+    if not spec.resizing:
+        return accuracy
+    if accuracy.verdict != "skipped":
+        note = f"the model was {spec.resizing}: compare PyTorch's top-1 with the top-1 before the resizing"
+        return replace(accuracy, summary=f"{accuracy.summary}; {note}")
+    why = f"the model was {spec.resizing}, and its accuracy at this size was not checked: {accuracy.summary}"
+    return replace(accuracy, verdict="undecided", summary=why, reasons=(why,))

@@ -21,7 +21,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.variants import graph_before_quantization
 from gmmvit_deploy.graphs.calibration import excess_errors
-from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
 
@@ -40,11 +40,11 @@ def check_calibration(bundle: Bundle, precision: Precision, batches: Iterable[ND
     Errors: InputError when there are no batches.
     """
     variant = open_variant(bundle, precision, for_cpu=for_cpu)
-    calibration = variant.record.calibration if variant.record else None
-    if calibration is None:
-        why = f"{precision} needs no calibration"
-        return Check(name="calibration", verdict="skipped", summary=why, reasons=(why,))
-    proto = graph_before_quantization(bundle, variant)
+    record = variant.record
+    if record is None or record.calibration is None:
+        return skipped_check("calibration", f"{precision} needs no calibration")
+    calibration = record.calibration
+    proto = graph_before_quantization(bundle, record, for_cpu=variant.for_cpu)
     histograms = calibrate(proto, batches)
     made_by = {tensor: node.name for node in proto.graph.node for tensor in node.output}
     excess = {

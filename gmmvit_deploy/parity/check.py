@@ -25,11 +25,16 @@ always run: ``accuracy`` needs labelled images, ``calibration`` runs only for in
 
 In the pass, PyTorch and each runner compute the logits of every input once. The pass keeps statistics of the images of
 the data, and no images.
+
+The code of a model can be in a file that gmmvit runs only if the command names the file. Without the file, the golden
+inputs of the bundle and the logits that PyTorch computed for them at export are the reference: ``numeric``,
+``decisions``, ``batch invariance``, ``preprocessing`` and ``served`` run on the golden inputs. The other checks need
+PyTorch's logits of further inputs, and are skipped with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,22 +47,19 @@ from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.parity.accuracy import Accuracy, classes_of, gate_of
+from gmmvit_deploy.parity.accuracy import Accuracy, accuracy_of_resized, classes_of, gate_of
 from gmmvit_deploy.parity.calibration import check_calibration
 from gmmvit_deploy.parity.constants import check_constants
-from gmmvit_deploy.parity.crossings import decisions_of
-from gmmvit_deploy.parity.decisions import Decisions
+from gmmvit_deploy.parity.decisions import decisions_of
 from gmmvit_deploy.parity.inputs import Batch, ImageStream, OnBroken, golden_batch, random_batch
 from gmmvit_deploy.parity.invariance import check_invariance
 from gmmvit_deploy.parity.localize import localize
 from gmmvit_deploy.parity.multi_label import MultiLabelAccuracy
-from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored, comparable
+from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored
 from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity.reference import Reference, why_no_model
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
-from gmmvit_deploy.parity.resized import accuracy_of_resized
 from gmmvit_deploy.parity.served import check_served
-from gmmvit_deploy.parity.stored import check_against_stored
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
@@ -70,6 +72,7 @@ __all__ = ["ParityOptions", "check_parity"]
 _BATCH = 32
 _SAMPLES = 128
 _NO_LOGITS = "the bundle has no logits; its features are compared by the check numeric"
+_STORED = "the logits that PyTorch computed at export"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ def check_parity(
 ) -> ParityReport:
     """Run every check on every runner.
 
-    If this process cannot build the model, the checks compare with the logits stored at export (module `stored`).
+    If this process cannot build the model, the checks compare with the logits stored at export.
     skipped: runners that were left out, each with the reason, for the report.
     A difference between a runner and PyTorch that exceeds a limit raises no error: the report's verdict is ``failed``.
     Errors: InputError when the data does not fit the bundle.
@@ -117,44 +120,61 @@ def check_parity(
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
     options = options or ParityOptions()
-    if why := why_no_model(bundle):
-        return check_against_stored(bundle, runners, why, skipped=skipped, on_progress=on_progress)
-    reference = Reference(bundle)
-    tallies = [_Tally(bundle, runner, options) for runner in runners]
+    why = why_no_model(bundle)
+    reference = None if why else Reference(bundle)
+    tallies = [_Tally(bundle, runner, options, reference, why) for runner in runners]
     golden, stored = golden_batch(bundle)
-    random = random_batch(bundle)
     kept: dict[str, _Known] = {}
-    for name, batch in (("golden", golden), ("random", random)):
+    for name, batch in (("golden", golden), *(() if reference is None else (("random", random_batch(bundle)),))):
         on_progress(Progress(f"{name} inputs"))
-        kept[name] = _known_batch(reference, batch)
+        kept[name] = _Known(batch, stored, stored, None) if reference is None else _known_batch(reference, batch)
         for tally in tallies:
             tally.add(name, kept[name], keep=True)
-    stream = _stream(bundle, options)
+    stream: ImageStream | None = None
     samples: list[Sample] = []
-    if stream is not None:
-        for known in _known(reference, stream, on_progress):
+    if reference is not None and options.data is not None:
+        stream = ImageStream(
+            bundle=bundle,
+            images=options.data,
+            batch=min(_BATCH, bundle.manifest.max_batch),
+            limit=options.limit,
+            on_broken=options.on_broken,
+        )
+        for batch in stream:
+            known = _known_batch(reference, batch)
+            on_progress(Progress(stream.images.name, stream.handed_out + len(stream.broken_indices), stream.count))
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
         samples = _samples(bundle, reference, stream)
     checked: dict[Path, list[str]] = {}
-    reports = [tally.report(reference, kept, samples, checked, on_progress) for tally in tallies]
+    reports = [tally.report(kept, samples, checked, on_progress) for tally in tallies]
+    of_bundle = (
+        tuple(skipped_check(name, _needs_model(why)) for name in ("constants", "reference"))
+        if reference is None
+        else (
+            check_constants(bundle, reference),
+            check_stored(stored, kept["golden"].trained, kept["golden"].exact),
+        )
+    )
     return ParityReport(
         bundle=described_bundle(bundle),
         versions=tool_versions(),
-        data=_described_data(stream),
-        checks=(
-            check_constants(bundle, reference),
-            check_stored(stored, kept["golden"].trained, kept["golden"].exact),
-        ),
+        data=None if stream is None else _described_data(stream),
+        checks=of_bundle,
         runners=tuple(reports),
         skipped=tuple(skipped),
     )
+
+
+def _needs_model(why: str) -> str:
+    return f"needs the model in PyTorch: {why}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
     """A batch with PyTorch's logits: ``trained`` in float32, ``exact`` in float64, both (B, C).
 
+    If this process cannot build the model, both are the float32 logits stored at export.
     features: (float32, float64), both (B, D), of a bundle with logits and features; else None. For a bundle without
     logits, the features take the place of the logits.
     """
@@ -164,10 +184,6 @@ class _Known:
     exact: NDArray[Any]
     features: tuple[NDArray[Any], NDArray[Any]] | None
 
-    @property
-    def inputs(self) -> NDArray[Any]:
-        return self.batch.inputs
-
 
 def _known_batch(reference: Reference, batch: Batch) -> _Known:
     answers = reference.answers(batch.inputs)
@@ -176,22 +192,29 @@ def _known_batch(reference: Reference, batch: Batch) -> _Known:
 
 
 class _Tally:
-    """Collect a runner's results over all inputs."""
+    """Collect a runner's results over all inputs.
 
-    def __init__(self, bundle: Bundle, runner: Runner, options: ParityOptions) -> None:
+    reference: None if this process cannot build the model.  why: the reason.
+    """
+
+    def __init__(
+        self, bundle: Bundle, runner: Runner, options: ParityOptions, reference: Reference | None, why: str
+    ) -> None:
         self._bundle, self._runner, self._options = bundle, runner, options
-        labels = bundle.manifest.labels
+        self._reference, self._why = reference, why
+        manifest = bundle.manifest
         self._recorded = recorded_errors(bundle, runner.precision, for_cpu=runner.device == "cpu")
-        self._distances: dict[str, Distances] = {}
-        self._of_features: dict[str, Distances] = {}
-        self._decisions = decisions_of(bundle.manifest.label_set) if bundle.manifest.has_logits else None
+        # The key is (name of the inputs, True for the features beside logits).
+        self._distances: dict[tuple[str, bool], Distances] = {}
+        self._decisions = decisions_of(manifest.label_set)
         self._accuracy: Accuracy | MultiLabelAccuracy | None = None
-        if options.data is not None and bundle.manifest.has_logits:
-            classes = classes_of(options.data.classes, labels, options.data.name)
-            multi = bundle.manifest.task == "multi-label"
-            label_set = bundle.manifest.label_set
-            self._accuracy = MultiLabelAccuracy(label_set, classes) if multi else Accuracy(labels, classes)
-        self._kept_logits: dict[str, NDArray[Any]] = {}
+        if options.data is not None and reference is not None and manifest.has_logits:
+            classes = classes_of(options.data.classes, manifest.labels, options.data.name)
+            multi = manifest.task == "multi-label"
+            self._accuracy = (
+                MultiLabelAccuracy(manifest.label_set, classes) if multi else Accuracy(manifest.labels, classes)
+            )
+        self._kept_logits: list[NDArray[Any]] = []
 
     def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:
         """Run a batch with the runner, and record how far the logits are from PyTorch's logits.
@@ -199,33 +222,32 @@ class _Tally:
         inputs: the name of the set of inputs.  keep: True for golden and random inputs, whose logits are also stored;
         False for the data, whose accuracy is also recorded.
         """
-        answers = self._runner.rows_all(known.inputs)
+        answers = self._runner.rows_all(known.batch.inputs)
         logits = answers[self._runner.outputs[0]]
+        noise = self._bundle.stored_noise(known.exact) if self._reference is None else None
+        distances = self._distances.setdefault((inputs, False), Distances(inputs, stored=noise))
+        distances.add(logits, known.trained, known.exact)
         if known.features is not None:
             name = f"{inputs}, features"
-            self._of_features.setdefault(name, Distances(name)).add(answers["features"], *known.features)
+            self._distances.setdefault((inputs, True), Distances(name)).add(answers["features"], *known.features)
         if keep:
-            self._kept_logits[inputs] = logits
-        self._distances.setdefault(inputs, Distances(inputs)).add(logits, known.trained, known.exact)
-        if not comparable(logits, known.exact):
+            self._kept_logits.append(logits)
+        if logits.shape != known.exact.shape:
             logits = np.full(known.exact.shape, np.nan, np.float32)
         whole = np.isfinite(logits).all(1)
         where = [place for place, fine in zip(known.batch.where, whole, strict=True) if fine]
-        if self._decisions is not None:
+        if self._bundle.manifest.has_logits:
             self._decisions.add(where, logits[whole], known.trained[whole], known.exact[whole])
         if self._accuracy is not None and not keep:
             self._accuracy.add(known.batch.labels, known.trained, logits)
 
-    def sets(self) -> list[SetNumbers]:
+    def _sets(self, *, features: bool) -> list[SetNumbers]:
+        """Return the distances of the logits, or of the features beside logits, for each set of inputs."""
+        key = "features_largest_abs" if features else "largest_abs"
         return [
-            distances.numbers(self._runner.precision, self._recorded_distance(name, "largest_abs"))
-            for name, distances in self._distances.items()
-        ]
-
-    def feature_sets(self) -> list[SetNumbers]:
-        return [
-            distances.numbers(self._runner.precision, self._recorded_distance(name, "features_largest_abs"))
-            for name, distances in self._of_features.items()
+            distances.numbers(self._runner.precision, self._recorded_distance(inputs, key))
+            for (inputs, of_features), distances in self._distances.items()
+            if of_features == features
         ]
 
     def _recorded_distance(self, inputs: str, key: str) -> float | None:
@@ -235,12 +257,11 @@ class _Tally:
         """
         if self._recorded is None:
             return None
-        of_random = self._recorded.get(f"random_{key}") if inputs.startswith("random") else None
+        of_random = self._recorded.get(f"random_{key}") if inputs == "random" else None
         return self._recorded.get(key) if of_random is None else of_random
 
     def report(
         self,
-        reference: Reference,
         kept: dict[str, _Known],
         samples: Sequence[Sample],
         checked: dict[Path, list[str]],
@@ -248,45 +269,39 @@ class _Tally:
     ) -> RunnerReport:
         """Judge the collected results, and run the checks that send further batches to the runner.
 
+        kept: the sets of inputs whose logits are stored. The last set is also sent in other batches.
         checked: as in `check_preprocessing`.
         """
-        runner, bundle, sets = self._runner, self._bundle, self.sets()
-        random = kept["random"]
-        limit = next(numbers.limit for numbers in sets if numbers.inputs == "random")
+        runner, bundle, reference, sets = self._runner, self._bundle, self._reference, self._sets(features=False)
+        name, sent = list(kept.items())[-1]
+        inputs = sent.batch.inputs
+        limit = next(numbers.limit for numbers in sets if numbers.inputs == name)
         widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
-        numeric = check_numeric([*sets, *self.feature_sets()])
-        if numeric.verdict == "failed":
+        numeric = check_numeric([*sets, *self._sets(features=True)])
+        if numeric.verdict == "failed" and reference is not None:
             numeric = self._explained(numeric, reference, kept, limit)
-        decisions = skipped_check("decisions", _NO_LOGITS) if self._decisions is None else self._decisions.check(widest)
-        checks = [numeric, decisions, self._judged_accuracy()]
-        checks.append(
-            check_invariance(
-                runner,
-                random.batch.inputs,
-                random.exact,
-                limit,
-                on_progress=prefixed(runner.name, on_progress),
-            )
-        )
-        checks.append(self._checked_calibration(samples, on_progress))
-        checks.append(check_preprocessing(bundle, runner, widest, samples=samples, checked=checked))
+        progress = prefixed(runner.name, on_progress)
+        checks = [
+            numeric,
+            self._decisions.check(widest) if bundle.manifest.has_logits else skipped_check("decisions", _NO_LOGITS),
+            self._judged_accuracy(),
+            check_invariance(runner, inputs, sent.exact, limit, on_progress=progress),
+            self._checked_calibration(samples, progress),
+            check_preprocessing(bundle, runner, widest, samples=samples, checked=checked),
+        ]
         if runner.server is not None:
+            words = "PyTorch's float64 logits" if reference is not None else _STORED
+            server = runner.server
             checks.append(
-                check_served(
-                    bundle,
-                    runner,
-                    runner.server,
-                    random.batch.inputs,
-                    random.exact,
-                    widest,
-                    on_progress=prefixed(runner.name, on_progress),
-                )
+                check_served(bundle, runner, server, inputs, sent.exact, widest, reference=words, on_progress=progress)
             )
         else:
             checks.append(skipped_check("served", f"{runner.name} runs in this process, without a server"))
-        if self._options.localize:
-            on_progress(Progress(f"{runner.name}: block by block"))
-            checks.append(localize(reference, runner, random.batch.inputs))
+        if reference is None:
+            checks.append(skipped_check("localize", _needs_model(self._why)))
+        elif self._options.localize:
+            progress(Progress("block by block"))
+            checks.append(localize(reference, runner, inputs))
         else:
             checks.append(skipped_check("localize", "not requested; add --localize"))
         return RunnerReport(
@@ -294,11 +309,13 @@ class _Tally:
             precision=runner.precision,
             provenance=runner.provenance(),
             checks=tuple(checks),
-            points=(self._decisions or Decisions(())).points(),
+            points=self._decisions.points(),
         )
 
     def _judged_accuracy(self) -> Check:
-        if self._decisions is None:
+        if self._reference is None:
+            return skipped_check("accuracy", f"needs PyTorch's logits of further images: {self._why}")
+        if not self._bundle.manifest.has_logits:
             return skipped_check("accuracy", _NO_LOGITS)
         if self._accuracy is None:
             check = skipped_check("accuracy", "no labelled images were given; add --data")
@@ -310,37 +327,25 @@ class _Tally:
         precision = self._runner.precision
         if precision not in QUANTIZED:
             return skipped_check("calibration", f"{precision} needs no calibration")
+        if self._reference is None:
+            return skipped_check("calibration", _needs_model(self._why))
         if not samples:
             return skipped_check(
                 "calibration", "no images were given to compare the calibrated bounds with; add --data"
             )
-        on_progress(Progress(f"{self._runner.name}: calibration"))
+        on_progress(Progress("calibration"))
         pixels = np.stack([sample.pixels for sample in samples])
         inputs = self._bundle.inputs_from_pixels(pixels)
         batches = [inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH)]
         return check_calibration(self._bundle, precision, batches, for_cpu=self._runner.device == "cpu")
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, _Known], limit: Limit) -> Check:
-        inputs = np.concatenate([known.batch.inputs for known in kept.values()])
-        logits = list(self._kept_logits.values())
-        if len({rows.shape[1:] for rows in logits}) > 1:
+        if len({rows.shape[1:] for rows in self._kept_logits}) > 1:
             return numeric
-        guess = explain(self._bundle, reference, inputs, np.concatenate(logits), limit.largest)
+        inputs = np.concatenate([known.batch.inputs for known in kept.values()])
+        guess = explain(self._bundle, reference, inputs, np.concatenate(self._kept_logits), limit.largest)
         why = f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"
         return replace(numeric, reasons=(*numeric.reasons, why)) if guess else numeric
-
-
-def _stream(bundle: Bundle, options: ParityOptions) -> ImageStream | None:
-    if options.data is None:
-        return None
-    size = min(_BATCH, bundle.manifest.max_batch)
-    return ImageStream(bundle=bundle, images=options.data, batch=size, limit=options.limit, on_broken=options.on_broken)
-
-
-def _known(reference: Reference, stream: ImageStream, on_progress: OnProgress) -> Iterator[_Known]:
-    for batch in stream:
-        yield _known_batch(reference, batch)
-        on_progress(Progress(stream.images.name, stream.handed_out + stream.broken_count, stream.count))
 
 
 def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
@@ -355,14 +360,12 @@ def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[
     ]
 
 
-def _described_data(stream: ImageStream | None) -> dict[str, Any] | None:
-    if stream is None:
-        return None
+def _described_data(stream: ImageStream) -> dict[str, Any]:
     return {
         "name": stream.images.name,
         "images": stream.handed_out,
         "of": len(stream.images),
         "sha256": stream.sha256,
-        "broken": stream.broken_count,
+        "broken": len(stream.broken_indices),
         "broken_images": [{"image": where, "why": why} for where, why in stream.broken],
     }

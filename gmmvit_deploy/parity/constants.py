@@ -12,11 +12,12 @@ from what folding gives here. A constant that folding only moves has no noise, a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
@@ -34,20 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["check_constants"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stored:
-    """A constant as the graph stores it."""
-
-    layer: str
-    constant: NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StoredConstants:
-    masks: tuple[_Stored, ...]
-    biases: tuple[_Stored, ...]
-
-
 def check_constants(bundle: Bundle, reference: Reference) -> Check:
     """Compare the constants in the graph with the manifest, and with the constants folded from the weights.
 
@@ -63,25 +50,22 @@ def check_constants(bundle: Bundle, reference: Reference) -> Check:
     reasons = [f"{bundle.onnx_path.name}: {reason}" for reason in (*mask_reasons, *bias_reasons)]
     if not reasons:
         try:
-            prove_folded(proto, _StoredConstants(masks=masks, biases=biases), foreign=reference.model.foreign)
+            prove_folded(proto, replace(folded, constants=masks + biases), foreign=reference.model.foreign)
         except ExportError as exc:
             reasons.append(f"{bundle.onnx_path.name}: {exc}")
-    count = len(folded.masks) + len(folded.biases)
+    if reasons:
+        summary = f"{len(reasons)} differences from the masks and biases folded from the weights"
+    elif count := len(folded.masks) + len(folded.biases):
+        summary = f"{count} masks and biases in the graph are those folded from the weights"
+    else:
+        summary = "the folded model has no masks and biases, so the graph has no constants to compare"
     return Check(
         name="constants",
         verdict="failed" if reasons else "passed",
-        summary=_agree(count)
-        if not reasons
-        else f"{len(reasons)} differences from the masks and biases folded from the weights",
+        summary=summary,
         reasons=tuple(reasons),
         details={"masks": len(folded.masks), "biases": len(folded.biases)},
     )
-
-
-def _agree(count: int) -> str:
-    if not count:
-        return "the folded model has no masks and biases, so the graph has no constants to compare"
-    return f"{count} masks and biases in the graph are those folded from the weights"
 
 
 def _stored(
@@ -90,7 +74,7 @@ def _stored(
     records: Sequence[ConstantRecord],
     folded: Sequence[FoldedConstant],
     exact: Sequence[FoldedConstant],
-) -> tuple[tuple[_Stored, ...], list[str]]:
+) -> tuple[tuple[FoldedConstant, ...], list[str]]:
     """Return the constants that the graph stores for the layers, and the reasons why they are not right.
 
     folded, exact: the constants folded from the weights, in float32 and in float64.
@@ -110,7 +94,7 @@ def _stored(
             reasons.append(f"{here.layer}: expected the {kind} {record.constant!r} in the graph, got no such constant")
             continue
         constant = graph[record.constant]
-        stored.append(_Stored(layer=here.layer, constant=constant))
+        stored.append(replace(here, constant=torch.from_numpy(constant.copy())))
         digest = sha256_of_bytes(bytes_of_array(constant))
         if digest != record.constant_sha256:
             reasons.append(

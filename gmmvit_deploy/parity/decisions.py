@@ -1,39 +1,44 @@
-"""Compare the class that the runner predicts with the class that PyTorch predicts.
+"""Compare the classes that a runner gives to an image with the classes that PyTorch gives.
 
-    flip     an input for which the two classes differ
-    t        PyTorch's float64 logits of an input
-    margin   t[PyTorch's class] − t[the runner's class] for a flip;
-             largest logit − second largest logit of t for every other input
+t is PyTorch's float64 logits of an input.
+
+    single-label  flip      an input for which the two predicted classes differ
+                  margin    t[PyTorch's class] − t[the runner's class] for a flip;
+                            largest logit − second largest logit of t for every other input
+    multi-label   θ         the threshold of a label as a logit: log(p / (1 − p)) for the probability p
+                  crossing  a label whose logit is at or above θ in PyTorch and below θ in the runner, or the reverse
+                  margin    |t − θ| for a label; for an input, the smallest margin of its labels
 
 Each logit of the runner may differ from t by the limit of the numeric check. Two logits that differ by at most twice
-the limit can therefore change places: such a flip is within the noise. A flip with a larger margin is a wrong
-prediction.
+the limit can therefore change places: such a flip is within the noise. A crossing is within the noise if its margin is
+at most the limit. A flip or a crossing with a larger margin is a wrong prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.images.labels import LabelSet, distinct_names
 from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["MOST_LISTED", "Decisions", "Flip"]
+__all__ = ["Crossings", "Decisions", "decisions_of"]
 
-MOST_LISTED = 1000
+_MOST_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
     """An input that the runner and PyTorch classify differently.
 
-    where: a text that identifies the input.  pytorch_class, runner_class: the distinct names of the predicted classes.
-    margin: as defined at the head of this module.  within_noise: True if the margin is at most twice the limit.
+    where: a text that identifies the input.  pytorch_class, runner_class: the distinct names of the predicted classes;
+    for a crossing, the name of the label, and ``not`` before the name.
+    margin: as defined at the head of this module.  within_noise: True if noise explains the margin.
     """
 
     where: str
@@ -46,13 +51,16 @@ class Flip:
 class Decisions:
     """Accumulate predicted classes batch by batch, with the margin and the largest error of each input."""
 
+    _limits = 2
+    """The largest margin that noise explains, in limits of the numeric check."""
+
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = distinct_names(labels)
-        self._margins: list[NDArray[Any]] = []
-        self._errors: list[NDArray[Any]] = []
-        self._flipped: list[NDArray[Any]] = []
-        self._seen = 0
-        self._flips: list[tuple[str, int, int, float]] = []
+        self._margins = [np.zeros(0, np.float32)]
+        self._errors = [np.zeros(0, np.float32)]
+        self._changed = [np.zeros(0, bool)]
+        self._of_flips = [np.zeros(0)]
+        self._flips: list[tuple[str, str, str, float]] = []
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
         """Add a batch.
@@ -65,71 +73,104 @@ class Decisions:
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
         flipped = pytorch_class != runner_class
         margins = np.where(flipped, exact[rows, pytorch_class] - exact[rows, runner_class], exact.max(1) - runner_up)
+        self._collect(margins, np.abs(logits - exact).max(1), flipped, margins[flipped])
+        for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
+            names = (self._labels[pytorch_class[row]], self._labels[runner_class[row]])
+            self._flips.append((where[row], *names, float(margins[row])))
+
+    def _collect(
+        self, margins: NDArray[Any], errors: NDArray[Any], changed: NDArray[Any], of_flips: NDArray[Any]
+    ) -> None:
+        """Add the margins, the largest errors and the changed decisions of inputs, and the margins of all flips."""
         self._margins.append(margins.astype(np.float32))
-        self._errors.append(np.abs(logits - exact).max(1).astype(np.float32))
-        self._flipped.append(flipped)
-        self._seen += len(logits)
-        for row in np.flatnonzero(flipped)[: MOST_LISTED - len(self._flips)]:
-            self._flips.append((where[row], int(pytorch_class[row]), int(runner_class[row]), float(margins[row])))
+        self._errors.append(errors.astype(np.float32))
+        self._changed.append(changed)
+        self._of_flips.append(of_flips)
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return three arrays (N,) over all inputs: the margins, the largest errors, and True for each flip."""
-        if not self._margins:
-            return np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, bool)
-        return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._flipped)
+        """Return three arrays (N,) over all inputs: the margins, the largest errors, and True for a changed class."""
+        return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._changed)
 
     def check(self, limit: Limit) -> Check:
-        """Fail if the margin of any flip is larger than twice the limit, or if no logits could be compared.
+        """Fail if noise does not explain the margin of a flip, or if no logits could be compared.
 
         limit: the limit of the numeric check.
         """
-        margins, errors, flipped = self.points()
-        threshold = 2 * limit.largest
-        total = int(flipped.sum())
-        wrong = int((flipped & (margins > threshold)).sum())
+        margins, errors, changed = self.points()
+        of_flips = np.concatenate(self._of_flips)
+        threshold = self._limits * limit.largest
+        count, same, wrong = len(changed), int((~changed).sum()), int((of_flips > threshold).sum())
         flips = [
-            Flip(
-                where=where,
-                pytorch_class=self._labels[pytorch_class],
-                runner_class=self._labels[runner_class],
-                margin=margin,
-                within_noise=margin <= threshold,
-            )
-            for where, pytorch_class, runner_class, margin in self._flips
+            Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= threshold)
+            for where, ours, theirs, margin in self._flips
         ]
-        agreement = 1 - total / self._seen if self._seen else 0.0
-        summary = f"the same class on {self._seen - total:,} of {self._seen:,} inputs"
-        if total:
-            summary += f"; {total - wrong} flips within the noise, {wrong} wrong"
-        reasons = tuple(
-            f"{flip.where}: PyTorch predicts {flip.pytorch_class}, the runner {flip.runner_class}; "
-            f"the margin is {flip.margin:.3g}, but noise explains at most {threshold:.3g}"
-            for flip in flips
-            if not flip.within_noise
-        )
-        if not self._seen:
-            reasons = ("no row of the runner's logits is finite and has the expected shape",)
-        smallest = float(margins.min()) if len(margins) else None
+        reasons = tuple(self._reasons((flip for flip in flips if not flip.within_noise), threshold))
+        steady = ~changed & (margins > 0)
         return Check(
             name="decisions",
-            verdict="failed" if wrong or not self._seen else "passed",
-            summary=summary,
-            reasons=reasons,
+            verdict="failed" if wrong or not count else "passed",
+            summary=self._summary(same, count, len(of_flips) - wrong, wrong),
+            reasons=reasons if count else ("no row of the runner's logits is finite and has the expected shape",),
             details={
-                "inputs": self._seen,
-                "agreement": agreement,
-                "flips_within_noise": total - wrong,
+                "inputs": count,
+                "agreement": same / count if count else 0.0,
+                "flips_within_noise": len(of_flips) - wrong,
                 "flips_wrong": wrong,
                 "noise_margin": threshold,
-                "smallest_margin": smallest,
-                "nearest_to_flipping": _nearest(margins, errors, flipped),
+                "smallest_margin": float(margins.min()) if count else None,
+                # At 1 or above, a flip is possible.
+                "nearest_to_flipping": float((self._limits * errors[steady] / margins[steady]).max())
+                if steady.any()
+                else None,
                 "flips": [asdict(flip) for flip in flips],
-                "flips_not_listed": total - len(flips),
+                "flips_not_listed": len(of_flips) - len(flips),
             },
         )
 
+    def _summary(self, same: int, count: int, within_noise: int, wrong: int) -> str:
+        flips = f"; {within_noise} flips within the noise, {wrong} wrong" if within_noise or wrong else ""
+        return f"the same class on {same:,} of {count:,} inputs{flips}"
 
-def _nearest(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> float | None:
-    """Return the largest 2 · error / margin of all inputs that did not flip; at 1 or above, a flip is possible."""
-    steady = ~flipped & (margins > 0)
-    return float((2 * errors[steady] / margins[steady]).max()) if steady.any() else None
+    def _reasons(self, wrong: Iterable[Flip], threshold: float) -> Iterable[str]:
+        return (
+            f"{flip.where}: PyTorch predicts {flip.pytorch_class}, the runner {flip.runner_class}; "
+            f"the margin is {flip.margin:.3g}, but noise explains at most {threshold:.3g}"
+            for flip in wrong
+        )
+
+
+class Crossings(Decisions):
+    """Accumulate the labels of each input of a multi-label network batch by batch."""
+
+    _limits = 1
+
+    def __init__(self, label_set: LabelSet) -> None:
+        super().__init__(label_set.labels)
+        self._thresholds = np.array(label_set.threshold_logits)
+
+    def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add a batch.  The arguments are those of `Decisions.add`."""
+        there = trained >= self._thresholds
+        crossed = there != (logits >= self._thresholds)
+        margins = np.abs(exact - self._thresholds)
+        self._collect(margins.min(1), np.abs(logits - exact).max(1), crossed.any(1), margins[crossed])
+        for row, label in np.argwhere(crossed)[: _MOST_LISTED - len(self._flips)]:
+            names = (self._labels[label], f"not {self._labels[label]}")
+            ours, theirs = names if there[row, label] else names[::-1]
+            self._flips.append((where[row], ours, theirs, float(margins[row, label])))
+
+    def _summary(self, same: int, count: int, within_noise: int, wrong: int) -> str:
+        crossings = f"; {within_noise} labels crossed their threshold within the noise, {wrong} wrongly"
+        return f"the same labels on {same:,} of {count:,} inputs{crossings if within_noise or wrong else ''}"
+
+    def _reasons(self, wrong: Iterable[Flip], threshold: float) -> Iterable[str]:
+        return (
+            f"{flip.where}: PyTorch: {flip.pytorch_class}, the runner: {flip.runner_class}; the logit is "
+            f"{flip.margin:.3g} from the threshold, but noise explains at most {threshold:.3g}"
+            for flip in wrong
+        )
+
+
+def decisions_of(label_set: LabelSet) -> Decisions:
+    """Return what collects the decisions of a network with these labels."""
+    return Crossings(label_set) if label_set.task == "multi-label" else Decisions(label_set.labels)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.export.random_inputs import RANDOM, fresh_inputs
+from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.images.data.images import Images, Label
 from gmmvit_deploy.images.data.open import is_named, open_data
 
@@ -43,13 +43,11 @@ class Batch:
 
 def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
     """Return a batch of the golden inputs followed by the golden images, and the stored logits (B, C) of this batch."""
-    golden = bundle.golden_set()
-    inputs, logits = golden.inputs, golden.logits
-    where = [f"golden input {index}" for index in range(len(inputs))]
-    if golden.images:
-        inputs = np.concatenate([inputs, bundle.inputs_from_pixels(golden.image_pixels)])
-        logits = np.concatenate([logits, golden.image_logits])
-        where += [f"golden image {index}" for index in range(len(golden.images))]
+    inputs, outputs = bundle.golden_rows()
+    logits = next(iter(outputs.values()))
+    images = len(bundle.golden_set().images)
+    where = [f"golden input {index}" for index in range(len(inputs) - images)]
+    where += [f"golden image {index}" for index in range(images)]
     return Batch(inputs=inputs, where=tuple(where), labels=(None,) * len(where)), logits
 
 
@@ -99,10 +97,6 @@ class ImageStream:
     broken_indices: set[int] = field(default_factory=set)
     handed_out: int = 0
     _digest: Any = field(default_factory=hashlib.sha256)
-
-    @property
-    def broken_count(self) -> int:
-        return len(self.broken_indices)
 
     @property
     def count(self) -> int:

@@ -111,7 +111,10 @@ def check_invariance(
                 f"mixed-up rows in this batch: {len(strays)}"
             )
         for way, logits, ordinary in _ways(runner, inputs, rows, answers, generator):
-            trials.append(_trial(way, size, logits, ordinary, limit))
+            largest, same_bits = distance(logits, ordinary), bool(np.array_equal(logits, ordinary))
+            trials.append(
+                Trial(way=way, batch=size, largest=largest, same_bits=same_bits, passed=largest <= limit.largest)
+            )
             on_progress(Progress(f"{way}, batch {size}"))
     failed = [trial for trial in trials if not trial.passed]
     reasons += [
@@ -154,14 +157,3 @@ def _ways(
     strangers = (rows + 1 + generator.integers(0, max(1, len(inputs) - 2))) % len(inputs)
     strangers[kept] = rows[kept]
     yield "neighbours", runner.run(inputs[strangers])[kept : kept + 1], answers[kept : kept + 1]
-
-
-def _trial(way: str, batch: int, logits: NDArray[Any], ordinary: NDArray[Any], limit: Limit) -> Trial:
-    largest = distance(logits, ordinary)
-    return Trial(
-        way=way,
-        batch=batch,
-        largest=largest,
-        same_bits=bool(np.array_equal(logits, ordinary)),
-        passed=largest <= limit.largest,
-    )

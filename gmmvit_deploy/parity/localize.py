@@ -28,7 +28,7 @@ from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["blocks_of", "last_tensors", "localize"]
+__all__ = ["last_tensors", "localize"]
 
 NAME = "localize"
 
@@ -67,7 +67,8 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
     precision = runner.precision
     # The graph has no mask without influence on the logits, so the tokens that the network does not read differ.
     dead = reference.dead_attentions
-    names = tuple(name for name in blocks_of(reference.model) if not any(a.startswith(f"{name}.") for a in dead))
+    blocks_of_model = family_of(reference.model.spec).blocks(reference.model.spec)
+    names = tuple(name for name in blocks_of_model if not any(a.startswith(f"{name}.") for a in dead))
     if not names:
         return skipped_check(NAME, "gmmvit does not know the blocks of this model")
     tensors = last_tensors(graph.proto, names)
@@ -106,11 +107,6 @@ def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Chec
             "blocks": [asdict(block) for block in blocks],
         },
     )
-
-
-def blocks_of(model: Model) -> tuple[str, ...]:
-    """Return the names of the modules whose outputs are compared, in the order in which they run."""
-    return family_of(model.spec).blocks(model.spec)
 
 
 def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:

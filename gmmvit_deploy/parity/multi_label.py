@@ -21,9 +21,9 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.parity.accuracy import Classes, numbers_of
+from gmmvit_deploy.parity.accuracy import Classes, numbers_of, verdict_of
 from gmmvit_deploy.parity.paired import Paired
-from gmmvit_deploy.parity.verdict import Check, Verdict
+from gmmvit_deploy.parity.verdict import Check, skipped_check
 
 __all__ = ["MultiLabelAccuracy"]
 
@@ -68,16 +68,14 @@ class MultiLabelAccuracy:
         """Judge mAP, F1 and the difference of the share of images whose labels are all right."""
         true = np.concatenate(self._true) if self._true else np.zeros((0, 0), bool)
         if not len(true):
-            why = f"the data has no labels: {self._unlabelled} images without labels"
-            return Check(name="accuracy", verdict="skipped", summary=why, reasons=(why,))
+            return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without labels")
         thresholds = np.array(self._label_set.threshold_logits)
         scores = {"pytorch": np.concatenate(self._trained), "runner": np.concatenate(self._logits)}
         right = {who: ((logits >= thresholds) == true).all(1) for who, logits in scores.items()}
         pairs = _paired(right["pytorch"], right["runner"])
         measures = {who: self._measures(true, logits, logits >= thresholds) for who, logits in scores.items()}
         low, high = pairs.interval()
-        allowed = (gate - 1) * pairs.pytorch_accuracy
-        verdict: Verdict = "passed" if low >= allowed else "failed" if high < allowed else "undecided"
+        verdict, allowed = verdict_of(pairs, gate)
         reasons = []
         if verdict != "passed":
             reasons.append(

@@ -23,12 +23,7 @@ from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
-__all__ = ["Distances", "SetNumbers", "check_numeric", "check_stored", "comparable"]
-
-
-def comparable(logits: NDArray[Any], expected: NDArray[Any]) -> bool:
-    """Return True if the logits have the expected shape."""
-    return logits.shape == expected.shape
+__all__ = ["Distances", "SetNumbers", "check_numeric", "check_stored"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +99,7 @@ class Distances:
         trained, exact: (B, C), from PyTorch in float32 and in float64.
         """
         self._noise.add(trained, exact)
-        if not comparable(logits, exact):
+        if logits.shape != exact.shape:
             self._misshapen = f"expected logits {exact.shape}, got {logits.shape}"
             return
         self._exact.add(logits, exact)

@@ -25,7 +25,7 @@ from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity.measures import distance
-from gmmvit_deploy.parity.verdict import Check
+from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.runtimes.programs.graph_normalisation import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
@@ -97,8 +97,7 @@ def check_preprocessing(
     """
     spec = bundle.manifest.image
     if spec.normalisation is None:
-        why = "the bundle has no mean and std, so images cannot be turned into inputs"
-        return Check(name=NAME, verdict="skipped", summary=why, reasons=(why,))
+        return skipped_check(NAME, "the bundle has no mean and std, so images cannot be turned into inputs")
     golden = bundle.golden_set()
     seen = [f"{len(golden.images)} golden images decode here as at export"]
     reasons, unknown = [], []
@@ -211,9 +210,7 @@ def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) ->
     reasons = []
     samples = samples[:_MOST_SENT]
     for sample in samples:
-        image = np.array([[sample.encoded]], dtype=np.object_)
-        logits = server.infer(image)[0]
-        largest = distance(logits, sample.exact)
+        largest = distance(server.infer(np.array([[sample.encoded]], dtype=np.object_))[0], sample.exact)
         if not largest <= limit.largest:
             reasons.append(
                 f"{sample.where}: the server's logits for the file differ by {largest:.3g} from PyTorch's logits for "

@@ -45,7 +45,7 @@ def check_served(
     exact: NDArray[Any],
     limit: Limit,
     *,
-    reference: str = "PyTorch's float64 logits",
+    reference: str,
     on_progress: OnProgress = ignore,
 ) -> Check:
     """Send the requests listed at the head of this module, and compare the server's logits with PyTorch's logits.

@@ -155,30 +155,23 @@ def _make(mistake: str, model: Model) -> bool:
     changed = False
     for _, scores in attention_scores(model):
         for step_name, step in list(scores.steps()):
-            for name, other in step.mistakes():
-                if name == mistake:
-                    if other is not step:
-                        scores.put(step_name, other)
-                        changed = True
-                    break
+            other = next((other for name, other in step.mistakes() if name == mistake), step)
+            if other is not step:
+                scores.put(step_name, other)
+                changed = True
     return changed
 
 
-def _layer_norm_eps(eps: float) -> Callable[[Model], bool]:
+def _set_on(kind: type[nn.Module], name: str, value: object) -> Callable[[Model], bool]:
+    """Return a function that sets an attribute of every module of a class."""
+
     def apply(model: Model) -> bool:
         for module in model.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = eps
+            if isinstance(module, kind):
+                setattr(module, name, value)
         return True
 
     return apply
-
-
-def _tanh_gelu(model: Model) -> bool:
-    for module in model.modules():
-        if isinstance(module, nn.GELU):
-            module.approximate = "tanh"
-    return True
 
 
 def _shifts_of_one_pixel(model: Model) -> bool:
@@ -189,9 +182,9 @@ def _shifts_of_one_pixel(model: Model) -> bool:
 
 
 _MODULE_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
-    ("LayerNorm with an epsilon of 1e-6", _layer_norm_eps(1e-6)),
-    ("LayerNorm with an epsilon of 1e-12", _layer_norm_eps(1e-12)),
-    ("the tanh approximation of GELU", _tanh_gelu),
+    ("LayerNorm with an epsilon of 1e-6", _set_on(nn.LayerNorm, "eps", 1e-6)),
+    ("LayerNorm with an epsilon of 1e-12", _set_on(nn.LayerNorm, "eps", 1e-12)),
+    ("the tanh approximation of GELU", _set_on(nn.GELU, "approximate", "tanh")),
     ("patches shifted by a single pixel in place of half a patch", _shifts_of_one_pixel),
     ("patches flattened with the channel first", flatten_channel_first),
 )

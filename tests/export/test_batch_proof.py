@@ -7,7 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from gmmvit_deploy.errors import ExportError, ServerError
-from gmmvit_deploy.export.batch_proof import require_batches, require_dynamic_batch
+from gmmvit_deploy.export.numeric_proof import require_batches
+from gmmvit_deploy.export.onnx_from_model import require_dynamic_batch
 
 INPUTS = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
 LOGITS = INPUTS[:, :2] * 2
@@ -20,10 +21,6 @@ def graph(batch_in: object, batch_out: object) -> object:
     ]
     node = helper.make_node("Identity", ["tensor"], ["logits"])
     return helper.make_model(helper.make_graph([node], "g", values[:1], values[1:]))
-
-
-def test_a_dynamic_batch_passes() -> None:
-    require_dynamic_batch(graph("batch", "batch"))
 
 
 @pytest.mark.parametrize(
@@ -40,18 +37,6 @@ def test_a_batch_that_is_not_dynamic(batches: tuple[object, object], message: st
     with pytest.raises(ExportError, match=message) as caught:
         require_dynamic_batch(graph(*batches))
     assert "x.shape[0] in place of len(x)" in caught.value.hint
-
-
-@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (9, [1, 2, 3, 9])])
-def test_every_size_runs(most: int, sizes: list[int]) -> None:
-    ran = []
-
-    def run(batch: np.ndarray) -> np.ndarray:
-        ran.append(len(batch))
-        return batch[:, :2] * 2
-
-    require_batches(run, INPUTS, LOGITS, 1e-6, max_batch=most)
-    assert ran == sizes
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from gmmvit_deploy.bundle.artifacts import Bundle, Manifest, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
 from gmmvit_deploy.export import bundle_from_checkpoint as module
@@ -41,27 +41,6 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
             np.testing.assert_allclose(runner.run(case.inputs[:size]), case.logits[:size], rtol=0, atol=case.atol)
         order = [2, 0, 3, 1]
         np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=case.atol)
-
-
-@pytest.mark.rest
-@pytest.mark.export
-def test_an_export_hashes_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[str] = []
-
-    def counted(path: Path) -> str:
-        hashed.append(path.name)
-        return sha256_of_file(path)
-
-    for each in ("bundle.artifacts", "checkpoints.reading", "export.bundle_from_checkpoint", "bundle.variants"):
-        monkeypatch.setattr(f"gmmvit_deploy.{each}.sha256_of_file", counted)
-    case = golden(NAMES[0])
-    bundle = bundle_from_checkpoint(case.path, tmp_path / "bundle", cifar_options(), hints=case.hints)
-    expected = [case.path.name, "golden.npz", "labels.txt", "model.onnx", "weights.safetensors"]
-    assert sorted(hashed) == sorted(expected)
-    assert bundle == open_bundle(tmp_path / "bundle")
-    hashed.clear()
-    with EagerRunner(open_bundle(tmp_path / "bundle")):
-        assert sorted(hashed) == sorted(expected[1:])
 
 
 @pytest.mark.cases
@@ -115,6 +94,7 @@ def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) ->
     events: list[Progress] = []
     options = cifar_options()
     again = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "again", options, on_progress=events.append)
+    assert again == open_bundle(tmp_path / "again")
     assert again.sha256 == bundle.sha256
     assert [(event.done, event.total) for event in events] == [(step, len(events)) for step in range(len(events))]
     assert events[0].step == "read the checkpoint"
@@ -127,42 +107,6 @@ def test_manifest_states_where_it_came_from(bundle: Bundle) -> None:
     assert manifest["labels"][6] == "frog"
     assert manifest["folding"] == ["fold_masks", "merge_scale", "narrow_last_block"]
     assert set(manifest["files"]) == {"model.onnx", "weights.safetensors", "golden.npz", "labels.txt"}
-
-
-def test_manifest_and_json_are_inverse(bundle: Bundle, tensor_bundles: dict[str, Bundle]) -> None:
-    for manifest in (bundle.manifest, tensor_bundles["swin_gmm"].manifest):
-        text = json.dumps(manifest.to_json())
-        assert Manifest.from_json(json.loads(text)) == manifest
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: data["image"].update(channels=1, mean=[0.5], std=[0.5]), r"image: expected \(3, 32, 32\)"),
-        (
-            lambda data: data["image"].update(mean=None, std=None),
-            "image: expected mean and std, because input_kind is pixels",
-        ),
-        (lambda data: data["image"].update(mean=[0.5]), "image mean: expected 3 numbers"),
-        (
-            lambda data: data.update(task="regression"),
-            "task: expected one of single-label, multi-label, got 'regression'",
-        ),
-        (
-            lambda data: data["outputs"][0].update(meaning="boxes"),
-            "output 'logits': expected one of logits, features",
-        ),
-        (lambda data: data.pop("outputs"), "expected a manifest of a bundle: 'outputs'"),
-    ],
-    ids=["channels", "no normalisation", "mean", "task", "outputs", "no outputs"],
-)
-def test_manifests_that_contradict_themselves(
-    change: Callable[[dict[str, Any]], object], message: str, bundle: Bundle, tmp_path: Path
-) -> None:
-    shutil.copytree(bundle.path, tmp_path / "bundle")
-    _rewrite(change)(tmp_path / "bundle")
-    with pytest.raises(BundleError, match=message):
-        open_bundle(tmp_path / "bundle")
 
 
 @pytest.mark.rest
@@ -271,7 +215,7 @@ class TestNothingHalfWritten:
             out.mkdir(parents=True)
             (out / "old").write_text("old")
         nothing = Limit(largest=-1.0, rms=None, derivation="")
-        monkeypatch.setattr(module, "limit_from_noise", lambda noise: nothing)
+        monkeypatch.setattr(module, "limit_from_stored", lambda noise: nothing)
         with pytest.raises(ExportError, match="ONNX Runtime's logits differ"):
             self.export(out, force=force)
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
@@ -287,11 +231,6 @@ class TestNothingHalfWritten:
         with pytest.raises(OutputError, match="No space left on device"):
             self.export(tmp_path / "bundle")
         assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder that no user can write to")
-    def test_read_only_place(self) -> None:
-        with pytest.raises(OutputError, match="/proc/gmmvit"):
-            self.export(Path("/proc/gmmvit/bundle"))
 
     def test_permissions_follow_the_umask(self, bundle: Bundle) -> None:
         umask = os.umask(0)
@@ -329,6 +268,15 @@ def _rewrite(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (_rewrite(lambda data: data.update(input_kind="sound")), "expected a manifest of a bundle"),
         (_rewrite(lambda data: data["files"].pop("golden.npz")), r"does not list golden\.npz"),
         (_rewrite(lambda data: data["files"].update({"../x": "0"})), "missing"),
+        (shutil.rmtree, "does not exist"),
+        (
+            _rewrite(lambda data: data["image"].update(channels=1, mean=[0.5], std=[0.5])),
+            r"image: expected \(3, 32, 32\)",
+        ),
+        (_rewrite(lambda data: data["image"].update(mean=None, std=None)), "image: expected mean and std, because"),
+        (_rewrite(lambda data: data["image"].update(mean=[0.5])), "image mean: expected 3 numbers"),
+        (_rewrite(lambda data: data.update(task="regression")), "task: expected one of single-label, multi-label"),
+        (_rewrite(lambda data: data["outputs"][0].update(meaning="boxes")), "output 'logits': expected one of logits"),
     ],
 )
 def test_a_bundle_that_is_not_whole(
@@ -339,11 +287,6 @@ def test_a_bundle_that_is_not_whole(
     damage(path)
     with pytest.raises(BundleError, match=message):
         open_bundle(path)
-
-
-def test_not_a_bundle_at_all(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="does not exist"):
-        open_bundle(tmp_path / "nowhere")
 
 
 def test_weights_that_are_not_the_manifest_s(bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:

@@ -13,9 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from google.protobuf import text_format
 from PIL import Image
-from tritonclient.grpc import model_config_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
@@ -24,7 +22,6 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
@@ -34,12 +31,9 @@ from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.preprocessing import bgr, normalisations
-from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.parity.faults import rebuilt
 
 pytestmark = pytest.mark.export
@@ -152,19 +146,6 @@ def test_files_of_any_mode_are_classified(mode: str, small: Bundle, tmp_path: Pa
     assert answer.predictions[0].label == LABELS[int(expected.argmax())]
 
 
-def test_usual_mistakes_are_those_of_the_channels() -> None:
-    def named(channels: int, dataset: str) -> list[str]:
-        data = DATASETS[dataset]
-        spec = ImageSpec(height=8, width=8, channels=channels, mean=data.mean, std=data.std)
-        return [name.removeprefix("normalised with ") for name, _ in normalisations(spec)]
-
-    assert named(1, "mnist") == ["the mean and std of MNIST's training images", "mean and std 0.5"]
-    rgb = [f"the mean and std of {name}" for name in ("cifar100", "svhn", "tiny-imagenet", "digits", "ImageNet")]
-    rgb += ["mean and std 0.5, 0.5, 0.5", "mean 0 and std 1 (values in [0, 1])"]
-    assert named(3, "cifar10") == rgb
-    assert [bgr(channels) for channels in (1, 2, 3, 4)] == [None, None, [2, 1, 0], [2, 1, 0, 3]]
-
-
 @pytest.mark.rest
 def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
     data = DATASETS["mnist"]
@@ -198,62 +179,6 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     assert (manifest["task"], manifest["unused_keys"]) == ("single-label", {})
     sizes = ("--preset", "vit", "--classes", "10", "--image-size", "32", "--set", "channels=1", "--json")
     assert json.loads(gmmvit("inspect", *sizes).stdout)["spec"]["channels"] == 1
-
-
-@pytest.mark.rest
-def test_another_precision_keeps_the_channels(tmp_path: Path) -> None:
-    bundle = exported(tmp_path, 1)
-    np.savez(tmp_path / "images.npz", images=bundle.golden()[0])
-    images = open_images(bundle, str(tmp_path / "images.npz"), limit=8)
-    for precision, calibration in (("fp16", None), ("int8", images)):
-        variant = variant_from_bundle(bundle, precision, calibration=calibration)
-        (graph_input,) = onnx.load(variant.path).graph.input
-        assert [dim.dim_value for dim in graph_input.type.tensor_type.shape.dim][1:] == [20, 20, 1]
-    np.savez(tmp_path / "rgb.npz", images=np.zeros((4, 20, 20, 3), np.uint8))
-    with pytest.raises(InputError, match=r"expected uint8 \(N, 20, 20, 1\)"):
-        open_images(bundle, str(tmp_path / "rgb.npz"), limit=4)
-
-
-def test_repository_decodes_to_the_channels(small: Bundle, tmp_path: Path) -> None:
-    channels = small.manifest.spec.channels
-    repository_from_bundle(small, tmp_path / "r")
-    configs = {
-        name: text_format.Parse((tmp_path / "r" / name / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
-        for name in ("gmmvit_preprocess", "gmmvit_network")
-    }
-    assert list(configs["gmmvit_preprocess"].output[0].dims) == [20, 20, channels]
-    assert list(configs["gmmvit_network"].input[0].dims) == [20, 20, channels]
-    settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
-    assert settings == {**small.manifest.image.to_json(), "threads": 0}
-    warmup = (tmp_path / "r" / "gmmvit_preprocess" / "warmup" / "image").read_bytes()[4:]
-    assert small.manifest.image.pixels_from_bytes(warmup).shape == (20, 20, channels)
-
-
-@pytest.mark.rest
-def test_bicubic_goes_the_whole_way(tmp_path: Path) -> None:
-    bundle = exported(tmp_path, 3, resize="stretch-bicubic")
-    assert bundle.manifest.image.resize == "stretch-bicubic"
-    photo("RGB").save(tmp_path / "photo.png")
-    data = (tmp_path / "photo.png").read_bytes()
-    resized = np.asarray(photo("RGB").resize((20, 20), Image.Resampling.BICUBIC))
-    np.testing.assert_array_equal(bundle.manifest.image.pixels_from_bytes(data), resized)
-    with BundleClassifier(bundle) as classifier, EagerRunner(bundle) as eager:
-        np.testing.assert_allclose(classifier.logits([data]), eager.run(resized[None]), rtol=0, atol=1e-5)
-    with OnnxRuntimeRunner(bundle) as runner:
-        assert check_parity(bundle, [runner]).passed
-    repository_from_bundle(bundle, tmp_path / "r")
-    assert "stretch-bicubic" in (tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt").read_text()
-
-
-@pytest.mark.rest
-def test_tensor_input_without_normalisation(tmp_path: Path) -> None:
-    bundle = exported(tmp_path, 1, input_kind="tensor", mean=None, std=None)
-    assert (bundle.input_shape, bundle.manifest.image.normalisation) == ((1, 20, 20), None)
-    inputs, logits = bundle.golden()
-    with OnnxRuntimeRunner(bundle) as runner:
-        np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-5)
-    with pytest.raises(InputError, match="has no mean and std"):
-        BundleClassifier(bundle)
 
 
 @pytest.mark.rest

@@ -10,14 +10,11 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.declared_roles import declare_roles
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs import roles
-from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.quantize import quantize_graph
-from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of
+from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold
@@ -26,7 +23,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
 from tests.conftest import golden
 
 pytestmark = pytest.mark.export
@@ -68,26 +64,6 @@ def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.Monke
     assert all(attention.known for attention in attentions_of(proto.graph))
 
 
-@pytest.mark.rest
-def test_every_precision_declares_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The casts and Q/DQ pairs that we insert declare their roles too."""
-
-    def refuse(graph: onnx.GraphProto) -> None:
-        raise AssertionError("a role was guessed")
-
-    monkeypatch.setattr(roles, "guessed_roles", refuse)
-    monkeypatch.setattr(roles, "guessed_attentions", refuse)
-    images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
-    for precision, calibration in (("fp16", None), ("bf16", None), ("int8", images), ("fp8", images)):
-        prepared = graph_from_model(small(), precision, preprocessing=None, max_batch=4, calibration=calibration)
-        assert [node.name for node in prepared.proto.graph.node if declared_role(node) is None] == []
-        # The rules are a second opinion: they fail, the export does not.
-        assert prepared.role_disagreements == (
-            "every node: the cross-check of the declared roles failed on this graph "
-            "(AssertionError: a role was guessed)",
-        )
-
-
 def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> None:
     """A linear map in the middle of the network that is declared as the head stays out of int8."""
     model = small()
@@ -105,57 +81,6 @@ def test_a_planted_disagreement_keeps_the_declared_role_and_is_reported() -> Non
     (disagreement,) = after.role_disagreements
     assert disagreement == ("blocks.0.mlp.0/MatMul: the declared role is head, but the inferred role is projection")
     assert quantised(before.proto) - quantised(after.proto) == {"blocks.0.mlp.0"}
-
-
-class _TwoHeads(Model):
-    """A network with a second head, as in distillation; its output is the mean of both heads."""
-
-    operator_roles = {"add": "head", "div": "head"}  # noqa: RUF012 - as a family writes it, without a type
-
-    def __init__(self, model: Model, second: nn.Linear) -> None:
-        super().__init__()
-        self.spec, self.model, self.second = model.spec, model, second
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.model.blocks[0](self.model.patch_embedding(images)).mean(dim=1)
-        return (self.model.head(x) + self.second(x)) / 2
-
-
-def test_a_second_head_is_a_head_and_stays_out_of_int8() -> None:
-    """A second head that took the role of a projection would silently become int8."""
-    model = _TwoHeads(small(), with_role(nn.Linear(16, 3), "head")).eval()
-    _TwoHeads.operator_roles["mean"] = "pooling"
-    proto = onnx_from_model(model, preprocessing=None, max_batch=4)
-    images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
-    quantised = quantize_graph(proto, "int8", bounds_of(calibrate(proto, images), "int8")).graph
-    assert roles_of(quantised)["head/Gemm"] == roles_of(quantised)["second/Gemm"] == "head"
-    maker = {name: node.op_type for node in quantised.node for name in node.output}
-    linear = {node.name: node for node in quantised.node if node.op_type in ("MatMul", "Gemm")}
-    in_int8 = {
-        name for name, node in linear.items() if any(maker.get(tensor) == "DequantizeLinear" for tensor in node.input)
-    }
-    assert not in_int8 & {"head/Gemm", "second/Gemm"}
-    assert "blocks.0.mlp.0/MatMul" in in_int8
-
-
-def test_a_patch_embedding_behind_a_layer_norm_stays_the_embedding() -> None:
-    """Shifted patch tokenization begins with a LayerNorm of the patches."""
-    model = small()
-    embedding = model.patch_embedding
-
-    class Normed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.project, self.patch_size = nn.LayerNorm(48), embedding.project, embedding.patch_size
-
-        def forward(self, images: Tensor) -> Tensor:
-            patches = images.unflatten(3, (-1, self.patch_size)).unflatten(2, (-1, self.patch_size))
-            return self.project(self.norm(patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)))
-
-    model.patch_embedding = Normed()
-    proto = exported(model)
-    assert roles_of(proto.graph)["patch_embedding.project/MatMul"] == "embedding"
-    assert role_disagreements(proto.graph) == ()
 
 
 def test_a_node_without_a_role_is_an_error_that_names_it() -> None:
@@ -186,12 +111,3 @@ def test_an_attention_without_a_product_is_an_error_that_names_it(
     monkeypatch.setattr(holder, "operator_roles", {"softmax": "softmax", "matmul": "projection"})
     with pytest.raises(ExportError, match=r"\n  blocks\.0\.attention declares blocks\.0\.attention/Softmax$"):
         exported(small())
-
-
-def test_an_operator_that_no_module_stands_behind_is_refused() -> None:
-    node = onnx.helper.make_node("Mul", ["x", "x"], ["y"], name="made")
-    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
-    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [out]))
-    with pytest.raises(ExportError, match="made: the exporter added this node, which belongs to no module"):
-        declare_roles(proto, nn.Identity())

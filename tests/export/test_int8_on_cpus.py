@@ -13,21 +13,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import TensorProto
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.variants import onnx_file, open_variant, recorded_errors
+from gmmvit_deploy.bundle.variants import open_variant, recorded_errors
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import BundleError, OutputError
 from gmmvit_deploy.export import variants as module
-from gmmvit_deploy.export.variants import graph_from_model, prepared_graph, variant_from_bundle
+from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.models.families import FAMILIES, model_from_spec
-from gmmvit_deploy.models.specs import MaskSpec, input_shape
 from gmmvit_deploy.parity.calibration import check_calibration
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner
@@ -69,37 +64,6 @@ def test_the_graph_for_cpus_has_the_form_of_the_float32_graph(precise_bundle: Bu
     assert gpu.record is not None
     assert "separate_projections" in gpu.record.passes
     assert all(mask.largest_change == 0 for mask in cpu.record.masks)
-
-
-def test_only_int8_has_a_graph_for_cpus(precise_bundle: Bundle) -> None:
-    for precision in ("fp32", "fp16", "bf16", "fp8"):
-        assert onnx_file(precision, for_cpu=True) == onnx_file(precision)
-        assert not open_variant(precise_bundle, precision, for_cpu=True).for_cpu
-    assert sorted(path.name for path in precise_bundle.path.glob("*.cpu.*")) == [CPU]
-
-
-def taken_in(proto: onnx.ModelProto) -> int:
-    """Return the number of attentions of a graph that our kernel takes."""
-    return sum(isinstance(match, MatchedAttention) for match in attentions_of_kernel(proto))
-
-
-@pytest.mark.rest
-@needs_kernel
-@pytest.mark.export
-@pytest.mark.parametrize("family", ["cait", "deepvit"])
-def test_our_kernel_computes_mixed_heads_in_int8(family: str) -> None:
-    """In the form for GPUs, the mixing of heads is written as wider heads, which is several times the work."""
-    torch.manual_seed(0)
-    (spec,) = [each.small(MaskSpec()) for each in FAMILIES if each.name == family]
-    model = model_from_spec(spec).eval()
-    images = np.random.default_rng(0).standard_normal((4, *input_shape(spec)), dtype=np.float32)
-    taken = []
-    for for_cpu in (True, False):
-        made = graph_from_model(model, "int8", preprocessing=None, max_batch=4, calibration=[images], for_cpu=for_cpu)
-        taken.append(taken_in(made.proto))
-    plain = graph_from_model(model, "fp32", preprocessing=None, max_batch=4)
-    assert taken == [taken_in(plain.proto), 0]
-    assert taken[0] > 0
 
 
 @pytest.mark.parametrize(
@@ -236,26 +200,6 @@ def test_no_file_is_replaced_when_the_last_cannot_be_written(
             variant_from_bundle(copied, "int8", calibration=images, force=True)
     assert len(written) == 3
     assert {path.name: path.read_bytes() for path in copied.path.glob("model.int8*")} == before
-
-
-@pytest.mark.rest
-def test_force_replaces_both_graphs(copied: Bundle, calibration_images: Path) -> None:
-    before = {name: (copied.path / name).read_bytes() for name in (GPU, CPU)}
-    variant = variant_from_bundle(
-        copied, "int8", calibration=open_images(copied, str(calibration_images), limit=4), force=True
-    )
-    assert all((copied.path / name).read_bytes() != old for name, old in before.items())  # four images, not 64
-    assert variant.record is not None
-    assert variant.record.cpu is not None
-    sources = [record.calibration for record in (variant.record, variant.record.cpu)]
-    assert sources[0]["sha256"] == sources[1]["sha256"]
-    assert [source["images"] for source in sources] == [4, 4]
-
-
-def test_other_precisions_have_no_graph_for_cpus_to_make(copied: Bundle) -> None:
-    with pytest.raises(ValueError, match="expected a precision with a graph for CPUs, int8, got fp16"):
-        prepared_graph(copied, "fp16", for_cpu=True)
-    assert "cpu" not in json.loads((copied.path / "model.fp16.json").read_text())  # earlier versions read this record
 
 
 def test_an_existing_graph_for_cpus_is_kept(copied: Bundle, calibration_images: Path) -> None:

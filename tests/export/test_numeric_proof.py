@@ -34,6 +34,7 @@ from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
 
+LIMITS = {"logits": 1e-5}
 PROVEN = ("onnxruntime", "openvino", "openvino+kernels")
 
 Damage = Callable[[onnx.ModelProto], None]
@@ -70,16 +71,6 @@ def exporting(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
         return proto
 
     monkeypatch.setattr(module, "onnx_from_model", broken)
-
-
-@pytest.mark.rest
-def test_a_wrong_mask_entry_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exporting(wrong_mask_entry, monkeypatch)
-    with pytest.raises(
-        ExportError, match=r"blocks\.0\.attention: expected the mask of this layer once in the graph, got 0 times"
-    ):
-        export(tmp_path / "bundle")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.rest
@@ -178,27 +169,6 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     assert {path.name for path in copied.path.iterdir()} == before
 
 
-@pytest.mark.rest
-def test_a_file_that_a_runtime_cannot_load_ends_the_conversion(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ONNX Runtime takes fp16: a graph in fp16 that it does not load is not skipped."""
-    copied = with_graph(bundle, tmp_path / "bundle", onnx.load(bundle.onnx_path))
-    before = {path.name for path in copied.path.iterdir()}
-    prepared = variants.prepared_graph
-
-    def broken(*given: Any, **options: Any) -> variants.PreparedGraph:
-        made = prepared(*given, **options)
-        next(iter(made.proto.graph.node)).op_type = "NoSuchOperator"
-        return made
-
-    monkeypatch.setattr(variants, "emulated_outputs", lambda *given, **options: (bundle.golden()[1],))
-    monkeypatch.setattr(variants, "prepared_graph", broken)
-    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime cannot load the graph: .*NoSuch"):
-        variant_from_bundle(copied, "fp16")
-    assert {path.name for path in copied.path.iterdir()} == before
-
-
 @pytest.mark.parametrize(
     ("error", "ends"),
     [
@@ -215,24 +185,12 @@ def test_a_program_is_skipped_only_where_it_cannot_be_had(
     def fails() -> Any:
         raise error
 
-    inputs, expected = bundle.golden()
+    inputs, expected = bundle.golden_rows()
     if ends is None:
-        assert proven_programs({"other": fails}, inputs, expected, 1e-5, what="x") == ({}, {"other": str(error)})
+        assert proven_programs({"other": fails}, inputs, expected, LIMITS, what="x") == ({}, {"other": str(error)})
         return
     with pytest.raises(ends, match=str(error)):
-        proven_programs({"other": fails}, inputs, expected, 1e-5, what="x")
-
-
-def test_a_runner_that_refuses_its_input_ends_the_proof(bundle: Bundle) -> None:
-    inputs, expected = bundle.golden()
-    with pytest.raises(InputError, match=r"expected a batch of .*, got float64"):
-        proven_programs(
-            {"onnxruntime": lambda: open_runner("onnxruntime", bundle)},
-            inputs.astype(np.float64),
-            expected,
-            1e-5,
-            what="x",
-        )
+        proven_programs({"other": fails}, inputs, expected, LIMITS, what="x")
 
 
 @pytest.mark.rest

@@ -15,12 +15,9 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
-from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
-from gmmvit_deploy.parity.resized import accuracy_of_resized
 from gmmvit_deploy.parity.summary import summary_of
-from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.runtimes.runners.open import open_runners
 
 timm = pytest.importorskip("timm")
@@ -57,13 +54,6 @@ def test_export_states_the_resizing(
     shown = gmmvit("inspect", bundle.weights_path).stdout
     assert "resized from" in shown
     assert "[32, 32]" in shown
-
-
-@pytest.mark.rest
-def test_the_images_have_the_new_size_and_the_old_crop(bundle: Bundle) -> None:
-    image = bundle.manifest.image
-    assert (image.height, image.width, image.crop_pct) == (48, 48, 0.9)
-    assert bundle.input_shape == (48, 48, 3)
 
 
 def test_the_golden_logits_are_those_of_the_resized_network(bundle: Bundle) -> None:
@@ -112,12 +102,3 @@ def test_parity_with_images_compares_top1(bundle: Bundle, tmp_path: Path) -> Non
     assert accuracy.details["images"] == 20
     assert accuracy.summary.startswith("top-1 ")
     assert f"; {WHY}: compare PyTorch's top-1 with the top-1 before the resizing" in accuracy.summary
-
-
-@pytest.mark.parametrize("verdict", ["passed", "failed", "undecided", "skipped"])
-def test_the_verdict_changes_only_if_the_check_was_skipped(verdict: str) -> None:
-    spec = TimmSpec(architecture="test_vit", image_size=48, classes=5, mask=MaskSpec())
-    resized = TimmSpec(architecture="test_vit", image_size=48, classes=5, mask=MaskSpec(), resized_from=(32, 32))
-    check = Check(name="accuracy", verdict=verdict, summary="no labels", reasons=("no labels",))  # type: ignore[arg-type]
-    assert accuracy_of_resized(check, spec) is check
-    assert accuracy_of_resized(check, resized).verdict == ("undecided" if verdict == "skipped" else verdict)

@@ -18,11 +18,9 @@ from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs, open_images_of
-from gmmvit_deploy.parity.invariance import batch_sizes, mixed_up
 from gmmvit_deploy.parity.page import page_of, write_page
-from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport, RunnerReport
+from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
 from gmmvit_deploy.parity.summary import summary_of
-from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import RUNNERS, open_runner, open_runners
 from tests.browser import accessibility_problems
@@ -78,17 +76,6 @@ def test_a_report_satisfies_its_schema(report: ParityReport) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize("damage", ["verdict", "runners", "numeric"])
-def test_the_schema_refuses_what_is_no_report(damage: str, report: ParityReport) -> None:
-    data = report.to_json()
-    if damage == "numeric":
-        data["runners"][0]["checks"][0]["details"]["sets"][0]["from_exact"].pop("p99")
-    else:
-        data[damage] = []
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, SCHEMA)
-
-
 @pytest.mark.rest
 def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp_path: Path) -> None:
     write_page(report, tmp_path / "report.html")
@@ -127,23 +114,12 @@ def _changed(report: ParityReport, name: str, **changes: Any) -> ParityReport:
     return replace(report, runners=(*others, replace(last, checks=checks)))
 
 
-def undecided_checks(runner: RunnerReport) -> tuple[Check, ...]:
-    undecided = Check(name="accuracy", verdict="undecided", summary="", reasons=("too few images",))
-    return tuple(undecided if check.name == "accuracy" else check for check in runner.checks)
-
-
 def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityReport) -> None:
     passed = summary_of(report)
     assert passed.outcome == "passed"
     assert passed.sentence.startswith("onnxruntime in fp32 and onnxruntime in int8 can stand in for")
     assert any("% of this limit is used" in line for line in passed.changes)
-    assert any("% of the error that may flip a predicted class, on 87 inputs" in line for line in passed.changes)
-    assert any(
-        "times the error that may flip a predicted class; 1 of 87 predicted classes flipped" in line
-        for line in passed.changes
-    )
     assert any("the accuracy check passes only at" in line for line in passed.changes)
-    assert any(line.startswith("Skipped checks and runners (") for line in passed.changes)
     failed = summary_of(_changed(report, "numeric", verdict="failed", reasons=("too far",)))
     assert failed.outcome == "failed"
     assert failed.sentence.startswith("Do not deploy onnxruntime in int8: 1 of ")
@@ -153,18 +129,8 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
     assert "reason 1009" in require_readable_page(page_of(many)).all("details")[0].text
     undecided = summary_of(_changed(report, "accuracy", verdict="undecided", reasons=("too few images",)))
     assert undecided.outcome == "undecided"
-    assert "had too little data to decide" in undecided.sentence
     assert undecided.changes[0] == "onnxruntime in int8: accuracy: too few images"
-    first = replace(report.runners[0], checks=undecided_checks(report.runners[0]))
-    both = replace(report, runners=(first, replace(first, precision="int8")))
-    assert summary_of(both).changes[0] == "onnxruntime in fp32 and onnxruntime in int8: accuracy: too few images"
-    empty = summary_of(replace(report, checks=(), runners=()))
-    assert (empty.outcome, empty.sentence) == ("failed", "Do not deploy anything: no check ran.")
-
-
-def test_pages_are_refused_before_the_work(tmp_path: Path, report: ParityReport) -> None:
-    with pytest.raises(InputError, match=r"expected a path that ends in \.html"):
-        write_page(report, tmp_path / "report.pdf")
+    assert summary_of(replace(report, checks=(), runners=())).sentence == "Do not deploy anything: no check ran."
 
 
 def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle) -> None:
@@ -196,29 +162,6 @@ def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle)
     assert passing.check(Limit(largest=1e-6, rms=None, derivation="")).verdict == "passed"
 
 
-@pytest.mark.parametrize(
-    ("ranges", "expected"),
-    [
-        (((1, 1),), (1,)),
-        (((1, 2),), (1, 2)),
-        (((1, 4),), (1, 2, 3, 4)),
-        (((1, 8),), (1, 2, 3, 5, 8)),
-        (((1, 64),), (1, 2, 3, 33, 64)),
-        (((1, 1), (8, 64)), (1, 8, 9, 10, 37, 64)),
-    ],
-)
-def test_batch_sizes(ranges: tuple[tuple[int, int], ...], expected: tuple[int, ...]) -> None:
-    assert batch_sizes(ranges) == expected
-
-
-def test_mixed_up_rows_are_recognised_without_a_tolerance() -> None:
-    logits = np.random.default_rng(0).standard_normal((6, 10))
-    noisy = logits + 0.1 * np.random.default_rng(1).standard_normal(logits.shape)
-    assert mixed_up(noisy, logits) == []
-    assert mixed_up(noisy[[1, 0, 2, 3, 4, 5]], logits) == [(0, 1), (1, 0)]
-    assert mixed_up(noisy[:, :9], logits) == []
-
-
 class Profiled(OnnxRuntimeRunner):
     """A runner for batches of 1 and of 4 to 8, like an engine with two profiles."""
 
@@ -244,22 +187,9 @@ def test_random_inputs_differ_and_repeat(bundle: Bundle, tensor_bundles: dict[st
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "tensorflow"}, "is not known"),
-        ({"name": "onnxruntime", "url": "grpc://localhost:1"}, "runs in this process"),
-        ({"name": "triton-grpc", "url": "http://localhost:1"}, "expected a grpc:// address"),
-    ],
-)
-def test_runner_names(arguments: dict[str, str], message: str, bundle: Bundle) -> None:
-    name = arguments.pop("name")
-    with pytest.raises(InputError, match=message):
-        open_runner(name, bundle, **arguments)
-
-
-@pytest.mark.parametrize(
     ("names", "options", "message"),
     [
+        (["tensorflow"], {}, "is not known"),
         (["eager", "eager"], {}, "eager is named more than once"),
         (["eager"], {"urls": ["grpc://localhost:1"]}, "runs in this process"),
         (["triton-grpc"], {"urls": ["http://localhost:1"]}, "no runner uses the protocol of this address"),
@@ -329,7 +259,7 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     stream = ImageStream(bundle=bundle, images=images, batch=4, on_broken="skip")
     batches = list(stream)
     assert [len(batch.where) for batch in batches] == [4, 1]
-    assert (stream.broken_count, stream.handed_out) == (1, 5)
+    assert (len(stream.broken_indices), stream.handed_out) == (1, 5)
     ((where, why),) = stream.broken
     assert where.endswith("cat/2.png")
     assert why.startswith("the file is not a JPEG")

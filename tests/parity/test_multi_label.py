@@ -12,7 +12,7 @@ from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity.accuracy import Accuracy, Classes
-from gmmvit_deploy.parity.crossings import Crossings
+from gmmvit_deploy.parity.decisions import Crossings
 from gmmvit_deploy.parity.multi_label import MultiLabelAccuracy
 from gmmvit_deploy.tolerances import Limit
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import Bundle, Manifest
 from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.errors import InputError, ServerError
-from gmmvit_deploy.parity.stored import stored_noise
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import limit_from_stored
@@ -94,7 +93,7 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
         runner = opened.enter_context(closing(TritonRunner(bundle, grpc_url)))
         errors = recorded_errors(bundle, runner.precision, for_cpu=runner.device == "cpu")
         recorded = errors["largest_abs"] if errors else None
-        limit = limit_from_stored(stored_noise(bundle, golden.logits), runner.precision, recorded=recorded)
+        limit = limit_from_stored(bundle.stored_noise(golden.logits), runner.precision, recorded=recorded)
         answers = []
         for row in range(len(golden.inputs)):
             go_on()

@@ -27,7 +27,7 @@ from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engi
 from gmmvit_deploy.models.layers.attention import attention_names
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
-from gmmvit_deploy.parity.localize import blocks_of, last_tensors
+from gmmvit_deploy.parity.localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
@@ -247,7 +247,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
 @each_small
 def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Small, small_exports: SmallExports) -> None:
     model = small.model()
-    blocks = blocks_of(model)
+    blocks = family_of(model.spec).blocks(model.spec)
     ran: list[str] = []
     for name in blocks:
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: ran.append(name))
