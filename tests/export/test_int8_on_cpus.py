@@ -26,8 +26,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.families import FAMILIES, model_from_spec
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
 from gmmvit_deploy.parity.calibration import check_calibration
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner
@@ -80,7 +79,7 @@ def test_only_int8_has_a_graph_for_cpus(precise_bundle: Bundle) -> None:
 
 def taken_in(proto: onnx.ModelProto) -> int:
     """Return the number of attentions of a graph that our kernel takes."""
-    return sum(isinstance(match, MatchedAttention) for match in attentions_of_kernel(proto))
+    return sum(isinstance(match, MatchedAttention) for match in attentions_in_onnx(proto.SerializeToString()))
 
 
 @pytest.mark.rest

@@ -74,7 +74,6 @@ def test_openvino_brings_the_files_of_our_runner(precise_bundle: Bundle, tmp_pat
         "openvino_view.py",
         "matcher.py",
         "prepared_masks.py",
-        "refusal_reasons.py",
     }
     assert {file.name for file in (folder / "gmmvit_openvino").iterdir()} == files
     for name in files:

@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy import doctor
-from gmmvit_deploy.runtimes.kernels import cache, libraries
-from gmmvit_deploy.runtimes.kernels.cache import MOST_LIBRARIES, compiled, empty_cache
-from gmmvit_deploy.runtimes.kernels.libraries import empty_kernel_cache, openvino_library, why_recorded
+from gmmvit_deploy.runtimes.kernels import libraries
+from gmmvit_deploy.runtimes.kernels.libraries import (
+    MOST_LIBRARIES,
+    compiled,
+    empty_kernel_cache,
+    openvino_library,
+    why_recorded,
+)
 
 
 class Compiler:
@@ -41,7 +46,7 @@ class Compiler:
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_IN_USE", {})
+    monkeypatch.setattr(libraries, "_IN_USE", {})
     openvino_library.cache_clear()
     yield tmp_path / "cache" / "gmmvit-deploy" / "kernels"
     openvino_library.cache_clear()
@@ -157,7 +162,7 @@ def written(path: Path) -> None:
 def fill(stem: str, age_s: int) -> None:
     """Write a library that was last used some time ago, by a process that has ended."""
     path = compiled(stem, written)
-    cache._IN_USE.pop(path).close()
+    libraries._IN_USE.pop(path).close()
     os.utime(path, (1_000_000_000 - age_s,) * 2)
 
 
@@ -173,7 +178,7 @@ def test_the_least_recently_used_are_removed(folder: Path) -> None:
 def test_a_library_in_use_by_another_process_is_never_removed(folder: Path) -> None:
     fill("openvino-used", 1000)
     code = (
-        "from gmmvit_deploy.runtimes.kernels.cache import compiled\n"
+        "from gmmvit_deploy.runtimes.kernels.libraries import compiled\n"
         "compiled('openvino-used', lambda path: None); print('holds', flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as holder:
@@ -185,11 +190,11 @@ def test_a_library_in_use_by_another_process_is_never_removed(folder: Path) -> N
             fill(f"openvino-{age_s}", age_s)
         compiled("openvino-new", written)
         assert used.exists()
-        removed, left = empty_cache()
+        removed, left = empty_kernel_cache()
         assert used in left
         assert used not in removed
         holder.communicate("\n")
-    assert used in empty_cache()[0]
+    assert used in empty_kernel_cache()[0]
     assert not used.exists()
 
 

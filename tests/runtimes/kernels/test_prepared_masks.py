@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,18 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.runtimes.kernels.prepared_masks import prepared_bias, prepared_mask, takes_bias
 from tests.conftest import golden
-from tests.runtimes.kernels.test_masked_attention import mask_on_grid
+
+
+def mask_on_grid(heads: int, n: int) -> np.ndarray:
+    """Return (H, n, n): random, but equal for equal offsets in rows and columns; constant for the class token."""
+    make = np.random.default_rng(n)
+    g = math.isqrt(n)
+    rows, columns = np.divmod(np.arange(g * g), g)
+    apart = make.standard_normal((heads, 2 * g - 1, 2 * g - 1), dtype=np.float32)
+    mask = np.empty((heads, n, n), np.float32)
+    mask[:] = make.standard_normal((heads, 1, 1), dtype=np.float32)
+    mask[:, -g * g :, -g * g :] = apart[:, rows[:, None] - rows + g - 1, columns[:, None] - columns + g - 1]
+    return mask
 
 
 @pytest.mark.parametrize(
