@@ -69,7 +69,7 @@ def access_from(key_file: Path | None, ca: Path | None) -> Access:
 
 def default_urls(urls: Sequence[str], runners: Sequence[str]) -> Sequence[str]:
     """Return ``--url``; without it, the address of the variable GMMVIT_URL if a runner uses its protocol."""
-    from gmmvit_deploy.runtimes.programs.server_url import protocol_of
+    from gmmvit_deploy.runtimes.programs.access import protocol_of
 
     url = os.environ.get(URL_VARIABLE, "")
     return urls or ([url] if f"triton-{protocol_of(url)}" in runners else [])

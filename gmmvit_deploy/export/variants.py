@@ -48,8 +48,8 @@ from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
-from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 

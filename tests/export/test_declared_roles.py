@@ -26,7 +26,7 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from tests.conftest import golden
 
 pytestmark = pytest.mark.export

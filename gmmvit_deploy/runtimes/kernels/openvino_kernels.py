@@ -194,8 +194,7 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmet
         mask = prepared_mask(attention.mask, arithmetic)
         masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
     if attention.bias is not None:
-        tokens = attention.queries, attention.tokens
-        biases = [prepared_bias(attention.bias, attention.heads, tokens, attention.windows)]
+        biases = [prepared_bias(attention.bias, attention.heads, (attention.queries, attention.tokens))]
     attributes = {
         "heads": attention.heads,
         "queries": attention.queries,

@@ -288,8 +288,10 @@ int main(int count, char **arguments) {
         if (arithmetic == MASKED_ATTENTION_BFLOAT16) worst = fmax(worst, attention_error(&CASES[i], arithmetic, 1));
     }
     worst = fmax(worst, fmax(norm_error(0), norm_error(1)));
-    const Case refused = {"17 mixed heads", 1, 17, 4, 4, 16, 1, 2, 0, 0, 0, 0, 0};
-    if (attention_error(&refused, arithmetic, 0) != INFINITY) worst = INFINITY;
+    float one = 0; /* of 17 mixed heads nothing is read */
+    const MaskedAttention refused = {.batch = 1, .heads = 17, .queries = 1, .n = 1, .d = 1, .out = &one, .q = &one,
+                                     .k = &one, .v = &one, .after = &one, .arithmetic = arithmetic};
+    if (!masked_attention(&refused, 0, 1)) worst = INFINITY;
     printf("%s, arithmetic %d: %s\n", arguments[1], arithmetic, worst <= 1 ? "right" : "WRONG");
     return !(worst <= 1);
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 KERNELS = Path(libraries.__file__).parent
 PROGRAM = Path(__file__).with_name("against_formula.c")
-EMULATED = Path(__file__).with_name("emulated")
 LACKS = 2
 """Status of the program where the processor chooses another instruction set than the expected set."""
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -54,20 +52,6 @@ def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if shutil.which(needed) is None:
             pytest.skip(f"no {needed} here; Debian has it in the packages g++-aarch64-linux-gnu and qemu-user")
     return compiled_program([CROSS, "-static"], tmp_path_factory.mktemp("arm") / "program")
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program with the kernels for AVX-512 alone, whose instructions are functions in C."""
-    if platform.machine() != "x86_64":
-        pytest.skip("the kernels for AVX-512 are compiled on x86-64 alone")
-    out = tmp_path_factory.mktemp("emulated") / "program"
-    names = ("masked_attention.c", "residual_norm.c", "kernels_avx512.c")
-    sources = [PROGRAM, EMULATED / "avx512_only.c", *(KERNELS / name for name in names)]
-    in_c = [word for source in sources for word in ("-x", "c", str(source))]
-    flags = ["-O1", "-Wno-psabi", "-Dtarget(x)=", "-I", str(EMULATED), "-I", str(KERNELS)]
-    subprocess.run([*cplusplus(), *flags, *in_c, "-x", "none", "-lm", "-o", str(out)], check=True)
-    return out
 
 
 @pytest.mark.parametrize(
@@ -117,17 +101,6 @@ def test_an_emulated_arm_processor_computes_the_formulas(
         text=True,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "right" in answer.stdout
-
-
-@pytest.mark.rest
-@pytest.mark.parametrize("arithmetic", ["1", "2"])
-def test_the_kernels_for_avx512_compute_the_formulas_with_its_instructions_in_c(
-    emulated: Path, arithmetic: str
-) -> None:
-    """The source for AVX-512, on any processor: `emulated/immintrin.h` has its instructions in plain C."""
-    answer = subprocess.run([emulated, "avx512-bf16", arithmetic], check=False, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout
     assert "right" in answer.stdout
 
 

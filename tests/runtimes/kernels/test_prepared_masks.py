@@ -72,7 +72,7 @@ def test_a_bias_of_all_heads_is_stored_once() -> None:
     np.fill_diagonal(bias, -np.inf)
     assert takes_bias((20, 20), 3, (20, 20), ())
     assert not takes_bias((20, 21), 3, (20, 20), ())
-    each = prepared_bias(np.broadcast_to(bias, (3, 20, 20)), 3, (20, 20), ())
+    each = prepared_bias(np.broadcast_to(bias, (3, 20, 20)), 3, (20, 20))
     assert each.shape[:2] == (1, 3)
     for head in range(3):
-        np.testing.assert_array_equal(prepared_bias(bias, 3, (20, 20), ()), each[:, head : head + 1])
+        np.testing.assert_array_equal(prepared_bias(bias, 3, (20, 20)), each[:, head : head + 1])

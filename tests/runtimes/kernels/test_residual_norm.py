@@ -1,4 +1,7 @@
-"""Our kernel of a residual sum, its LayerNorm and quantising computes the formula, and no other graph is changed."""
+"""Our kernel of a residual sum, its LayerNorm and quantising replaces norms in graphs; no other graph is changed.
+
+`against_formula.c` compares the kernel itself with the formula.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import openvino
 import pytest
 from openvino import opset13 as ops
 
-from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.variants import graph_from_model
@@ -31,28 +33,15 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def steps_of(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return norm(x) in quantisation steps, in float64."""
-    x = x.astype(np.float64)
-    off = x - x.mean(axis=-1, keepdims=True)
-    normed = off / np.sqrt((off**2).mean(axis=-1, keepdims=True) + epsilon)
-    result: np.ndarray = (normed * weight + bias) / np.float64(STEP)
-    return result
-
-
 def quantised(x: Any, step: float, levels: int = 256) -> Any:
     ends = [ops.constant(np.float32(bound)) for bound in (-128 * step, 127 * step, -128, 127)]
     grid = ops.convert(ops.fake_quantize(x, *ends, levels), "i8")
     return ops.multiply(ops.convert(grid, "f32"), ops.constant(np.asarray([step], np.float32)))
 
 
-def weights(seed: int, width: int) -> np.ndarray:
-    """Return random int8 weights; their scale is 0.001."""
-    return np.random.default_rng(seed).integers(-127, 128, (width, width)).astype(np.int8)
-
-
 def product(x: Any, seed: int, width: int) -> Any:
-    values = ops.multiply(ops.convert(ops.constant(weights(seed, width)), "f32"), ops.constant(np.float32(0.001)))
+    weights = np.random.default_rng(seed).integers(-127, 128, (width, width)).astype(np.int8)
+    values = ops.multiply(ops.convert(ops.constant(weights), "f32"), ops.constant(np.float32(0.001)))
     return ops.matmul(x, values, False, False)
 
 
@@ -83,21 +72,6 @@ def graph(**other: Any) -> openvino.Model:
             outputs.append(ops.relu(normed).output(0))
     last = ops.relu(x) if other.get("nothing_else") else product(quantised(ops.relu(x), 0.05), 5, width)
     return openvino.Model([last.output(0), *outputs], [pixels], "norms")
-
-
-def has_int8_products() -> bool:
-    """Return whether this CPU multiplies int8 into 32 bits in one instruction."""
-    return bool({"avx512_vnni", "avx_vnni"} & set(cpu_features()))
-
-
-def formula_of_one_block(batch: np.ndarray) -> np.ndarray:
-    """Compute the output of `graph` with one block, in float64."""
-    x = (batch + numbers(1, 4, WIDTH)).astype(np.float64)
-    steps = steps_of(x, numbers(WIDTH, seed=1), numbers(WIDTH, seed=11), 1e-5)
-    grid = np.clip(np.rint(steps), -128, 127) * float(STEP)
-    x = x + grid @ sum(weights(1 + which, WIDTH).astype(np.float64) * 0.001 for which in range(2))
-    result: np.ndarray = np.clip(np.rint(np.maximum(x, 0) / 0.05), -128, 127) * 0.05 @ (weights(5, WIDTH) * 0.001)
-    return result
 
 
 @pytest.mark.first(2)
@@ -135,12 +109,7 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
     ]
     if not replaced:
         np.testing.assert_array_equal(answers[1], answers[0])
-    elif replaced == 1 and not has_int8_products():  # sums of OpenVINO's own int8 products saturate at 16 bits there
-        assert np.mean(np.abs(answers[1] - answers[0]) > 1e-5) < 0.01
-    elif replaced == 1:  # a value near the middle of two of the last steps may fall to the other: 0.05 of a weight
-        np.testing.assert_allclose(answers[1], formula_of_one_block(batch), atol=0.05 * 127 * 0.001 + 1e-5)
-        assert np.median(np.abs(answers[1] - formula_of_one_block(batch))) < 1e-5
-    else:  # and moves much of what the next block quantises
+    else:  # a value near the middle of two steps may fall to the other step, and moves what the next block quantises
         assert np.sqrt(np.mean((answers[1] - answers[0]) ** 2)) < 0.01 * np.sqrt(np.mean(answers[0] ** 2))
 
 

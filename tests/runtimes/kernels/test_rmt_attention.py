@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
@@ -75,20 +73,6 @@ def test_logits_through_the_kernel_and_in_onnxruntime(release: str, tmp_path: Pa
             expected = model(release)(torch.from_numpy(images)).numpy()
         for program in (program_from_onnx(path), in_openvino):
             np.testing.assert_allclose(program.run(images), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
-
-@pytest.mark.first(1)
-@each_release
-def test_inferred_roles_agree_with_the_declared_roles(release: str) -> None:
-    graph = graph_of(release).graph
-    assert role_disagreements(graph) == ()
-    roles = [declared_role(node) for node in graph.node]
-    assert roles.count("rotation") == (0 if release == "2023" else 2 * 2 * 3)
-    assert roles.count("depthwise") == 2 * (2 if release == "2023" else 3)
-    assert roles.count("activation") == (0 if release == "2023" else 2)
-    assert roles.count("head") == (3 if release == "token_label" else 1)
-    assert "norm" in roles
-    assert not {"Neg", "BatchNormalization"} & {node.op_type for node in graph.node}
 
 
 def test_engines_get_attention_of_four_dimensions() -> None:
