@@ -243,7 +243,9 @@ def _matched_norm(mvn: Any) -> Form | None:
     weight = constant_and_other(scaled, "multiplication") if scaled is not None else None
     shifted = reader_of(scaled, through_casts=True) if weight is not None else None
     bias = constant_and_other(shifted, "addition") if shifted is not None else None
-    if weight is None or bias is None or attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
+    if shifted is None or weight is None or bias is None:
+        return None
+    if attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
         return None
     last = shifted.get_node()
     step, quantised = _quantised(last, through_layout=True)
