@@ -260,7 +260,8 @@ def _output(softmax: Any) -> tuple[Any, Any, Any]:
         after, weights = mixed[0], back
         at = reader_of(weights, through_casts=True)
     if at is None:
-        readers = ", ".join(kind_of(taker.output(0)) for taker in takers(weights.get_node())) or "no operator"
+        kinds = sorted(kind_of(taker.output(0)) for taker in takers(weights.get_node()))
+        readers = ", ".join(kinds) or "no operator"
         _refuse(f"its attention weights are read by {readers}, expected only the matrix product with V")
     if kind_of(at) != "matrix product":
         _refuse(f"{kind_of(at)} stands after its softmax, expected head mixing or the matrix product with V")

@@ -69,7 +69,7 @@ def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> No
         ),
         (
             {"weights_are_used": True},
-            "its attention weights are read by matrix product, Relu, expected only the matrix product with V",
+            "its attention weights are read by Relu, matrix product, expected only the matrix product with V",
         ),
         ({"before": True}, "Relu stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"),
         ({"after": True}, "Relu stands after its softmax, expected head mixing or the matrix product with V"),
