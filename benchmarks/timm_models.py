@@ -50,8 +50,7 @@ from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal, summary_of
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx, summary_of
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx, session_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
@@ -148,7 +147,7 @@ def checks_of(exported: Exported) -> dict[str, Any]:
     effects = [effect / limit for effect in attention_effects(exported.model(), images[:4])]
     if effects and not min(effects) > LEAST_EFFECT:
         raise SystemExit(f"{exported.name}: {effects} limits, expected more than {LEAST_EFFECT:g} for each attention")
-    matches = attentions_of_kernel(proto)
+    matches = attentions_in_onnx(proto.SerializeToString())
     return {
         "nodes": len(proto.graph.node),
         "straight_nodes": len(onnx.load(exported.straight()).graph.node),

@@ -29,7 +29,7 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse,
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library, why_recorded
 from gmmvit_deploy.runtimes.programs.cores import cores_in_words
-from gmmvit_deploy.runtimes.programs.onnxruntime_package import import_onnxruntime, require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,
     CUDA,

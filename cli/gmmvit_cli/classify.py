@@ -205,8 +205,12 @@ def classify(
     kernels = cpu_kernels_from(cpu_kernels)
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.images.data.files import image_files
-    from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, TritonClassifier, classify_files
-    from gmmvit_deploy.runtimes.runners.features import write_features
+    from gmmvit_deploy.runtimes.runners.classify import (
+        BundleClassifier,
+        TritonClassifier,
+        classify_files,
+        write_features,
+    )
 
     files = image_files(images)
     with progress("classify") as on_progress:

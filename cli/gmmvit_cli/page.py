@@ -22,7 +22,7 @@ _PAGE = Panel("Page")
 
 
 def _require_url(text: str) -> None:
-    from gmmvit_deploy.runtimes.programs.server_url import parse_url
+    from gmmvit_deploy.runtimes.programs.access import parse_url
 
     parse_url(text)
 

@@ -98,7 +98,7 @@ def opened_runners(
 
 def default_urls(runners: Sequence[str]) -> list[str]:
     """Return the address of the variable GMMVIT_URL if a runner uses its protocol."""
-    from gmmvit_deploy.runtimes.programs.server_url import protocol_of
+    from gmmvit_deploy.runtimes.programs.access import protocol_of
 
     url = os.environ.get(URL_VARIABLE, "")
     return [url] if f"triton-{protocol_of(url)}" in runners else []

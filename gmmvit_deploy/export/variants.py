@@ -48,9 +48,9 @@ from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, 
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
-from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import limit_from_stored
 

@@ -1,6 +1,6 @@
 """Choose the quantisation range of each projection's input from the magnitudes of this input on real images.
 
-A projection is a linear map that `graphs.quantize` quantises. `runtimes/programs/graph_calibration.py` runs the graph
+A projection is a linear map that `graphs.quantize` quantises. `runtimes/programs/onnxruntime.py` runs the graph
 on the images and fills a histogram of |x| for each input x. The bound of x is the magnitude that becomes the largest
 quantised value; larger magnitudes saturate.
 

@@ -32,8 +32,7 @@ from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention, at
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
 from gmmvit_deploy.reports.pictures.drawings import drawings_of
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
-from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
-from gmmvit_deploy.runtimes.programs.server_url import parse_url
+from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners.open import fastest_runner, open_runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner

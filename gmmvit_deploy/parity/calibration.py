@@ -23,7 +23,7 @@ from gmmvit_deploy.export.variants import graph_before_quantization
 from gmmvit_deploy.graphs.calibration import excess_errors
 from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 
 __all__ = ["check_calibration"]
 

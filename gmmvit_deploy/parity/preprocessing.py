@@ -26,7 +26,7 @@ from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.verdict import Check, skipped_check
-from gmmvit_deploy.runtimes.programs.graph_normalisation import normalised_in_graph
+from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
-from gmmvit_deploy.runtimes.programs.onnxruntime_package import require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.local_http import answers
 from gmmvit_deploy.serving.ports import free_ports

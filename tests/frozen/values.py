@@ -41,8 +41,8 @@ from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.precision import PRECISIONS, Precision
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.runtimes.engines.flavors import find_flavor
-from gmmvit_deploy.runtimes.engines.layers import Layer, layers_from_text
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
+from gmmvit_deploy.runtimes.engines.proof import Layer, layers_from_text
 from tests.conftest import RELEASED, Golden, golden
 
 __all__ = [

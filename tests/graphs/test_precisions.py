@@ -28,7 +28,7 @@ from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from tests.conftest import golden
 from tests.models.folding.test_passes import small
 

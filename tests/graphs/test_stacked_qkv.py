@@ -16,8 +16,7 @@ from gmmvit_deploy.graphs.declared import declare, declared_role
 from gmmvit_deploy.graphs.proof import constant_nodes
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from tests.timm_graphs import exported
 
 
@@ -132,7 +131,7 @@ def test_gathers_and_windows(windows: int) -> None:
     onnx.checker.check_model(rewritten, full_check=True)
     images = images_for(proto, count=8)
     np.testing.assert_array_equal(logits(rewritten, images), logits(proto, images))
-    (match,) = attentions_of_kernel(rewritten)
+    (match,) = attentions_in_onnx(rewritten.SerializeToString())
     assert isinstance(match, MatchedAttention), match
     assert (match.heads, match.tokens, match.head_dim) == (2, 5, 16)
     assert match.windows == ((windows,) if windows else ())

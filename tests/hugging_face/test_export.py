@@ -20,8 +20,7 @@ from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -87,7 +86,7 @@ def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, 
     exact, noise = reference(name)
     assert np.abs(logits - exact).max() <= limit_from_noise(noise, "fp32").largest
     assert "unknown" not in roles_of(proto.graph).values()
-    matches = attentions_of_kernel(proto)
+    matches = attentions_in_onnx(proto.SerializeToString())
     refused = [match.name for match in matches if not isinstance(match, MatchedAttention)]
     assert refused == ([SHIFTED] if name == "swin" else [])
     assert [match.name for match in matches] == [attention.name for attention in attentions_of(proto.graph)]

@@ -22,8 +22,7 @@ from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.constants import check_constants
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
@@ -116,7 +115,7 @@ def test_a_mistake_in_the_masks_of_the_graph_is_named(tensor_bundles: dict[str, 
 @pytest.mark.rest
 def test_kernels_take_attentions_with_and_without_a_mask_in_a_model(tmp_path: Path) -> None:
     bundle = exported(pit((1, 1, 1)), tmp_path)
-    matches = attentions_of_kernel(onnx.load(bundle.onnx_path))
+    matches = attentions_in_onnx(bundle.onnx_path.read_bytes())
     taken = [match for match in matches if isinstance(match, MatchedAttention)]
     assert [(match.name, match.mask is not None) for match in taken] == [
         ("stages.0.0.attention", True),

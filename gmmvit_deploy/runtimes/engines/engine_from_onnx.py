@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
@@ -31,10 +32,16 @@ from gmmvit_deploy.runtimes.engines.card import (
 )
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.graph_source import GraphSource, source_from_onnx
-from gmmvit_deploy.runtimes.engines.layers import Layer, layers_from_text, shares_of
 from gmmvit_deploy.runtimes.engines.mask_cost import mask_cost_of
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile, trtexec_line
-from gmmvit_deploy.runtimes.engines.proof import AttentionProof, prove_attentions, unreached
+from gmmvit_deploy.runtimes.engines.proof import (
+    AttentionProof,
+    Layer,
+    layers_from_text,
+    prove_attentions,
+    shares_of,
+    unreached,
+)
 
 __all__ = ["engine_from_bundle", "engine_from_onnx", "engine_name"]
 
@@ -126,33 +133,33 @@ def _build(
     profiles = _profiles(source, options)
     refuse(options, flavor)
     require_free(out, force=force)
+    build = partial(
+        build_plan, options=options, profiles=profiles, flavor=flavor, tensor=source.tensor, shape=source.shape
+    )
     with temporary_folder("build") as temporary:
+        folder, twin = temporary / "engine", temporary / "twin"
+        folder.mkdir()
+        twin.mkdir()
         try:
-            plan = _plan(source, source.path, options, profiles, flavor, temporary / "engine", on_progress)
+            plan = build(source.path, folder=folder, on_progress=on_progress)
             layers = {target: layers_from_text(text) for target, text in plan.layers.items()}
             cost = None
             if mask_cost:
-                folder = Path(temporary) / "twin"
-                cost = mask_cost_of(
-                    source,
-                    plan,
-                    profiles,
-                    flavor,
-                    build=lambda onnx: _plan(source, onnx, options, profiles, flavor, folder, _of_twin(on_progress)),
-                    onnx=Path(temporary) / "twin.onnx",
-                )
+                build_twin = partial(build, folder=twin, on_progress=_of_twin(on_progress))
+                cost = mask_cost_of(source, plan, profiles, flavor, build=build_twin, onnx=temporary / "twin.onnx")
             card = _card(source, options, profiles, flavor, plan, layers, cost)
         finally:
-            _keep_log(temporary / "engine" / "build.log", log)
+            if log is not None and (folder / "build.log").exists():
+                _copied(folder / "build.log", log)
         _require(card, options)
         if options.timing_cache is not None:
             _copied(plan.path.with_name("timing.cache"), options.timing_cache)
-        with new_folder(out, force=force) as folder:
-            shutil.copyfile(plan.path, folder / PLAN_FILE)
+        with new_folder(out, force=force) as written:
+            shutil.copyfile(plan.path, written / PLAN_FILE)
             listing = "".join(f"# {target}\n{text}\n" for target, text in plan.layers.items())
-            (folder / LAYERS_FILE).write_text(listing, encoding="utf-8")
+            (written / LAYERS_FILE).write_text(listing, encoding="utf-8")
             text = json.dumps(card.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-            (folder / CARD_FILE).write_text(text, encoding="utf-8")
+            (written / CARD_FILE).write_text(text, encoding="utf-8")
     return open_engine(out)
 
 
@@ -168,35 +175,8 @@ def _profiles(source: GraphSource, options: BuildOptions) -> tuple[Profile, ...]
     return profiles
 
 
-def _plan(
-    source: GraphSource,
-    onnx: Path,
-    options: BuildOptions,
-    profiles: tuple[Profile, ...],
-    flavor: Flavor,
-    folder: Path,
-    on_progress: OnProgress,
-) -> BuiltPlan:
-    folder.mkdir()
-    return build_plan(
-        onnx,
-        options,
-        profiles,
-        flavor,
-        tensor=source.tensor,
-        shape=source.shape,
-        folder=folder,
-        on_progress=on_progress,
-    )
-
-
 def _of_twin(on_progress: OnProgress) -> OnProgress:
     return lambda event: on_progress(replace(event, step=f"{event.step} (twin with M = 1)"))
-
-
-def _keep_log(built: Path, log: Path | None) -> None:
-    if log is not None and built.exists():
-        _copied(built, log)
 
 
 def _copied(source: Path, target: Path) -> None:
@@ -260,23 +240,19 @@ def _card(
         misses=misses,
         unjudged=source.unjudged,
         shares={target: shares_of(target_layers) for target, target_layers in named.items()},
-        layers={target: _by_profile(target_layers, len(profiles)) for target, target_layers in named.items()},
+        layers={
+            target: [sum(layer.profile == profile for layer in target_layers) for profile in range(len(profiles))]
+            for target, target_layers in named.items()
+        },
         unfolded=source.unfolded,
         mask_cost=cost,
         versions={**tool_versions(), flavor.name: flavor.version},
     )
 
 
-def _by_profile(layers: tuple[Layer, ...], profiles: int) -> list[int]:
-    return [sum(layer.profile == profile for layer in layers) for profile in range(profiles)]
-
-
 def _require(card: EngineCard, options: BuildOptions) -> None:
-    checks: list[tuple[bool, Callable[[], list[str]]]] = [
-        (options.require_fused, lambda: _not_fused(card)),
-        (options.require_precision, lambda: _not_reached(card)),
-    ]
-    problems = [problem for required, find_problems in checks if required for problem in find_problems()]
+    problems = _not_fused(card) if options.require_fused else []
+    problems += _not_reached(card) if options.require_precision else []
     if problems:
         shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
         raise EngineError(

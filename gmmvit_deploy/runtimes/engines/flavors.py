@@ -7,7 +7,6 @@ tensorrt-rtx   TensorRT for RTX; builds on any machine, for named compute capabi
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -124,7 +123,10 @@ def refuse(options: BuildOptions, flavor: Flavor) -> None:
 
     Errors: InputError with the reason when the flavor cannot build with these options.
     """
-    _RULES[flavor.name](options, flavor)
+    if flavor.name == "tensorrt-rtx":
+        _refuse_rtx(options, flavor)
+    else:
+        _refuse_tensorrt(options, flavor)
 
 
 def _refuse_rtx(options: BuildOptions, flavor: Flavor) -> None:
@@ -137,22 +139,15 @@ def _refuse_rtx(options: BuildOptions, flavor: Flavor) -> None:
     here = (gpu.capability,) if gpu else ()
     for capability in options.capabilities or here:
         _refuse_capability(capability, options, flavor)
-    for requested, what in (
-        (
-            options.version_compatible,
-            "--version-compatible: it has no lean runtime, which version compatible engines contain",
-        ),
-        (
-            options.hardware_compatible != "none",
-            "--hardware-compatible; type --compute-capability once for each GPU instead",
-        ),
-        (
-            options.timing_cache is not None,
-            "--timing-cache: its builder times no kernels, so the cache would be empty",
-        ),
-    ):
-        if requested:
-            raise InputError(f"tensorrt-rtx {flavor.version} does not support {what}")
+    what = ""
+    if options.version_compatible:
+        what = "--version-compatible: it has no lean runtime, which version compatible engines contain"
+    elif options.hardware_compatible != "none":
+        what = "--hardware-compatible; type --compute-capability once for each GPU instead"
+    elif options.timing_cache is not None:
+        what = "--timing-cache: its builder times no kernels, so the cache would be empty"
+    if what:
+        raise InputError(f"tensorrt-rtx {flavor.version} does not support {what}")
 
 
 def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -> None:
@@ -194,9 +189,3 @@ def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
         )
     if float(gpu.capability) < 8.0 and options.hardware_compatible == "ampere+":
         raise InputError(f"--hardware-compatible ampere+ needs an Ampere GPU or later; {gpu.name} has {gpu.capability}")
-
-
-_RULES: dict[FlavorName, Callable[[BuildOptions, Flavor], None]] = {
-    "tensorrt": _refuse_tensorrt,
-    "tensorrt-rtx": _refuse_rtx,
-}

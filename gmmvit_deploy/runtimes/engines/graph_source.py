@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of, unknown_operators
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -31,7 +30,7 @@ class GraphSource:
     shape: the shape of this input, without the batch.
     head_dims: attention → head dim, for attentions whose shapes can be inferred.
     unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
-    softmax.
+    softmax; empty without OpenVINO.
     roles: node → role in the precision policy; empty if a node has no role.
     unjudged: the reason why the precision cannot be checked, which lists operators without a role; empty if every
     operator has a role.
@@ -92,7 +91,7 @@ def source_from_onnx(path: Path) -> GraphSource:
         dtype=dtype,
         attentions=attentions,
         head_dims={} if inferred is None else _head_dims(inferred, attentions),
-        unmatched=_unmatched(proto if inferred is None else inferred, attentions),
+        unmatched=_unmatched(proto, attentions),
         roles={} if unknown else roles_of(proto.graph),
         unjudged=unjudged,
         unfolded=unfolded,
@@ -140,40 +139,16 @@ def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
     """Map each softmax outside every known attention to the reason that `kernels.matcher` gives.
 
-    proto: a graph that states the shapes of its values, with which the matcher recognises a softmax over the tokens.
-    A cast is not the reason, so the matcher reads the graph without casts. A cast to float32 is added to the reason.
+    The matcher reads OpenVINO's graphs: without OpenVINO, or if OpenVINO cannot read the graph, there are no reasons.
     """
     unknown = {attention.name for attention in attentions if not attention.known}
     if not unknown:
         return {}
-    plain, widened = _without_casts(proto)
-    refusals = [match for match in attentions_of_kernel(plain) if isinstance(match, Refusal)]
-    return {
-        refusal.name: refusal.reason + ("; this softmax computes in float32" if refusal.name in widened else "")
-        for refusal in refusals
-        if refusal.name in unknown
-    }
-
-
-def _without_casts(proto: ModelProto) -> tuple[ModelProto, set[str]]:
-    """Return (a copy without Cast nodes, the modules of each softmax whose input was cast to float32)."""
-    from onnx import TensorProto, helper
-
-    out = type(proto)()
-    out.CopyFrom(proto)
-    casts = {node.output[0]: node for node in proto.graph.node if node.op_type == "Cast"}
-    kept = [node for node in out.graph.node if node.op_type != "Cast"]
-    widened = set()
-    for node in kept:
-        for index, name in enumerate(node.input):
-            while name in casts:
-                if node.op_type == "Softmax" and helper.get_node_attr_value(casts[name], "to") == TensorProto.FLOAT:
-                    widened.add(node.name.rpartition("/")[0] or node.name)
-                name = casts[name].input[0]
-            node.input[index] = name
-    del out.graph.node[:]
-    out.graph.node.extend(kept)
-    return out, widened
+    try:
+        matches = attentions_in_onnx(proto.SerializeToString())
+    except (ImportError, RuntimeError):
+        return {}
+    return {match.name: match.reason for match in matches if isinstance(match, Refusal) and match.name in unknown}
 
 
 def _head_dims(inferred: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:

@@ -13,8 +13,8 @@ from gmmvit_deploy.runtimes.engines.builder import BuiltPlan
 from gmmvit_deploy.runtimes.engines.card import MaskCost
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.graph_source import GraphSource
-from gmmvit_deploy.runtimes.engines.layers import Layer, layers_from_text
 from gmmvit_deploy.runtimes.engines.options import Profile
+from gmmvit_deploy.runtimes.engines.proof import Layer, layers_from_text
 
 __all__ = ["mask_cost_of"]
 

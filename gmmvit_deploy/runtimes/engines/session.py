@@ -34,7 +34,7 @@ class _Slot:
     host_out: Any
     device_in: Any
     device_out: Any
-    graph: Any
+    graph: Any = None  # None before the capture
 
 
 class PlanSession:
@@ -43,7 +43,6 @@ class PlanSession:
     plan: the content of the plan's file.  tensor, dtype: the name and the data type of the input.
     profile_of: a function that maps a batch size to the index of the optimisation profile.
     host_code: allow the code that a version compatible plan contains to run on the host.
-    cuda_graphs: capture a CUDA graph per batch size and replay the graph.
     Errors:
         MissingDependencyError: PyTorch or the flavor is not installed.
         EngineError: PyTorch sees no GPU, TensorRT does not load the plan, or the plan does not have a single float32
@@ -59,7 +58,6 @@ class PlanSession:
         dtype: str,
         profile_of: Any,
         host_code: bool = False,
-        cuda_graphs: bool = True,
     ) -> None:
         self._torch = require("torch", package="torch", extra=flavor)
         if not self._torch.cuda.is_available():
@@ -83,7 +81,6 @@ class PlanSession:
         self._engine: Any = engine
         self._tensor, self._dtype = tensor, dtype
         self._profile_of = profile_of
-        self._cuda_graphs = cuda_graphs
         self._stream = self._torch.cuda.Stream()
         self._slots: dict[int, _Slot] = {}
 
@@ -139,18 +136,17 @@ class PlanSession:
         host_in = torch.empty(tuple(batch.shape), dtype=kind, pin_memory=True)
         shape: tuple[int, ...] = tuple(context.get_tensor_shape(self._logits))
         host_out = torch.empty(shape, dtype=torch.float32, pin_memory=True)
-        slot = _Slot(context, host_in, host_out, host_in.cuda(), host_out.cuda(), None)
+        slot = _Slot(context, host_in, host_out, host_in.cuda(), host_out.cuda())
         context.set_tensor_address(self._tensor, slot.device_in.data_ptr())
         context.set_tensor_address(self._logits, slot.device_out.data_ptr())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 self._execute(slot)
         self._stream.synchronize()
-        if self._cuda_graphs:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
-                self._execute(slot)
-            slot.graph = graph
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            self._execute(slot)
+        slot.graph = graph
         return slot
 
     def _execute(self, slot: _Slot) -> None:

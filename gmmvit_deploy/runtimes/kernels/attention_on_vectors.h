@@ -16,7 +16,7 @@
    Two arithmetics: float32 throughout; or Q, K, V and weights rounded to bfloat16, the mask to float16 (for one image
    its way from memory is all that it costs; an eighth of their error), sums and softmax in float32.
 
-   Written once, on vectors whose width and functions one of vectors_*.h defines, for a file that includes both and
+   Written once, on vectors whose width and functions a kernels_*.c defines, which includes this file and
    names the function in MASKED_ATTENTION. */
 
 #pragma once

@@ -1,24 +1,24 @@
 """Compile this project's kernels for OpenVINO on first use, and cache the library.
 
 A compiled OpenVINO operation works with a single version of OpenVINO, so no library is shipped. Compiling needs a C++
-compiler and takes some seconds. OpenVINO's package contains the headers.
+compiler and takes some seconds. OpenVINO's package contains the headers. The library contains the kernels for all
+instruction sets of the processor's architecture, and chooses the best when the program runs (`instruction_sets.c`).
 
-The library contains the kernels for all instruction sets of the processor's architecture, and chooses the best when the
-program runs (`instruction_sets.c`).
+    <folder>/openvino-<key>.so       a compiled library
+    <folder>/openvino-<key>.failed   a compilation that failed because of the sources: the compiler's error as text
+    <folder>/openvino-<key>.lock     the library's lock file.  A process that uses the library holds a shared lock; a
+                                     process that compiles or removes the library holds an exclusive lock
 
-The key of a library in the cache is a hash of:
-
-- the compiler: its arguments and the output of ``$CXX --version``,
-- the flags,
-- the sources,
-- the version of OpenVINO.
-
-If the compiler reports an error in the sources, the cache records the failure under the key of the library
-(`cache.py`), and no process compiles these sources again. A failure from lack of memory or disk space is not recorded.
+The folder is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``; without XDG_CACHE_HOME it is
+``~/.cache/gmmvit-deploy/kernels``. The key is a hash of the compiler's arguments and the output of ``$CXX --version``,
+the flags, the sources, and the version of OpenVINO. The cache keeps the `MOST_LIBRARIES` most recently used libraries,
+and as many recorded failures. A library that a running process uses is never removed. No process compiles the sources
+of a recorded failure again; a failure from lack of memory or disk space is not recorded.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -26,14 +26,16 @@ import platform
 import re
 import shlex
 import subprocess
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.runtimes.kernels.cache import CompileError, SourceError, compiled, empty_cache, recorded_failure
 
-__all__ = ["KERNEL_SOURCES", "empty_kernel_cache", "openvino_library", "why_recorded"]
+__all__ = ["KERNEL_SOURCES", "MOST_LIBRARIES", "compiled", "empty_kernel_cache", "openvino_library", "why_recorded"]
 
 _HERE = Path(__file__).parent
 KERNEL_SOURCES = (
@@ -48,36 +50,42 @@ KERNEL_SOURCES = (
     "norm_on_vectors.h",
     "vector_words.h",
     *(f"kernels_{name}.c" for name in ("avx512", "avx2", "neon")),
-    *(f"vectors_{name}.h" for name in ("avx512", "avx2", "neon")),
 )
 """Sources of the kernels themselves."""
-_FOR_OPENVINO = ("openvino_operations.cpp", *KERNEL_SOURCES)
+_SOURCES = ("openvino_operations.cpp", *KERNEL_SOURCES)
+_LANGUAGES = {".cpp": "c++", ".c": "c"}  # suffix → the compiler's name of the language; headers are only included
 _MACHINES = ("x86_64", "aarch64")
 """Architectures for which the kernels are written."""
-_FLAGS = ("-O2", "-shared", "-fPIC")
+_FLAGS = ("-O2", "-shared", "-fPIC", "-DOV_THREAD=OV_THREAD_TBB")
 _SOURCE_ERROR = re.compile(r":\d+: (fatal )?error: ")
 """Format in which g++ and clang++ report an error in a source: the line number before the message."""
 _SHORTAGE = re.compile(r"no space left|disk quota|out of memory|memory exhausted|cannot allocate|killed", re.IGNORECASE)
 """Messages of compilers when the machine lacks memory or disk space.  Some of these messages have a line number."""
 _TRY_AGAIN = "gmmvit doctor --empty-kernel-cache"
-_LIBRARIES = ("libopenvino.so.*", "libtbb.so.*")
+MOST_LIBRARIES = 8
+_IN_USE: dict[Path, IO[str]] = {}
+"""Library → the library's lock file, which this process keeps locked until the process ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """A library to compile.
+class CompileError(Exception):
+    """A library could not be compiled, but another attempt may succeed.  The message gives the reason."""
 
-    sources: the names of source files in this folder.  flags: compiler flags without paths.
-    include: folders of headers.  linked: libraries to link with the kernels.
-    against: the name and version of the package that contains ``include`` and ``linked``.
+
+class SourceError(CompileError):
+    """The compiler reported an error in the sources.  The cache records the error under the library's key."""
+
+
+class _OpenVino(NamedTuple):
+    """The installed OpenVINO.
+
+    include: the folder of headers.  linked: the libraries that our library is linked with.
+    why_not: the reason why our library cannot be compiled against this OpenVINO; empty if it can.
     """
 
-    name: str
-    sources: tuple[str, ...]
-    flags: tuple[str, ...] = ()
-    include: tuple[Path, ...] = ()
-    linked: tuple[Path, ...] = ()
-    against: str = ""
+    version: str
+    include: Path
+    linked: tuple[Path, ...]
+    why_not: str
 
 
 @lru_cache
@@ -85,11 +93,20 @@ def openvino_library() -> tuple[Path | None, str]:
     """Return the library of this project's kernels for OpenVINO; compile a library that the cache does not contain.
 
     Returns (path of the library, "") or (None, the reason why the library is not available).
-    The compiler is ``$CXX``, by default ``c++``. `cache.py` describes the cache.
+    The compiler is ``$CXX``, by default ``c++``.
     Errors: MissingDependencyError when OpenVINO is not installed.
     """
-    recipe, why = _openvino_recipe()
-    return (None, why) if recipe is None else _library(recipe)
+    openvino = _openvino()
+    if openvino.why_not:
+        return None, openvino.why_not
+    if platform.machine() not in _MACHINES:
+        return None, f"our kernels are written for x86-64 and 64-bit ARM, this processor is {platform.machine()}"
+    try:
+        compiler = _compiler()
+        return compiled(_stem(openvino, compiler), lambda path: _compile(openvino, compiler, path)), ""
+    # `Path.home()` raises RuntimeError when HOME is unset. shlex raises ValueError on an unbalanced quote in $CXX.
+    except (OSError, RuntimeError, ValueError, CompileError) as exc:
+        return None, _reason(exc)
 
 
 def why_recorded() -> str:
@@ -98,12 +115,12 @@ def why_recorded() -> str:
     While the file exists, the library is not compiled again.
     Errors: as `openvino_library`.
     """
-    recipe = _openvino_recipe()[0]
+    openvino = _openvino()
     try:
-        path = None if recipe is None else recorded_failure(_stem(recipe, _compiler()))
+        path = _folder() / f"{_stem(openvino, _compiler())}.failed"
     except (OSError, RuntimeError, ValueError):  # without a compiler or a home directory, no failure can be recorded
         return ""
-    return str(path or "")
+    return str(path) if path.exists() else ""
 
 
 def empty_kernel_cache() -> tuple[list[Path], list[Path]]:
@@ -113,36 +130,30 @@ def empty_kernel_cache() -> tuple[list[Path], list[Path]]:
     Errors: RuntimeError when neither XDG_CACHE_HOME nor a home directory is known.
     OSError when a file cannot be removed.
     """
-    emptied = empty_cache()
+    removed: list[Path] = []
+    left: list[Path] = []
+    folder = _folder()
+    for path in [*_by_use(folder, ".so"), *_by_use(folder, ".failed")]:
+        (removed if _removed(path) else left).append(path)
     openvino_library.cache_clear()
-    return emptied
+    return removed, left
 
 
-def _openvino_recipe() -> tuple[_Recipe | None, str]:
+# ---- compile -------------------------------------------------------------------------------------------------------
+
+
+def _openvino() -> _OpenVino:
     openvino = require("openvino", package="openvino", extra="openvino")
     root = Path(openvino.__file__).parent
-    libraries = [sorted((root / "libs").glob(pattern)) for pattern in _LIBRARIES]
-    if not (root / "include" / "openvino" / "core" / "parallel.hpp").exists() or not all(libraries):
-        return None, f"OpenVINO {openvino.__version__} is installed without its headers, which pip's package has"
-    return _Recipe(
-        "openvino",
-        _FOR_OPENVINO,
-        flags=("-DOV_THREAD=OV_THREAD_TBB",),
-        include=(root / "include",),
-        linked=tuple(paths[0] for paths in libraries),
-        against=f"openvino {openvino.__version__}",
-    ), ""
-
-
-def _library(recipe: _Recipe) -> tuple[Path | None, str]:
-    if platform.machine() not in _MACHINES:
-        return None, f"our kernels are written for x86-64 and 64-bit ARM, this processor is {platform.machine()}"
-    try:
-        compiler = _compiler()
-        return compiled(_stem(recipe, compiler), lambda path: _compile(recipe, compiler, path)), ""
-    # `Path.home()` raises RuntimeError when HOME is unset. shlex raises ValueError on an unbalanced quote in $CXX.
-    except (OSError, RuntimeError, ValueError, CompileError) as exc:
-        return None, _reason(exc)
+    libraries = [sorted((root / "libs").glob(pattern))[:1] for pattern in ("libopenvino.so.*", "libtbb.so.*")]
+    headers = (root / "include" / "openvino" / "core" / "parallel.hpp").exists()
+    missing = f"OpenVINO {openvino.__version__} is installed without its headers, which pip's package has"
+    return _OpenVino(
+        version=openvino.__version__,
+        include=root / "include",
+        linked=tuple(path for found in libraries for path in found),
+        why_not="" if headers and all(libraries) else missing,
+    )
 
 
 def _compiler() -> list[str]:
@@ -150,28 +161,23 @@ def _compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX") or "c++") or ["c++"]
 
 
-def _stem(recipe: _Recipe, compiler: list[str]) -> str:
-    """Return the name and key of a library, joined by a hyphen.  Errors: OSError when the compiler does not start."""
+def _stem(openvino: _OpenVino, compiler: list[str]) -> str:
+    """Return the name and key of the library, joined by a hyphen.  Errors: OSError when the compiler does not start."""
     answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
-    sources = {name: hashlib.sha256((_HERE / name).read_bytes()).hexdigest() for name in recipe.sources}
-    key = {
-        "compiler": [*compiler, answer.stdout, answer.stderr],
-        "flags": [*_FLAGS, *recipe.flags],
-        "sources": sources,
-        "against": recipe.against,
-    }
-    return f"{recipe.name}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+    sources = {name: hashlib.sha256((_HERE / name).read_bytes()).hexdigest() for name in _SOURCES}
+    key = [[*compiler, answer.stdout, answer.stderr], _FLAGS, sources, openvino.version]
+    return f"openvino-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
 
 
-def _compile(recipe: _Recipe, compiler: list[str], path: Path) -> None:
-    """Compile a library and write it to ``path``.
+def _compile(openvino: _OpenVino, compiler: list[str], path: Path) -> None:
+    """Compile the library and write it to ``path``.
 
     Errors: SourceError when the compiler reports an error in the sources.
     CompileError on any other failure.
     """
-    include = [word for folder in recipe.include for word in ("-isystem", str(folder))]
-    parts = [word for name in recipe.sources if (kind := _language(name)) for word in (*kind, str(_HERE / name))]
-    command = [*compiler, *_FLAGS, *include, *recipe.flags, *parts, "-x", "none", *map(str, recipe.linked)]
+    languages = {name: _LANGUAGES.get(Path(name).suffix) for name in _SOURCES}
+    parts = [word for name, kind in languages.items() if kind for word in ("-x", kind, str(_HERE / name))]
+    command = [*compiler, *_FLAGS, "-isystem", str(openvino.include), *parts, "-x", "none", *map(str, openvino.linked)]
     answer = subprocess.run([*command, "-o", str(path)], capture_output=True, text=True, errors="replace", check=False)
     if answer.returncode:
         lines = [line for line in answer.stderr.splitlines() if "error" in line] or ["the compiler printed no error"]
@@ -181,12 +187,118 @@ def _compile(recipe: _Recipe, compiler: list[str], path: Path) -> None:
         raise CompileError(why)
 
 
-def _language(source: str) -> list[str]:
-    """Return the compiler options that state the language of a source file; empty for a header."""
-    return {".cpp": ["-x", "c++"], ".c": ["-x", "c"]}.get(Path(source).suffix, [])
-
-
 def _reason(exc: Exception) -> str:
     if isinstance(exc, FileNotFoundError) and exc.filename and os.sep not in str(exc.filename):
         return f"no C++ compiler: {exc.filename} is not installed; install g++, or set CXX to another compiler"
     return str(exc)
+
+
+# ---- cache ---------------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy" / "kernels"
+
+
+def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
+    """Return the path of the library ``<stem>.so``, and mark the library as in use by this process.
+
+    A library that is not in the cache is compiled first. If several processes need the same library, the first process
+    compiles the library and the other processes wait. The file ``<stem>.so`` appears only when the file is complete.
+
+    stem: the library's name and key, joined.  compile_to: a function that writes the library to a path, or raises
+    `CompileError`.
+    Errors: CompileError when the library cannot be compiled.
+    SourceError when the sources have an error. The cache records the error, and later calls raise the recorded error
+    without compiling.
+    OSError when the folder cannot be used.
+    RuntimeError when neither XDG_CACHE_HOME nor a home directory is known.
+    """
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    library, failure = folder / f"{stem}.so", folder / f"{stem}.failed"
+    if library in _IN_USE and library.exists():
+        return library
+    while (lock := _in_use(library)) is None:
+        with _locked(library.with_suffix(".lock"), fcntl.LOCK_EX):
+            if not library.exists():
+                if failure.exists():
+                    raise SourceError(failure.read_text(encoding="utf-8"))
+                _compile_to_cache(library, failure, compile_to)
+    _IN_USE[library] = lock
+    _remove_oldest(folder)
+    return library
+
+
+def _in_use(library: Path) -> IO[str] | None:
+    """Take a shared lock on a library and return the lock file, or None if the library does not exist."""
+    lock = _locked(library.with_suffix(".lock"), fcntl.LOCK_SH)
+    try:
+        os.utime(library)
+    except FileNotFoundError:
+        lock.close()
+        return None
+    return lock
+
+
+def _compile_to_cache(library: Path, failure: Path, compile_to: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{library.stem}.") as folder:
+        part = Path(folder) / library.name
+        try:
+            compile_to(part)
+        except SourceError as exc:
+            text = Path(folder) / failure.name
+            text.write_text(str(exc), encoding="utf-8")
+            text.replace(failure)
+            _remove_oldest(library.parent)
+            raise
+        part.replace(library)
+
+
+def _remove_oldest(folder: Path) -> None:
+    for suffix in (".so", ".failed"):
+        for path in _by_use(folder, suffix)[MOST_LIBRARIES:]:
+            with suppress(OSError):  # another process may remove the file at the same moment
+                _removed(path)
+
+
+def _by_use(folder: Path, suffix: str) -> list[Path]:
+    """Return the files of the cache with this suffix, most recently used first."""
+    times: list[tuple[float, Path]] = []
+    for path in folder.glob(f"*-*{suffix}"):
+        with suppress(FileNotFoundError):
+            times.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(times, reverse=True)]
+
+
+def _removed(path: Path) -> bool:
+    """Remove a library or a recorded failure.  Also remove the lock file if no other file needs the lock file.
+
+    If a running process uses the library, the function removes nothing and returns False.
+    """
+    lock_path = path.with_suffix(".lock")
+    with lock_path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        path.unlink(missing_ok=True)
+        if not any(path.with_suffix(suffix).exists() for suffix in (".so", ".failed")):
+            lock_path.unlink(missing_ok=True)
+    return True
+
+
+def _locked(path: Path, kind: int) -> IO[str]:
+    """Open and lock a lock file.  If another process removes the file during the wait, open and lock a new file.
+
+    kind: ``fcntl.LOCK_SH`` (shared) or ``fcntl.LOCK_EX`` (exclusive).  Request an exclusive lock only while the library
+    does not exist: every process that uses the library holds a shared lock until the process ends, and the request
+    would wait for all these processes.
+    """
+    while True:
+        lock = path.open("a")
+        fcntl.flock(lock, kind)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                return lock
+        lock.close()

@@ -6,7 +6,7 @@
    OpenVINO runs the sum and the norm one after the other, and the chunk of a batch fills the cache: each reads it
    from further away. Here a row is read once. w and c come divided by the step; rounding is to even, as OpenVINO's.
 
-   Written once, on vectors whose width and functions one of vectors_*.h defines, for a file that includes both and
+   Written once, on vectors whose width and functions a kernels_*.c defines, which includes this file and
    names the function in RESIDUAL_NORM. */
 
 #pragma once

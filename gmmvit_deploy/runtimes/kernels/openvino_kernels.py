@@ -28,15 +28,14 @@ import numpy as np
 # Relative imports also work in the folder of a served model, where the package has another name.
 from .matcher import MatchedAttention, attentions_in, summary_of
 from .openvino_view import (
-    OpenVinoView,
     constant,
     constant_and_other,
-    down,
     nodes_of,
-    static,
+    plain,
+    reader_of,
+    shape_of,
     takers,
     takers_behind_layout,
-    up,
 )
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 
@@ -99,7 +98,7 @@ class Kernels:
         bf16 also reads and writes bf16, so that OpenVINO converts nothing before and after it.
         Returns the number of replaced attentions.
         """
-        matches = attentions_in(OpenVinoView(model))
+        matches = attentions_in(model)
         forms = [_form_of(match, self.arithmetic, hint) for match in matches if isinstance(match, MatchedAttention)]
         grids = [_quantised(form.last, through_layout=False) for form in forms]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
@@ -112,7 +111,7 @@ class Kernels:
 
     def describe_attention(self, model: Any) -> str:
         """Return how many attentions of a model `fuse_attention` would replace, with the reasons, as `summary_of`."""
-        return summary_of(attentions_in(OpenVinoView(model)))
+        return summary_of(attentions_in(model))
 
     def unused(self, attentions: str) -> str:
         """Return why the kernels replace no operator of a model.  attentions: the answer of `describe_attention`."""
@@ -195,8 +194,7 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmet
         mask = prepared_mask(attention.mask, arithmetic)
         masks, grid, arithmetic = [mask.numbers], mask.grid, mask.arithmetic
     if attention.bias is not None:
-        tokens = attention.queries, attention.tokens
-        biases = [prepared_bias(attention.bias, attention.heads, tokens, attention.windows)]
+        biases = [prepared_bias(attention.bias, attention.heads, (attention.queries, attention.tokens))]
     attributes = {
         "heads": attention.heads,
         "queries": attention.queries,
@@ -241,23 +239,26 @@ def _matched_norm(mvn: Any) -> Form | None:
     mvn: OpenVINO's node of the normalisation.  Returns the form, or None for every other normalisation.
     """
     attributes = mvn.get_attributes()
-    scaled = down(mvn, "Convert")
-    weight = constant_and_other(scaled, "Multiply") if scaled is not None else None
-    shifted = down(scaled, "Convert") if weight is not None else None
-    bias = constant_and_other(shifted, "Add") if shifted is not None else None
-    if weight is None or bias is None or attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
+    scaled = reader_of(mvn.output(0), through_casts=True)
+    weight = constant_and_other(scaled, "multiplication") if scaled is not None else None
+    shifted = reader_of(scaled, through_casts=True) if weight is not None else None
+    bias = constant_and_other(shifted, "addition") if shifted is not None else None
+    if shifted is None or weight is None or bias is None:
         return None
-    step, quantised = _quantised(shifted, through_layout=True)
-    x = up(mvn.input_value(0), "Convert")
-    width = static(x)[-1:]
-    if step is None or len(static(x)) != 3 or width[0] % LANES:
+    if attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
+        return None
+    last = shifted.get_node()
+    step, quantised = _quantised(last, through_layout=True)
+    x = plain(mvn.input_value(0))
+    shape = shape_of(x)
+    if step is None or shape is None or len(shape) != 2 or shape[1] % LANES:
         return None
     constants = [np.asarray(vector[0], np.float32).reshape(-1) / np.float32(step) for vector in (weight, bias)]
-    if any(vector.size != width[0] for vector in constants):
+    if any(vector.size != shape[1] for vector in constants):
         return None
     summands = _summands(x)
     attributes = {"adds": bool(summands), "epsilon": float(attributes["eps"])}
-    return Form(attributes, [*(summands or (x,))], constants, shifted, quantised, x if summands else None)
+    return Form(attributes, [*(summands or (x,))], constants, last, quantised, x if summands else None)
 
 
 def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[Quantised, ...]]:
@@ -277,7 +278,7 @@ def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[
         if (least, most, levels) != (-128, 127, 256) or not np.isclose(low * 127, high * -128):
             return None, ()
         steps.add(high / 127)
-        source = up(reader.input_value(0), "Convert")
+        source = plain(reader.input_value(0))
         values += [Quantised(target.get_node(), source) for target in reader.output(0).get_target_inputs()]
     whole = all(value.node.get_output_element_type(0).get_type_name() == "i8" for value in values)
     return (steps.pop(), tuple(values)) if len(steps) == 1 and whole else (None, ())
@@ -307,4 +308,4 @@ def _summands(value: Any) -> tuple[Any, ...]:
     if node.get_type_name() != "Add":
         return ()
     both = (node.input_value(0), node.input_value(1))
-    return both if all(constant(addend) is None and static(addend) == static(value) for addend in both) else ()
+    return both if all(constant(addend) is None and shape_of(addend) == shape_of(value) for addend in both) else ()

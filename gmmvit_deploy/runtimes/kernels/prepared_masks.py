@@ -70,13 +70,11 @@ def takes_bias(shape: tuple[int, ...], heads: int, tokens: tuple[int, int], oute
     return shape[-3:] == (heads, *tokens) and (windows == 1 or (windows,) == outer)
 
 
-def prepared_bias(bias: Any, heads: int, tokens: tuple[int, int], outer: tuple[int, ...]) -> Any:
+def prepared_bias(bias: Any, heads: int, tokens: tuple[int, int]) -> Any:
     """Convert B (…, H, q, n), or (q, n) for all heads, to Bᵀ·log2(e), (windows, H or 1, …) in float32.
 
-    tokens, outer: as for `takes_bias`.  Returns None for a bias that the kernel does not support.
+    tokens: as for `takes_bias`, which must return True for the bias.
     """
-    if not takes_bias(bias.shape, heads, tokens, outer):
-        return None
     windows = math.prod(bias.shape[:-3])
     turned = np.asarray(bias, np.float32).reshape(-1, *tokens).transpose(0, 2, 1) * np.float32(LOG2_E)
     return _by_tiles(turned).reshape(windows, heads if bias.ndim > 2 else 1, -1)

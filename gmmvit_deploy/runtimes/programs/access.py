@@ -1,4 +1,4 @@
-"""What a client needs for a server behind a gateway: its key, and the certificate authorities that it trusts."""
+"""What a client needs for a server: its address, a key, and the certificate authorities that it trusts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["NO_ACCESS", "Access", "open_access"]
+__all__ = ["NO_ACCESS", "Access", "ServerUrl", "open_access", "parse_url", "protocol_of"]
 
 _KEY_HINT = "write the key alone on a line of the file; lines that begin with # are comments"
 _MOST_KEY_BYTES = 65_536
+_PORTS = {"http": 8000, "grpc": 8001, "https": 443, "grpcs": 443}
+"""Scheme → default port: Triton's own ports, and the port of HTTPS for a connection with TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +91,43 @@ def _text(path: Path, expected: str) -> str:
         raise InputError(f"{path}: expected a file with {expected}: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise InputError(f"{path}: expected a file with {expected}, got bytes that are not text") from exc
+
+
+class ServerUrl(NamedTuple):
+    """A server's address.  address: ``host:port``.  tls: True for ``https://`` and ``grpcs://``."""
+
+    protocol: Literal["grpc", "http"]
+    address: str
+    tls: bool
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if the host is this machine, so that requests leave no network interface."""
+        return re.match(r"(localhost|127\.[\d.]+|\[::1\]):", self.address) is not None
+
+
+def parse_url(url: str) -> ServerUrl:
+    """Split a server's address: ``grpc://host:port`` or ``http://host:port``; with TLS, ``grpcs://`` or ``https://``.
+
+    The default port is 8001 for gRPC, 8000 for HTTP, and 443 with TLS.
+    Errors: InputError when the address has another form.
+    """
+    match = re.fullmatch(r"(grpcs?|https?)://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+)(?::(\d{1,5}))?/?", url)
+    if match is None:
+        raise InputError(
+            f"{url!r} is not a server address",
+            hint="type grpc://HOST:PORT or http://HOST:PORT, for example grpc://localhost:8001; with TLS, "
+            "grpcs://HOST:PORT or https://HOST:PORT",
+        )
+    scheme = match.group(1)
+    return ServerUrl(
+        protocol="grpc" if scheme.startswith("grpc") else "http",
+        address=f"{match.group(2)}:{match.group(3) or _PORTS[scheme]}",
+        tls=scheme.endswith("s"),
+    )
+
+
+def protocol_of(url: str) -> str:
+    """Return ``grpc`` or ``http``, with or without TLS; for any other address, the text before its first colon."""
+    scheme = url.partition(":")[0]
+    return scheme.removesuffix("s") if scheme in _PORTS else scheme

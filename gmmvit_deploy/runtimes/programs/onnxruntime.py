@@ -1,20 +1,40 @@
-"""Run graphs in ONNX Runtime on the CPU."""
+"""Import ONNX Runtime, and run graphs in ONNX Runtime on the CPU.
+
+Two distributions of ONNX Runtime exist: ``onnxruntime`` for CPUs, and ``onnxruntime-gpu`` for GPUs too. Both install
+the same files of the package ``onnxruntime``. If both are installed, the files of the last installation remain, and
+removing one distribution removes files of the other.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.runtimes.programs.onnxruntime_package import import_onnxruntime
+from gmmvit_deploy.errors import BundleError, GmmvitError, InputError, MissingDependencyError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.graphs.calibration import Histograms
+from gmmvit_deploy.graphs.normalisation import end_of_normalisation
+from gmmvit_deploy.graphs.quantize import activations_of
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram, session_options
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
     from gmmvit_deploy.precision import Precision
 
 __all__ = [
+    "INSTALL_ONNXRUNTIME",
+    "MEND_ONNXRUNTIME",
     "ONNXRUNTIME_PRECISIONS",
+    "calibrate",
+    "import_onnxruntime",
+    "normalised_in_graph",
     "program_from_onnx",
+    "require_onnxruntime",
     "session_from_bytes",
     "session_from_onnx",
 ]
@@ -24,15 +44,58 @@ ONNXRUNTIME_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 
 On a CPU, ONNX Runtime has no matrix product in bfloat16, and does not quantise to float8.
 """
+_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+_GPU = "pip install 'gmmvit-deploy[gpu]'"
+INSTALL_ONNXRUNTIME = f"pip install 'gmmvit-deploy[cpu]', or {_GPU} on a machine with an NVIDIA GPU"
+MEND_ONNXRUNTIME = f"pip uninstall -y {' '.join(_DISTRIBUTIONS)}, then {INSTALL_ONNXRUNTIME}"
 
 
-def program_from_onnx(path: Path, *, threads: int = 0, chunk: int = 0) -> OnnxRuntimeProgram:
+def require_onnxruntime() -> str:
+    """Return distribution and version of the installed ONNX Runtime, without importing it: ``onnxruntime-gpu 1.31.1``.
+
+    Errors: MissingDependencyError when ONNX Runtime is not installed.
+    GmmvitError when both distributions are installed.
+    """
+    there = [f"{name} {number}" for name in _DISTRIBUTIONS if (number := _version(name))]
+    if len(there) > 1:
+        raise GmmvitError(
+            f"{' and '.join(there)} are both installed, and each overwrites files of the other",
+            hint=MEND_ONNXRUNTIME,
+        )
+    if there:
+        return there[0]
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise MissingDependencyError("onnxruntime", extra="cpu", hint=INSTALL_ONNXRUNTIME)
+    return "onnxruntime of another distribution"  # such as onnxruntime-openvino, or a build from source
+
+
+def import_onnxruntime() -> Any:
+    """Import ONNX Runtime.
+
+    Errors: as `require_onnxruntime`.
+    GmmvitError when files of the package are missing.
+    """
+    name = require_onnxruntime()
+    onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
+    if not hasattr(onnxruntime, "InferenceSession"):
+        raise GmmvitError(f"{name}: files of the package are missing", hint=MEND_ONNXRUNTIME)
+    return onnxruntime
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def program_from_onnx(path: Path, *, threads: int = 0) -> OnnxRuntimeProgram:
     """Open a graph as a program that divides large batches into chunks, and runs the chunks in parallel.
 
-    threads: the number of threads; 0 uses a thread per core.  chunk: as in `OnnxRuntimeProgram`.
+    threads: the number of threads; 0 uses a thread per core.
     Errors: as `session_from_onnx`.
     """
-    return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads, chunk=chunk)
+    return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
 
 
 def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
@@ -65,3 +128,51 @@ def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool 
     # ONNX Runtime raises a dozen unrelated exception classes for graphs that it cannot load.
     except Exception as exc:
         raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load this graph: {exc}") from exc
+
+
+def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
+    """Run a float32 graph on ``batches``, and collect a histogram of the absolute values of each linear map's input.
+
+    proto: the float32 graph.  batches: batches (B, …) of the graph's input.
+    Errors: InputError when there is no image, or a value is not finite.
+    BundleError when ONNX Runtime cannot load the graph.
+    """
+    from onnx import TensorProto, helper
+
+    probed = type(proto)()
+    probed.CopyFrom(proto)
+    names = activations_of(proto.graph)
+    probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    session = session_from_bytes(probed.SerializeToString(), "the graph for calibration")
+    (image,) = (value.name for value in proto.graph.input)
+    histograms = Histograms()
+    for batch in batches:
+        for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
+            histograms.add(name, values)
+        histograms.images += len(batch)
+    if not histograms.images:
+        raise InputError(
+            "calibration needs images, got no image", hint="type --calibration and a folder or an .npz of images"
+        )
+    return histograms
+
+
+def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:
+    """Normalise pixels with the nodes of the graph.
+
+    path: the graph's ONNX file.  pixels: uint8 (B, height, width, channels).
+    Returns float32 (B, channels, height, width), or None if the graph does not normalise.
+    Errors: BundleError when ONNX Runtime cannot load the graph.
+    """
+    import onnx
+
+    proto = onnx.load(path)
+    name = end_of_normalisation(proto.graph)
+    if name is None:
+        return None
+    (image,) = (value.name for value in proto.graph.input)
+    del proto.graph.output[:]
+    proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    session = session_from_bytes(proto.SerializeToString(), path.name, exact=True)
+    tensor: NDArray[Any] = session.run([name], {image: pixels})[0]
+    return tensor

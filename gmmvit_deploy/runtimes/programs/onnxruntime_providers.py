@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.graphs.role_patterns import size_values
 from gmmvit_deploy.graphs.wiring import Wiring
-from gmmvit_deploy.runtimes.programs.onnxruntime_package import import_onnxruntime, require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import session_options
 
 if TYPE_CHECKING:
@@ -246,14 +245,6 @@ def _size_nodes(proto: ModelProto) -> set[str]:
     return {node.name for node in proto.graph.node if node.name and sizes.issuperset(node.output)}
 
 
-@dataclass(slots=True)
-class _Slot:
-    """Input and outputs in the memory of the device, bound to the session for a batch size."""
-
-    binding: Any
-    value: Any
-
-
 class BoundProgram:
     """A network that ``run(batch)`` computes on a device.
 
@@ -265,7 +256,7 @@ class BoundProgram:
         """Keep the session.  memory: the device of inputs and outputs in ONNX Runtime, ``cuda`` or ``cpu``."""
         self._session = session
         self._memory = memory
-        self._slots: dict[int, _Slot] = {}
+        self._bindings: dict[int, tuple[Any, Any]] = {}
 
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
         """Return the first output, float32 (B, C), for a batch of the graph's input (B, …)."""
@@ -275,17 +266,18 @@ class BoundProgram:
         """Return all outputs, each float32 (B, …), for a batch of the graph's input (B, …)."""
         import numpy as np
 
-        slot = self._slots.get(len(batch))
-        if slot is None:
-            slot = self._slots[len(batch)] = self._bound(batch)
-        slot.value.update_inplace(np.ascontiguousarray(batch))
-        slot.binding.synchronize_inputs()
-        self._session.run_with_iobinding(slot.binding)
-        slot.binding.synchronize_outputs()
+        if len(batch) not in self._bindings:
+            self._bindings[len(batch)] = self._bound(batch)
+        binding, value = self._bindings[len(batch)]
+        value.update_inplace(np.ascontiguousarray(batch))
+        binding.synchronize_inputs()
+        self._session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
         # On a CPU, the arrays are views of the bound memory, which the next run overwrites.
-        return [np.array(answer) for answer in slot.binding.copy_outputs_to_cpu()]
+        return [np.array(answer) for answer in binding.copy_outputs_to_cpu()]
 
-    def _bound(self, batch: NDArray[Any]) -> _Slot:
+    def _bound(self, batch: NDArray[Any]) -> tuple[Any, Any]:
+        """Return (input and outputs in the memory of the device, bound to the session, the value of the input)."""
         import numpy as np
 
         make = import_onnxruntime().OrtValue.ortvalue_from_shape_and_type
@@ -295,4 +287,4 @@ class BoundProgram:
         for output in self._session.get_outputs():
             shape = [len(batch), *output.shape[1:]]
             binding.bind_ortvalue_output(output.name, make(shape, np.float32, self._memory, 0))
-        return _Slot(binding, value)
+        return binding, value

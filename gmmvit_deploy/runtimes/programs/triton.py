@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
-from gmmvit_deploy.runtimes.programs.server_url import parse_url
-from gmmvit_deploy.runtimes.programs.triton_clients import last_retry_after, open_client
+from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 from gmmvit_deploy.runtimes.programs.triton_errors import Request, error_from_refusal, error_from_transport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from", "parse_url"]
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from"]
 
 DEFAULT_MODEL = "gmmvit"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
@@ -141,24 +140,22 @@ class TritonConnection:
         """
         return self.infer_all(model, name, values, outputs=(output,))[0]
 
-    def infer_all(
-        self, model: str, name: str, values: NDArray[Any], *, outputs: Sequence[str]
-    ) -> tuple[NDArray[Any], ...]:
-        """Run a model on an input tensor, and return the named outputs.  name, values: as for `infer`."""
-        return self._infer(model, name, values, outputs)
-
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
         """Return (index, label) of the most likely class of each input, as classified by the server.
 
         name, values: as for `infer`.
         """
-        (answers,) = self._infer(model, name, values, ["logits"], class_count=1)
+        (answers,) = self.infer_all(model, name, values, outputs=["logits"], class_count=1)
         texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
         return [(int(text.split(":")[1]), text.split(":", 2)[2]) for text in texts]
 
-    def _infer(
-        self, model: str, name: str, values: NDArray[Any], outputs: Sequence[str], *, class_count: int = 0
+    def infer_all(
+        self, model: str, name: str, values: NDArray[Any], *, outputs: Sequence[str], class_count: int = 0
     ) -> tuple[NDArray[Any], ...]:
+        """Run a model on an input tensor, and return the named outputs.  name, values: as for `infer`.
+
+        class_count: the number of classes that the server returns as text instead of the values; 0 for the values.
+        """
         tensor = self._package.InferInput(name, list(values.shape), _TRITON_TYPES[str(values.dtype)])
         tensor.set_data_from_numpy(values)
         requested = [self._package.InferRequestedOutput(output, class_count=class_count) for output in outputs]
@@ -218,13 +215,35 @@ class TritonConnection:
     def _client(self) -> Any:
         client = getattr(self._local, "client", None)
         if client is None:
-            client = open_client(self._server, self._access, timeout_s=self._timeout_s)
-            self._local.client = client
+            client = self._local.client = self._new_client()
             self._clients.append(client)
         return client
 
+    def _new_client(self) -> Any:
+        """Return an ``InferenceServerClient``, which connects with its first request."""
+        server, ca = self._server, self._access.ca_path
+        if self.protocol == "grpc":
+            # Messages may have any size, and requests to this machine bypass the proxy.
+            channel = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+            if server.is_loopback:
+                channel.append(("grpc.enable_http_proxy", 0))
+            roots = str(ca) if ca and server.tls else None
+            return self._package.InferenceServerClient(
+                server.address, ssl=server.tls, root_certificates=roots, channel_args=channel
+            )
+        trusted = {"ca_certs": str(ca)} if ca else {}
+        client = self._package.InferenceServerClient(
+            server.address,
+            ssl=server.tls,
+            ssl_options=trusted if server.tls else None,
+            connection_timeout=self._timeout_s,
+            network_timeout=self._timeout_s,
+        )
+        _keep_retry_after(client)
+        return client
+
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
-        if self.protocol == "grpc":  # `open_client` sets the time limits of the HTTP client, which answers with JSON
+        if self.protocol == "grpc":  # the HTTP client has its own time limits, and answers with JSON
             arguments["client_timeout"] = self._timeout_s
             if method.startswith("get_"):
                 arguments["as_json"] = True
@@ -236,9 +255,22 @@ class TritonConnection:
             client = self._client()
             return getattr(client, method)(**arguments)
         except self._error as exc:
-            raise error_from_refusal(exc, request, retry_after=last_retry_after(client)) from exc
+            raise error_from_refusal(exc, request, retry_after=getattr(client, "retry_after", None)) from exc
         except self._transport_errors as exc:
             raise error_from_transport(exc, request) from exc
+
+
+def _keep_retry_after(client: Any) -> None:
+    """Keep the header Retry-After of each answer in the client.  Triton's client drops the headers of an error."""
+
+    def answered(send: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        client.retry_after = None
+        answer = send(*arguments, **options)
+        client.retry_after = answer.get("retry-after")
+        return answer
+
+    for name in ("_get", "_post"):
+        setattr(client, name, partial(answered, getattr(client, name)))
 
 
 def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:

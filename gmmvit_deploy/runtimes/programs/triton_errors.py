@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gmmvit_deploy.errors import (
@@ -27,8 +26,7 @@ from gmmvit_deploy.errors import (
     RequestRejectedError,
     ServerError,
 )
-from gmmvit_deploy.runtimes.programs.access import Access
-from gmmvit_deploy.runtimes.programs.server_url import parse_url
+from gmmvit_deploy.runtimes.programs.access import Access, parse_url
 
 __all__ = ["Request", "error_from_refusal", "error_from_transport"]
 
@@ -66,18 +64,6 @@ class Request(NamedTuple):
     access: Access
 
 
-class _Refusal(NamedTuple):
-    """The server's reason in a line, and its header Retry-After, or None."""
-
-    reason: str
-    retry_after: str | None
-    request: Request
-
-    @property
-    def short(self) -> str:
-        return _short(self.reason)
-
-
 def error_from_refusal(exc: Any, request: Request, *, retry_after: str | None = None) -> ServerError:
     """Translate an ``InferenceServerException``.  retry_after: the header Retry-After of the answer, or None."""
     status, reason = _status(exc), _reason(exc)
@@ -91,12 +77,12 @@ def error_from_refusal(exc: Any, request: Request, *, retry_after: str | None = 
             f"the server at {url} has no model {model!r}",
             hint="type --served-name with the name of a model of this server, or type gmmvit serve BUNDLE",
         )
-    refusal = _Refusal(reason, retry_after, request)
     if _RESTRICTED.search(reason):
-        return _not_offered(refusal)
-    if status in _REFUSALS:
-        return _REFUSALS[status](refusal)
-    return ServerError(f"{model} at {url}: {reason} ({exc.status()})")
+        status = "NOT_FOUND"
+    if status == "RESOURCE_EXHAUSTED":  # gRPC uses this status both for a message that is too large and for overload
+        status = "413" if "large" in reason.lower() else "503"
+    refused = _refused(status, reason, request, retry_after)
+    return refused or ServerError(f"{model} at {url}: {reason} ({exc.status()})")
 
 
 def error_from_transport(exc: Exception, request: Request) -> ServerError:
@@ -133,78 +119,48 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:_LONGEST_REASON]
 
 
-def _overloaded(refusal: _Refusal) -> ServerError:
-    # Retry-After may also be a date, which gateways do not send.
-    stated = refusal.retry_after is not None and re.fullmatch(r"\d{1,6}", refusal.retry_after)
-    return OverloadError(
-        f"the server at {refusal.request.url} answers, but refuses requests for now, because it is overloaded, "
-        f"starting or stopping: {refusal.short}",
-        retry_after_s=float(refusal.retry_after or 0) if stated else None,
-    )
-
-
-def _exhausted(refusal: _Refusal) -> ServerError:
-    """Translate RESOURCE_EXHAUSTED, which gRPC uses both for a message that is too large and for overload."""
-    return _too_large(refusal) if "large" in refusal.reason.lower() else _overloaded(refusal)
-
-
-def _too_large(refusal: _Refusal) -> ServerError:
-    return RequestRejectedError(
-        f"{refusal.request.model} at {refusal.request.url} rejected the request, because it is too large: "
-        f"{refusal.short}",
-        hint="send fewer or smaller images in a request",
-    )
-
-
-def _rejected(refusal: _Refusal) -> ServerError:
-    reason = re.sub(r"^in ensemble '[^']*', ", "", refusal.reason)
-    return RequestRejectedError(f"{refusal.request.model} at {refusal.request.url} rejected the request: {reason}")
-
-
-def _key_refused(refusal: _Refusal) -> ServerError:
-    url, access = refusal.request.url, refusal.request.access
-    if not access.key:
-        return KeyRefusedError(f"the server at {url} requires a key: {refusal.short}")
-    return KeyRefusedError(
-        f"the server at {url} refuses the key of {access.key_path}: {refusal.short}",
-        hint="type --key-file FILE with a key of this server; the server's operator knows its keys",
-    )
-
-
-def _not_offered(refusal: _Refusal) -> ServerError:
-    what = _WHAT.get(refusal.request.method, refusal.request.method)
-    return NotOfferedError(
-        f"the server at {refusal.request.url} does not offer {what} of {refusal.request.model}: {refusal.short}"
-    )
-
-
-def _cancelled(refusal: _Refusal) -> ServerError:
-    # This package's clients cancel nothing: a gateway reset the stream, as HAProxy does before the end of a body.
-    return ServerError(
-        f"the gateway at {refusal.request.url} ended the request before it had read all of it, and gave no reason; the "
-        "request may be too large, or the server overloaded",
-        hint="send fewer or smaller images in a request",
-    )
-
-
-def _no_answer_behind(refusal: _Refusal) -> ServerError:
-    return ServerError(
-        f"the gateway at {refusal.request.url} got no answer from its server: {refusal.short}",
-        hint="repeat the request later; if the error stays, ask the server's operator",
-    )
-
-
-_REFUSALS: dict[str, Callable[[_Refusal], ServerError]] = {
-    **dict.fromkeys(("UNAVAILABLE", "503", "429"), _overloaded),
-    "RESOURCE_EXHAUSTED": _exhausted,
-    "413": _too_large,
-    **dict.fromkeys(("INVALID_ARGUMENT", "400", "411", "415"), _rejected),
-    **dict.fromkeys(("UNAUTHENTICATED", "PERMISSION_DENIED", "401", "403"), _key_refused),
-    **dict.fromkeys(("UNIMPLEMENTED", "NOT_FOUND", "404", "405"), _not_offered),
-    "CANCELLED": _cancelled,
-    **dict.fromkeys(("502", "504"), _no_answer_behind),
-}
-"""Status of gRPC or HTTP → the translation of the refusal."""
+def _refused(status: str, reason: str, request: Request, retry_after: str | None) -> ServerError | None:
+    """Translate the refusal of a server or gateway with this status; None for a status without a translation."""
+    url, model, short = request.url, request.model, _short(reason)
+    if status in ("UNAVAILABLE", "503", "429"):
+        # Retry-After may also be a date, which gateways do not send.
+        stated = retry_after is not None and re.fullmatch(r"\d{1,6}", retry_after)
+        return OverloadError(
+            f"the server at {url} answers, but refuses requests for now, because it is overloaded, "
+            f"starting or stopping: {short}",
+            retry_after_s=float(retry_after or 0) if stated else None,
+        )
+    if status == "413":
+        return RequestRejectedError(
+            f"{model} at {url} rejected the request, because it is too large: {short}",
+            hint="send fewer or smaller images in a request",
+        )
+    if status in ("INVALID_ARGUMENT", "400", "411", "415"):
+        reason = re.sub(r"^in ensemble '[^']*', ", "", reason)
+        return RequestRejectedError(f"{model} at {url} rejected the request: {reason}")
+    if status in ("UNAUTHENTICATED", "PERMISSION_DENIED", "401", "403"):
+        if not request.access.key:
+            return KeyRefusedError(f"the server at {url} requires a key: {short}")
+        return KeyRefusedError(
+            f"the server at {url} refuses the key of {request.access.key_path}: {short}",
+            hint="type --key-file FILE with a key of this server; the server's operator knows its keys",
+        )
+    if status in ("UNIMPLEMENTED", "NOT_FOUND", "404", "405"):
+        what = _WHAT.get(request.method, request.method)
+        return NotOfferedError(f"the server at {url} does not offer {what} of {model}: {short}")
+    if status == "CANCELLED":
+        # This package's clients cancel nothing: a gateway reset the stream, as HAProxy does before the end of a body.
+        return ServerError(
+            f"the gateway at {url} ended the request before it had read all of it, and gave no reason; the "
+            "request may be too large, or the server overloaded",
+            hint="send fewer or smaller images in a request",
+        )
+    if status in ("502", "504"):
+        return ServerError(
+            f"the gateway at {url} got no answer from its server: {short}",
+            hint="repeat the request later; if the error stays, ask the server's operator",
+        )
+    return None
 
 
 def _unreachable(detail: str, request: Request) -> ServerError:

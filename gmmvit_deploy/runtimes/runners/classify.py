@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.labels import LabelSet, Prediction
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
@@ -32,6 +33,7 @@ __all__ = [
     "Prediction",
     "TritonClassifier",
     "classify_files",
+    "write_features",
 ]
 
 DEFAULT_RETRY_S = 30.0
@@ -319,3 +321,20 @@ def _ask(
         )
         for row, file in enumerate(images)
     }
+
+
+def write_features(path: Path, answers: Sequence[Classification], *, force: bool = False) -> None:
+    """Write an .npz file that numpy, scikit-learn and vector databases read.
+
+    Its arrays are ``features``, float32 (N, D), and ``files``, the N paths as text, in the order of ``answers``.
+    Files without features, because they could not be decoded, are left out.
+    force: replace an existing file.
+    Errors: OutputError when the file exists and ``force`` is False, or when writing fails.
+    """
+    import numpy as np
+
+    answered = [answer for answer in answers if answer.features is not None]
+    rows = [answer.features for answer in answered if answer.features is not None]
+    features = np.stack(rows) if rows else np.zeros((0, 0), np.float32)
+    with new_file(path, force=force) as file:
+        np.savez(file, features=features, files=np.array([str(answer.path) for answer in answered], dtype=np.str_))

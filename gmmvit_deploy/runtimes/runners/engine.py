@@ -31,7 +31,7 @@ class EngineRunner(Runner):
 
     device = "gpu"
 
-    def __init__(self, bundle: Bundle, engine: Engine, *, cuda_graphs: bool = True) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle)
         self._bundle = bundle
         card = engine.card
@@ -45,7 +45,6 @@ class EngineRunner(Runner):
                 f"{engine.path}: {reason}", hint="type gmmvit build on this machine to build the engine again"
             )
         self.card = card
-        self._cuda_graphs = cuda_graphs
         self._session = PlanSession(
             card.flavor,
             engine.plan_path.read_bytes(),
@@ -53,7 +52,6 @@ class EngineRunner(Runner):
             dtype=str(card.tensor["dtype"]),
             profile_of=card.profile_for,
             host_code=bool(card.flags["version_compatible"]),
-            cuda_graphs=cuda_graphs,
         )
 
     @property
@@ -65,7 +63,7 @@ class EngineRunner(Runner):
     def settings(self) -> dict[str, str]:
         profiles = " ".join(map(str, self.card.profiles))
         flags = {name: str(value) for name, value in self.card.flags.items() if value}
-        return {"profiles": profiles, "CUDA graphs": "on" if self._cuda_graphs else "off", **flags}
+        return {"profiles": profiles, "CUDA graphs": "on", **flags}
 
     def _program_provenance(self) -> dict[str, str]:
         return {f"{name} SHA-256": value for name, value in self.card.sha256.items()}

@@ -19,16 +19,14 @@ from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
-from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
+from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, protocol_of
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
 from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph, read_graph, why_no_openvino
-from gmmvit_deploy.runtimes.programs.server_url import protocol_of
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners.eager import CompiledRunner, EagerRunner
 from gmmvit_deploy.runtimes.runners.engine import EngineRunner
 from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
-from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtimes.runners.onnxruntime_gpu import cuda_runner, tensorrt_runner
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner, cuda_runner, tensorrt_runner
 from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner

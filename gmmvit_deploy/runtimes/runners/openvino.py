@@ -44,7 +44,6 @@ class OpenVinoRunner(Runner):
         *,
         precision: Precision = "fp32",
         threads: int = 0,
-        chunk: int = 0,
         kernels: bool = False,
         read: Callable[[Path], Any] = read_graph,
     ) -> None:
@@ -52,7 +51,6 @@ class OpenVinoRunner(Runner):
 
         variant: the int8 graph for CPUs for int8, the float32 graph for fp32 and bf16.
         threads: number of threads; 0 uses a thread per core.  kernels: True to use this project's CPU kernels.
-        chunk: the maximum number of images in a chunk, a power of two; 0 uses the default of `OpenVinoProgram`.
         read: a function with the arguments and errors of `read_graph`; runners of the same file can share what it read.
         Errors: RunnerUnavailableError when OpenVINO or this CPU does not support the precision, or when ``kernels`` is
         True and this project's CPU kernels are not available.
@@ -79,7 +77,7 @@ class OpenVinoRunner(Runner):
         self._instruction_set = ours.instruction_set if ours else ""
         try:
             self.program = OpenVinoProgram(
-                read(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, chunk=chunk, kernels=ours
+                read(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
             )
         except UnusedKernelsError as exc:
             raise self._without_kernels(str(exc)) from exc

@@ -33,8 +33,7 @@ from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
 from gmmvit_deploy.reports.pictures.mask_images import sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, NAMES, Golden, golden
@@ -187,7 +186,7 @@ def test_every_node_declares_its_role(small: Small, small_exports: SmallExports)
 
 @each_small
 def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_exports: SmallExports) -> None:
-    matches = attentions_of_kernel(onnx.load(small_exports.bundle(small).onnx_path))
+    matches = attentions_in_onnx(small_exports.bundle(small).onnx_path.read_bytes())
     attentions = list(attention_names(small.model()))
     assert [match.name for match in matches] == attentions
     assert all(match.reason for match in matches if isinstance(match, Refusal))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -21,8 +20,7 @@ from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
@@ -66,7 +64,7 @@ def wide(shared: Path) -> Wide:
 
 @pytest.mark.rest
 def test_the_kernel_takes_mixed_and_plain_blocks(wide: Wide) -> None:
-    plain, mixed = attentions_of_kernel(onnx.load(wide.bundle.onnx_path))
+    plain, mixed = attentions_in_onnx(wide.bundle.onnx_path.read_bytes())
     assert isinstance(plain, MatchedAttention)
     assert isinstance(mixed, MatchedAttention)
     assert plain.mixing == ()
@@ -103,7 +101,7 @@ def test_openvino_in_bfloat16(wide: Wide) -> None:
 
 @pytest.mark.rest
 def test_the_kernel_takes_head_dims_of_the_golden_files(tensor_bundles: dict[str, Bundle]) -> None:
-    matches = attentions_of_kernel(onnx.load(tensor_bundles["deepvit_cnn_scaled"].onnx_path))
+    matches = attentions_in_onnx(tensor_bundles["deepvit_cnn_scaled"].onnx_path.read_bytes())
     assert [match.head_dim for match in matches if isinstance(match, MatchedAttention)] == [9] * 4
 
 

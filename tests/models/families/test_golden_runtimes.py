@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
@@ -21,8 +20,7 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
@@ -106,7 +104,7 @@ def test_openvino(name: str, precision: Precision, tensor_bundles: dict[str, Bun
 @pytest.mark.cases
 @each_name
 def test_the_kernels_take_the_attentions_of_the_table(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    matches = attentions_of_kernel(onnx.load(tensor_bundles[name].onnx_path))
+    matches = attentions_in_onnx(tensor_bundles[name].onnx_path.read_bytes())
     taken = sum(isinstance(match, MatchedAttention) for match in matches)
     assert (taken, len(matches)) == KERNEL_ATTENTIONS[name]
 

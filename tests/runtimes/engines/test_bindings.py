@@ -1,7 +1,7 @@
 """Every name and signature of TensorRT that the code uses, against the bindings themselves.
 
 ``tensorrt`` 11 needs a GPU and libraries that are not available everywhere; its bindings are. They are imported over
-libraries that export only names (`stub_library`), mypy's stubgen writes their signatures as stubs, and mypy checks the
+libraries that export only names, mypy's stubgen writes their signatures as stubs, and mypy checks the
 code against the stubs. So the code for a flavor that cannot run here is still checked. The same is done for
 ``tensorrt-rtx``, which does run.
 """
@@ -12,6 +12,7 @@ import ast
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from pathlib import Path
 import pytest
 
 import gmmvit_deploy.runtimes.engines
-from tests.runtimes.engines.stub_library import write_stub_library
 
 SOURCES = ("_build.py", "session.py")
 LIBRARIES = ("libnvinfer.so.11", "libnvinfer_plugin.so.11", "libnvonnxparser.so.11")
@@ -45,6 +45,15 @@ CONVERSIONS = (
     ("class IHostMemory:", "class IHostMemory:\n    def __buffer__(self, flags: int, /) -> memoryview: ..."),
     ("class Builder:", "__version__: str\nclass Builder:"),
 )
+
+
+def write_stub_library(path: Path, symbols: list[str]) -> None:
+    """Write a library that exports ``symbols`` as functions that do nothing."""
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"no {compiler[0]} here")
+    command = [*compiler, "-x", "c", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", str(path), "-"]
+    subprocess.run(command, input="".join(f"void {name}(void) {{}}\n" for name in symbols), text=True, check=True)
 
 
 def package_folder(name: str) -> Path:
@@ -145,11 +154,8 @@ def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path]
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("create_optimization_profile", "create_optimisation_profile", "has no attribute"),
         ("library.BuilderFlag.TF32", "library.BuilderFlag.FP16", 'no attribute "FP16"'),
         ("execute_async_v3(self._stream.cuda_stream)", 'execute_async_v3("stream")', "incompatible type"),
-        ("builder.build_serialized_network(network, config)", "builder.build_serialized_network(network)", "overload"),
-        ("runtime.deserialize_cuda_engine", "runtime.deserialize_engine", "has no attribute"),
     ],
 )
 def test_the_check_bites(right: str, wrong: str, message: str, names: dict[str, Path], tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import quantize_graph
-from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
@@ -35,11 +34,9 @@ from gmmvit_deploy.runtimes.engines import builder
 from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
 from gmmvit_deploy.runtimes.engines.flavors import Flavor
-from gmmvit_deploy.runtimes.engines.layers import layers_from_text
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, profile_from
-from gmmvit_deploy.runtimes.engines.proof import prove_attentions
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.graph_calibration import calibrate
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from tests.conftest import golden
 from tests.runtimes.engines.unfolded import unfolded_half
 from tests.waiting import wait_until
@@ -273,10 +270,6 @@ class TestRefused:
             self.build(precise_bundle, rtx, tmp_path / "e", profiles=(profile_from("1:8:64"),))
         assert "--max-batch 64" in caught.value.hint
 
-    def test_what_the_flavor_cannot_do(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"does not build for compute capability 9\.0"):
-            self.build(precise_bundle, rtx, tmp_path / "e", capabilities=("9.0",))
-
     def test_too_little_workspace(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="within workspace limit"):
             self.build(precise_bundle, rtx, tmp_path / "e", workspace_mib=1)
@@ -419,19 +412,6 @@ def run_builder(bundle: Bundle, folder: Path, **changes: object) -> subprocess.P
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_the_builder_stops_at_its_next_step(precise_bundle: Bundle, tmp_path: Path) -> None:
-    process = run_builder(precise_bundle, tmp_path)
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["phase"]
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (0, "")
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["stopped"]
-    assert "Build canceled by user" in result["errors"][0]
-    assert not (tmp_path / "model.plan").exists()
-
-
 def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, tmp_path: Path) -> None:
     """`refuse` rejects these options for RTX; its library accepts the calls and logs that they are unsupported."""
     options = {"timing_cache": str(tmp_path / "old.cache"), "hardware_compatible": "ampere+", "optimization_level": 1}
@@ -458,20 +438,3 @@ def _builder_of(parent: int) -> int:
         return 0
 
     return wait_until(builder, "a builder", poll_s=0.005)
-
-
-def test_the_verdict_follows_the_layers_and_not_the_graph(engine: Engine, precise_bundle: Bundle) -> None:
-    """The same graph, with the layers of a build that split a kernel in two."""
-    attentions = attentions_of(onnx.load(precise_bundle.path / "model.fp16.onnx").graph)
-    text = (engine.path / "layers.txt").read_text()
-    first = next(
-        line for line in text.splitlines() if line.startswith(f"Name: {engine.card.attentions[0].kernels[0]},")
-    )
-    split = text.replace(first, first.replace("[ONNX Layer: blocks.0.attention/Softmax]", "") + "\n" + first)
-
-    def fused(listing: str) -> list[bool]:
-        proofs = prove_attentions(layers_from_text(listing), attentions, target="8.9", profiles=1, head_dims={})
-        return [proof.fused for proof in proofs]
-
-    assert fused(text) == [True, True, True]
-    assert fused(split) == [False, True, True]

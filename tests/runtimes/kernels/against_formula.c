@@ -18,6 +18,8 @@ typedef struct {
     int batch, heads, queries, n, d, masked, mixings, windows;
     float step; /* of int8; or 0 */
     int grid;   /* of a mask that depends on distances; or 0 */
+    int shared; /* do all heads share the mask, or the bias? */
+    float times; /* what the queries are multiplied by; 0 for 1 */
 } Case;
 
 static const Case CASES[] = {
@@ -38,6 +40,20 @@ static const Case CASES[] = {
     {"int8, head dim 8", 1, 2, 18, 18, 8, 1, 0, 0, 0.02f, 0},
     {"on a grid", 2, 2, 36, 36, 16, 1, 0, 0, 0, 6},
     {"on a grid, with a class token", 1, 2, 82, 82, 20, 1, 0, 0, 0, 9},
+    {"on a grid, rows of 14", 1, 2, 196, 196, 16, 1, 0, 0, 0, 14},
+    {"on a grid, five tiles", 1, 2, 257, 257, 48, 1, 0, 0, 0, 16},
+    {"on a grid, mixed, half a tile", 1, 4, 101, 101, 16, 1, 2, 0, 0, 10},
+    {"on a grid, mixed after", 3, 3, 50, 50, 32, 1, 1, 0, 0, 7},
+    {"on a grid, windows", 4, 2, 49, 49, 32, 1, 0, 2, 0, 7},
+    {"windows, two tiles", 3, 2, 100, 100, 16, 0, 0, 3, 0, 0},
+    {"16 mixed heads, three tokens", 1, 16, 3, 3, 16, 1, 2, 0, 0, 0},
+    {"one query, mixed", 2, 4, 1, 64, 48, 0, 2, 0, 0, 0},
+    {"one query, windows", 3, 2, 1, 50, 16, 0, 0, 3, 0, 0},
+    {"int8, mixed", 2, 4, 64, 64, 48, 1, 2, 0, 0.02f, 0},
+    {"a shared mask", 2, 3, 65, 65, 20, 1, 0, 0, 0, 8, 1},
+    {"a shared mask, mixed", 1, 4, 100, 100, 16, 1, 2, 0, 0, 0, 1},
+    {"a shared bias", 3, 3, 65, 65, 16, 0, 0, 1, 0, 0, 1},
+    {"scores beyond a plain exponential", 1, 1, 40, 40, 16, 1, 0, 0, 0, 0, 0, 100},
 };
 
 static uint32_t state = 1;
@@ -144,22 +160,24 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
     const size_t columns = (size_t)of->heads * (size_t)of->d, q = (size_t)of->queries, n = (size_t)of->n;
     const size_t heads = (size_t)of->heads, batch = (size_t)of->batch, each = q * n, out_size = batch * q * columns;
     float *queries = random_numbers(batch * q * columns), *keys = random_numbers(batch * n * 2 * columns);
-    float *mask = random_numbers(heads * each), *bias = random_numbers((size_t)(of->windows + 1) * heads * each);
+    const size_t own = of->shared ? 1 : heads; /* masks, or biases of a window */
+    float *mask = random_numbers(own * each), *bias = random_numbers((size_t)(of->windows + 1) * own * each);
     float *mixings = random_numbers(2 * heads * heads), *out = malloc(out_size * sizeof *out);
     int8_t *steps = malloc(out_size);
+    for (size_t i = 0; of->times && i < batch * q * columns; i++) queries[i] *= of->times;
     uint16_t *q_halves = rounded_numbers(queries, batch * q * columns), *halves_out = calloc(out_size, sizeof *halves_out);
     uint16_t *k_halves = rounded_numbers(keys, batch * n * 2 * columns);
     double *weights = malloc(heads * each * sizeof *weights);
     if (!out || !weights || !steps || !halves_out) exit(3);
-    const size_t apart = (size_t)(2 * of->grid - 1), tiled = heads * (of->grid ? whole((int)(apart * apart) + 16)
-                                                                              : whole(of->queries) * n);
-    float *tiles = of->grid ? random_numbers(tiled + 64) : by_tiles(mask, of->heads, of->queries, of->n);
-    if (of->grid) mask_from_distances(tiles, of->heads, of->grid, of->n, mask);
+    const size_t apart = (size_t)(2 * of->grid - 1), tiled = own * (of->grid ? whole((int)(apart * apart) + 16)
+                                                                            : whole(of->queries) * n);
+    float *tiles = of->grid ? random_numbers(tiled + 64) : by_tiles(mask, (int)own, of->queries, of->n);
+    if (of->grid) mask_from_distances(tiles, (int)own, of->grid, of->n, mask);
     for (size_t i = 0; of->grid && i < tiled; i++) tiles[i] *= 1.44269504f;
     uint16_t *halves = malloc((tiled + 64) * sizeof *halves);
     if (!halves) exit(3);
     for (size_t i = 0; i < tiled; i++) halves[i] = half_of(tiles[i]);
-    float *biases = by_tiles(bias, of->heads * (of->windows + 1), of->queries, of->n);
+    float *biases = by_tiles(bias, (int)own * (of->windows + 1), of->queries, of->n);
     const float scale = 1 / sqrtf((float)of->d);
     const MaskedAttention what = {
         .q = in_bfloat16 ? (void *)q_halves : queries, .k = in_bfloat16 ? (void *)k_halves : keys,
@@ -169,10 +187,12 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
         .bias = of->windows ? biases : NULL, .before = of->mixings == 2 ? mixings : NULL,
         .after = of->mixings ? mixings + heads * heads : NULL, .q_row = (int64_t)columns, .k_row = 2 * (int64_t)columns,
         .v_row = 2 * (int64_t)columns, .batch = of->batch, .heads = of->heads, .queries = of->queries, .n = of->n,
-        .d = of->d, .mask_heads = of->masked ? of->heads : 0, .bias_heads = of->windows ? of->heads : 0,
+        .d = of->d, .mask_heads = of->masked ? (int)own : 0, .bias_heads = of->windows ? (int)own : 0,
         .windows = of->windows, .grid = of->grid, .arithmetic = arithmetic, .scale = scale * 1.44269504f,
         .steps = of->step ? 1 / of->step : 0};
-    if (masked_attention(&what, 0, masked_attention_pieces(&what))) return INFINITY;
+    /* In two calls, of which the first may end within a head's tiles. */
+    const int64_t pieces = masked_attention_pieces(&what);
+    if (masked_attention(&what, 0, 1) || masked_attention(&what, 1, pieces)) return INFINITY;
     double most = 0, greatest = 1, error = 0;
     for (size_t b = 0; b < batch; b++) {
         for (size_t h = 0; h < heads; h++)
@@ -182,13 +202,13 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
                     for (size_t c = 0; c < (size_t)of->d; c++)
                         sum += rounded(queries[(b * q + i) * columns + h * (size_t)of->d + c], arithmetic) *
                                rounded(keys[(b * n + j) * 2 * columns + h * (size_t)of->d + c], arithmetic);
-                    float m = of->masked ? mask[h * each + i * n + j] : scale;
+                    float m = of->masked ? mask[h % own * each + i * n + j] : scale;
                     if (of->masked && arithmetic == MASKED_ATTENTION_BFLOAT16)
                         m = of_half(half_of(m * 1.44269504f)) / 1.44269504f;
                     weights[h * each + i * n + j] = sum * m;
                     if (of->windows)
                         weights[h * each + i * n + j] +=
-                            bias[((b % (size_t)of->windows) * heads + h) * each + i * n + j];
+                            bias[(b % (size_t)of->windows * own + h % own) * each + i * n + j];
                 }
         if (of->mixings == 2) mix(weights, mixings, of->heads, each);
         for (size_t row = 0; row < heads * q; row++) {
@@ -217,7 +237,7 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
     for (size_t i = 0; i < batch * n * 2 * columns; i++) greatest = fabs(keys[i]) > greatest ? fabs(keys[i]) : greatest;
     const double exact = arithmetic == MASKED_ATTENTION_BFLOAT16 ? 0.00390625 : 4e-6; /* of a weight: 2^-8 */
     const double of_output = in_bfloat16 && !of->step ? 0.001953125 : 0; /* 2^-9 of a weighted mean of values */
-    const double allowed = (exact + of_output) * (most > 1 ? most : 1) * greatest + of->step * 0.5001;
+    const double allowed = (exact + of_output) * (of->times ? of->times : 1) * (most > 1 ? most : 1) * greatest + of->step * 0.5001;
     printf("%-32s %s error %.2e, allowed %.2e\n", of->name, in_bfloat16 ? "bfloat16" : "float32 ", error, allowed);
     free(q_halves), free(k_halves), free(halves_out), free(queries), free(keys), free(mask), free(bias), free(mixings), free(out), free(steps), free(weights);
     free(tiles), free(halves), free(biases);
@@ -268,6 +288,10 @@ int main(int count, char **arguments) {
         if (arithmetic == MASKED_ATTENTION_BFLOAT16) worst = fmax(worst, attention_error(&CASES[i], arithmetic, 1));
     }
     worst = fmax(worst, fmax(norm_error(0), norm_error(1)));
+    float one = 0; /* of 17 mixed heads nothing is read */
+    const MaskedAttention refused = {.batch = 1, .heads = 17, .queries = 1, .n = 1, .d = 1, .out = &one, .q = &one,
+                                     .k = &one, .v = &one, .after = &one, .arithmetic = arithmetic};
+    if (!masked_attention(&refused, 0, 1)) worst = INFINITY;
     printf("%s, arithmetic %d: %s\n", arguments[1], arithmetic, worst <= 1 ? "right" : "WRONG");
     return !(worst <= 1);
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -17,12 +16,11 @@ from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 KERNELS = Path(libraries.__file__).parent
 PROGRAM = Path(__file__).with_name("against_formula.c")
-EMULATED = Path(__file__).with_name("emulated")
 LACKS = 2
 """Status of the program where the processor chooses another instruction set than the expected set."""
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
-pytestmark = [pytest.mark.process, pytest.mark.rest]
+pytestmark = pytest.mark.process
 
 
 def compiled_program(compiler: list[str], out: Path, kernels: Path = KERNELS) -> Path:
@@ -56,20 +54,6 @@ def on_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled_program([CROSS, "-static"], tmp_path_factory.mktemp("arm") / "program")
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program with the kernels for AVX-512 alone, whose instructions are functions in C."""
-    if platform.machine() != "x86_64":
-        pytest.skip("the kernels for AVX-512 are compiled on x86-64 alone")
-    out = tmp_path_factory.mktemp("emulated") / "program"
-    names = ("masked_attention.c", "residual_norm.c", "kernels_avx512.c")
-    sources = [PROGRAM, EMULATED / "avx512_only.c", *(KERNELS / name for name in names)]
-    in_c = [word for source in sources for word in ("-x", "c", str(source))]
-    flags = ["-O1", "-Wno-psabi", "-Dtarget(x)=", "-I", str(EMULATED), "-I", str(KERNELS)]
-    subprocess.run([*cplusplus(), *flags, *in_c, "-x", "none", "-lm", "-o", str(out)], check=True)
-    return out
-
-
 @pytest.mark.parametrize(
     ("instruction_set", "arithmetic"),
     [("avx2", "1"), ("avx512", "1"), ("avx512-bf16", "1"), ("avx512-bf16", "2"), ("neon", "1"), ("neon-bf16", "2")],
@@ -85,6 +69,7 @@ def test_each_set_of_this_processor_computes_the_formulas(here: Path, instructio
     assert "right" in answer.stdout
 
 
+@pytest.mark.rest
 def test_the_kernels_read_and_write_only_their_arrays(tmp_path: Path) -> None:
     """The compiler's checks of addresses and undefined operations stop the program at the first error."""
     checks = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -99,6 +84,7 @@ def test_the_kernels_read_and_write_only_their_arrays(tmp_path: Path) -> None:
     assert "right" in answer.stdout
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("processor", "instruction_set", "arithmetic"),
     [("cortex-a72", "neon", "1"), ("max", "neon-bf16", "1"), ("max", "neon-bf16", "2")],
@@ -118,16 +104,7 @@ def test_an_emulated_arm_processor_computes_the_formulas(
     assert "right" in answer.stdout
 
 
-@pytest.mark.parametrize("arithmetic", ["1", "2"])
-def test_the_kernels_for_avx512_compute_the_formulas_with_its_instructions_in_c(
-    emulated: Path, arithmetic: str
-) -> None:
-    """The source for AVX-512, on any processor: `emulated/immintrin.h` has its instructions in plain C."""
-    answer = subprocess.run([emulated, "avx512-bf16", arithmetic], check=False, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout
-    assert "right" in answer.stdout
-
-
+@pytest.mark.rest
 def test_the_program_notices_wrong_results(tmp_path: Path) -> None:
     """A polynomial of 2^x that is slightly off fails the comparison."""
     wrong = tmp_path / "kernels"
@@ -144,6 +121,7 @@ def test_the_program_notices_wrong_results(tmp_path: Path) -> None:
     assert "WRONG" in answer.stdout
 
 
+@pytest.mark.rest
 @needs_kernel
 @pytest.mark.parametrize(("value", "works"), [("mmx", False), ("", True)])
 def test_a_set_that_the_processor_lacks_is_refused(value: str, works: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,18 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.runtimes.kernels.prepared_masks import prepared_bias, prepared_mask, takes_bias
 from tests.conftest import golden
-from tests.runtimes.kernels.test_masked_attention import mask_on_grid
+
+
+def mask_on_grid(heads: int, n: int) -> np.ndarray:
+    """Return (H, n, n): random, but equal for equal offsets in rows and columns; constant for the class token."""
+    make = np.random.default_rng(n)
+    g = math.isqrt(n)
+    rows, columns = np.divmod(np.arange(g * g), g)
+    apart = make.standard_normal((heads, 2 * g - 1, 2 * g - 1), dtype=np.float32)
+    mask = np.empty((heads, n, n), np.float32)
+    mask[:] = make.standard_normal((heads, 1, 1), dtype=np.float32)
+    mask[:, -g * g :, -g * g :] = apart[:, rows[:, None] - rows + g - 1, columns[:, None] - columns + g - 1]
+    return mask
 
 
 @pytest.mark.parametrize(
@@ -59,7 +72,7 @@ def test_a_bias_of_all_heads_is_stored_once() -> None:
     np.fill_diagonal(bias, -np.inf)
     assert takes_bias((20, 20), 3, (20, 20), ())
     assert not takes_bias((20, 21), 3, (20, 20), ())
-    each = prepared_bias(np.broadcast_to(bias, (3, 20, 20)), 3, (20, 20), ())
+    each = prepared_bias(np.broadcast_to(bias, (3, 20, 20)), 3, (20, 20))
     assert each.shape[:2] == (1, 3)
     for head in range(3):
-        np.testing.assert_array_equal(prepared_bias(bias, 3, (20, 20), ()), each[:, head : head + 1])
+        np.testing.assert_array_equal(prepared_bias(bias, 3, (20, 20)), each[:, head : head + 1])

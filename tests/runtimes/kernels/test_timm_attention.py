@@ -7,15 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import openvino
 import pytest
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, attentions_in
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
-from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
+from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
@@ -31,7 +28,7 @@ EXPECTED: dict[str, tuple[int, list[str]]] = {
     **dict.fromkeys(("eva02", "rope"), (0, [CHANGED.format("rotated by their position")] * 2)),
     "cait": (1, [MIXED, MIXED]),
 }
-"""Test model → (attentions that the kernel computes, the reasons of the others), in both runtimes."""
+"""Test model → (attentions that the kernel computes, the reasons of the others)."""
 FUSED = ("vit", "deit_distilled", "beit", "relpos", "pit", "swin", "map_pooling", "cait")
 pytestmark = pytest.mark.export
 
@@ -48,21 +45,17 @@ def images_for(proto: onnx.ModelProto, count: int) -> np.ndarray:
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_the_kernel_takes(name: str, tmp_path: Path) -> None:
+def test_what_the_kernel_takes(name: str) -> None:
     proto = graph_of(name)
-    path = tmp_path / "model.onnx"
-    onnx.save(proto, path)
-    in_onnx, in_openvino = attentions_of_kernel(proto), attentions_in(OpenVinoView(openvino.Core().read_model(path)))
-    for matches in (in_onnx, in_openvino):
-        taken = [match for match in matches if isinstance(match, MatchedAttention)]
-        assert (len(taken), [match.reason for match in matches if isinstance(match, Refusal)]) == EXPECTED[name]
-    assert [match.name for match in in_onnx] == [match.name for match in in_openvino]
-    assert [match.name for match in in_onnx] == [attention.name for attention in attentions_of(proto.graph)]
+    matches = attentions_in_onnx(proto.SerializeToString())
+    taken = [match for match in matches if isinstance(match, MatchedAttention)]
+    assert (len(taken), [match.reason for match in matches if isinstance(match, Refusal)]) == EXPECTED[name]
+    assert [match.name for match in matches] == [attention.name for attention in attentions_of(proto.graph)]
 
 
 def test_windows_that_share_the_first_dimension_with_the_batch() -> None:
     """A block without shift adds one bias to all windows; a shifted block has a bias for each of its four windows."""
-    plain, shifted, last = attentions_of_kernel(graph_of("swin"))
+    plain, shifted, last = attentions_in_onnx(graph_of("swin").SerializeToString())
     for match, windows in ((plain, ()), (shifted, (4,)), (last, ())):
         assert isinstance(match, MatchedAttention)
         assert match.windows == windows

@@ -14,9 +14,8 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import tool_versions
 from gmmvit_deploy.doctor import examine
 from gmmvit_deploy.errors import GmmvitError, MissingDependencyError
-from gmmvit_deploy.runtimes.programs import onnxruntime_package
-from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
-from gmmvit_deploy.runtimes.programs.onnxruntime_package import import_onnxruntime, require_onnxruntime
+from gmmvit_deploy.runtimes.programs import onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime, session_from_bytes
 from gmmvit_deploy.serving.installs import ServerInstall
 from gmmvit_deploy.serving.server import TritonServer
 
@@ -37,7 +36,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def neither(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the installed ONNX Runtime: its metadata, and its files from the search for modules."""
-    monkeypatch.setattr(onnxruntime_package, "_DISTRIBUTIONS", ("no-such-distribution",))
+    monkeypatch.setattr(onnxruntime, "_DISTRIBUTIONS", ("no-such-distribution",))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
 
@@ -124,9 +123,9 @@ def test_files_that_another_distribution_removed(tmp_path: Path) -> None:
     script = (
         "import json, sys\n"
         "from pathlib import Path\n"
-        "sys.path = [sys.argv[1], *(entry for entry in sys.path if not Path(entry, 'onnxruntime').is_dir())]\n"
         "from gmmvit_deploy.errors import GmmvitError\n"
-        "from gmmvit_deploy.runtimes.programs.onnxruntime_package import import_onnxruntime\n"
+        "from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime\n"
+        "sys.path = [sys.argv[1], *(entry for entry in sys.path if not Path(entry, 'onnxruntime').is_dir())]\n"
         "try:\n    import_onnxruntime()\n"
         "except GmmvitError as exc:\n    print(json.dumps([str(exc), exc.hint]))\n"
     )

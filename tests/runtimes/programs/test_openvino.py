@@ -17,10 +17,10 @@ from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.int8_products import has_vnni, int8_saturates
-from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
+from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
-from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.conftest import has_bf16
@@ -86,16 +86,13 @@ def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle)
     inputs = fresh_inputs(bundle, 2 * chunk + 3)
     usual = OpenVinoProgram(str(bundle.onnx_path), hint="f32").run(inputs)
     program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=1, chunk=chunk)
-    other = program_from_onnx(bundle.onnx_path, threads=2, chunk=chunk)
+    other = OnnxRuntimeProgram(
+        lambda threads: session_from_onnx(bundle.onnx_path, threads=threads), threads=2, chunk=chunk
+    )
     assert program.chunk == other.chunk == chunk
     np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
     np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
     assert max(size for size, _ in program._requests) == chunk
-    for runner in (
-        OpenVinoRunner(bundle, open_variant(bundle, "fp32"), chunk=chunk),
-        OnnxRuntimeRunner(bundle, chunk=chunk),
-    ):
-        assert str(chunk) in (runner.settings.get("rows at once"), runner.settings.get("rows at once on a core"))
 
 
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

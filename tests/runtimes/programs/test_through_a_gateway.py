@@ -70,12 +70,6 @@ def connected(gateway: SmallGateway, protocol: str) -> TritonConnection:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 class TestAllowed:
-    def test_answers_are_those_of_the_network(self, protocol: str, gateway: SmallGateway, bundle: Bundle) -> None:
-        pixels, logits = bundle.golden()
-        with connected(gateway, protocol) as connection:
-            answers = connection.infer("gmmvit_network", "pixels", pixels)
-        np.testing.assert_allclose(answers, logits, rtol=0, atol=1e-5)
-
     @pytest.mark.first(1)
     def test_parity(self, protocol: str, gateway: SmallGateway, bundle: Bundle) -> None:
         """The gateway offers neither the server's version nor its statistics, and over HTTP no preprocessing model."""

@@ -28,7 +28,7 @@ from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     require_provider,
     session_on_providers,
 )
-from gmmvit_deploy.runtimes.runners.onnxruntime_gpu import OnnxRuntimeGpuRunner, engine_cache, tensorrt_options
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeGpuRunner, engine_cache, tensorrt_options
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 
 NAMES = ("onnxruntime-cuda", "onnxruntime-tensorrt")

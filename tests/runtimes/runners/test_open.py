@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,7 +11,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
-from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, fastest_runner, open_runner, open_runners
+from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, fastest_runner, open_runner
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 OURS = ("openvino+kernels",)
@@ -70,14 +67,6 @@ def test_a_module_has_no_graph(bundle: Bundle) -> None:
         assert runner.graph is None
 
 
-@pytest.mark.first(1)
-@pytest.mark.parametrize("name", OURS)
-def test_kernels_that_take_nothing_of_a_graph(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    with pytest.raises(InputError, match=rf"runner {name.replace('+', '.')} cannot run here: ") as caught:
-        open_runner(name, tensor_bundles["eanet_performer"])  # its attentions have no Q Kᵀ
-    assert f"--runner {name.removesuffix('+kernels')} to run the same graph" in caught.value.hint
-
-
 def test_kernels_that_cannot_be_compiled_are_skipped_with_the_reason(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,66 +87,8 @@ def test_the_fastest_runner_is_openvino_where_it_can_run(
     assert "pip install 'gmmvit-deploy[openvino]'" in why
 
 
-@needs_kernel
-def test_a_precision_goes_behind_the_name(precise_bundle: Bundle) -> None:
-    names = ["onnxruntime:fp16", "onnxruntime", "openvino:int8", "openvino+kernels:int8"]
-    with open_runners(names, precise_bundle) as runners:
-        assert [runner.label for runner in runners] == names
-        assert [runner.precision for runner in runners] == ["fp16", "fp32", "int8", "int8"]
-
-
 def test_names_that_are_no_runner(bundle: Bundle) -> None:
     for name in ("eager+kernels", "onnxruntime+", "onnxruntime+Kernels", "tensorrt+kernels"):
         with pytest.raises(InputError, match="is not known") as caught:
             open_runner(name, bundle)
         assert all(known in caught.value.hint for known in RUNNERS)
-
-
-_NAMES = "(eager|compile|onnxruntime|openvino|tensorrt|triton)[a-z-]*([+]kernels)?"
-ASKED = [
-    re.compile(r"isinstance\(.*Runner"),
-    re.compile(r"runner\.name\s*(==|!=|in\b|not in\b)"),
-    re.compile(rf"\bname\s*(==|!=|in|not in)\s*[(\[{{]?\"{_NAMES}\""),
-    re.compile(rf"(startswith|endswith)\([(]?\"({_NAMES}|[+]kernels)"),
-    re.compile(r"\"(onnxruntime|openvino)[+]kernels\"\s*:"),  # a fixed list of runners
-]
-
-
-def asked(line: str) -> bool:
-    return any(pattern.search(line) for pattern in ASKED)
-
-
-def test_no_code_compares_the_class_or_name_of_a_runner() -> None:
-    """The code asks a runner for its abilities instead of comparing its class or name."""
-    root = Path(__file__).parents[3]
-    for room in ("gmmvit_deploy/parity", "gmmvit_deploy/bench", "gmmvit_deploy/export", "cli/gmmvit_cli"):
-        files = list((root / room).rglob("*.py"))
-        assert files
-        for path in files:
-            for number, line in enumerate(path.read_text().splitlines(), 1):
-                assert not asked(line), f"{path.name}:{number}: {line.strip()}"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "if isinstance(runner, OnnxRuntimeRunner):",
-        'if runner.name == "eager":',
-        "if runner.name in KNOWN:",
-        'if name == "openvino" and quantised:',
-        'if name in ("onnxruntime", "openvino"):',
-        'if runner.label.startswith("triton"):',
-        'if name.endswith("+kernels"):',
-        'words = {"openvino": "OpenVINO", "openvino+kernels": "with our kernels"}',
-    ],
-)
-def test_the_guard_sees_what_it_forbids(line: str) -> None:
-    assert asked(line)
-
-
-@needs_kernel
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino", *OURS])
-def test_a_runner_names_its_runtime(name: str, bundle: Bundle) -> None:
-    with open_runner(name, bundle) as runner:
-        assert runner.own_kernels == (name in OURS)
-        assert runner.runtime == {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}[name.partition("+")[0]]

@@ -1,1 +1,0 @@
-../../../../gmmvit_deploy/runtimes/kernels/refusal_reasons.py
