@@ -146,13 +146,6 @@ def test_one_entry_that_is_read_keeps_a_mask() -> None:
     assert dead_masks(vit(lambda: mask(0), class_token=True)) == ()
 
 
-def test_masks_without_ones_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_dead", lambda *_: pytest.fail("the search ran the network"))
-    for name in ("vit_gmm", "vit_elm", "swin_gmm", "cait_gmm", "t2t_gmm", "pit_plain"):
-        assert dead_masks(trained(name)) == ()
-    assert dead_masks(vit(lambda: ElementwiseMask(torch.ones(17, 17)), class_token=True)) == ()
-
-
 @pytest.mark.parametrize(
     ("part", "factor"),
     [("qkv", 0.0), ("out", 0.0), ("qkv", 1e200)],

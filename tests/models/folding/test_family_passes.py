@@ -34,11 +34,6 @@ def test_swin_biases_equal_the_trained_biases_bit_for_bit() -> None:
     assert shapes == [(3, 16, 16), (16, 3, 16, 16), (6, 16, 16), (4, 6, 16, 16), (12, 16, 16), (12, 16, 16)]
 
 
-def test_other_families_have_no_bias_to_fold() -> None:
-    for name in ("vit_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"):
-        assert fold_biases(trained(name)) == ()
-
-
 def test_fold_biases_requires_evaluation_mode() -> None:
     with pytest.raises(FoldError, match="training mode"):
         fold_biases(trained("swin_plain").train())
@@ -56,18 +51,6 @@ def test_pit_masks_leave_the_class_token_alone() -> None:
         assert bool((record.trained[:, 0] == 1).all())
         assert bool((record.trained[:, :, 0] == 1).all())
         assert not bool((record.trained[:, 1:, 1:] == 1).all())
-
-
-def test_layer_scale_is_merged_as_the_product() -> None:
-    model = trained("cait_gmm")
-    branch = model.patch_blocks[0].mlp
-    gamma, last = branch.gamma.flatten().clone(), branch.inner[-1]
-    weight, bias = last.weight.clone(), last.bias.clone()
-    assert len(merge_layer_scale(model)) == 2 * (3 + 2)
-    assert branch.gamma is None
-    assert last.weight.equal(gamma[:, None] * weight)
-    assert last.bias.equal(gamma * bias)
-    assert merge_layer_scale(model) == ()
 
 
 def test_layer_scale_requires_a_linear_map_to_go_into() -> None:
@@ -111,17 +94,6 @@ def test_unfold_as_convolution_is_exact(side: int) -> None:
     lattice = 1e3 * torch.randn(2, 5, side, side)
     expected = nn.functional.unfold(lattice, 3, stride=2, padding=1).transpose(1, 2)
     assert UnfoldConvolution(Unfold(3, stride=2, padding=1), 5)(lattice).equal(expected)
-
-
-def test_t2t_loses_what_it_never_reads() -> None:
-    model = trained("t2t_gmm")
-    image = torch.randn(1, 3, 32, 32)
-    expected = model(image)
-    dropped = {"unused.class_token", "unused.token_norm_weight", "unused.token_norm_bias"}
-    assert set(drop_unused(model)) == dropped
-    assert drop_unused(model) == ()
-    assert model(image).equal(expected)
-    assert not [name for name in model.state_dict() if name.startswith("unused")]
 
 
 def test_passes_of_a_family_change_no_other_family() -> None:

@@ -11,7 +11,6 @@ from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.folding.passes import fold_masks, merge_scale
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
-from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.models.scores.step import Constant
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import Golden, golden
@@ -158,9 +157,3 @@ def test_256_tokens_keep_their_zeros() -> None:
     case = golden("vit_gmm_256_tokens")
     for record in fold(load_checkpoint(case.path).model).masks:
         assert int((record.constant == 0).all(0).sum()) >= 21792
-
-
-def test_elm_masks_start_near_one() -> None:
-    mask = mask_from_spec(MaskSpec(kind="elm"), heads=2, grid=4)
-    assert mask is not None
-    assert float(mask.matrix().detach().mean()) == pytest.approx(1, abs=0.05)
