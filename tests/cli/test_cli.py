@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +14,8 @@ import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.open import default_runners
+from tests.checkpoints.test_hostile_files import Calls
 from tests.checkpoints.test_loading import released_state, saved
-from tests.checkpoints.test_reading import RunsCode
 from tests.cli.terminal import without_progress
 from tests.conftest import GOLDEN
 from tests.images.test_preprocess import encoded, photo
@@ -222,7 +223,7 @@ def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bund
 
 
 def _evil(folder: Path) -> Path:
-    torch.save({"model_state_dict": {}, "x": RunsCode(folder / "ran")}, folder / "evil.pth")
+    torch.save({"model_state_dict": {}, "x": Calls(os.system, f"touch {folder / 'ran'}")}, folder / "evil.pth")
     return folder / "evil.pth"
 
 
