@@ -94,18 +94,6 @@ def test_other_scalars_keep_their_shape(operator: str, scalar: float) -> None:
     assert [(constant.name, list(constant.dims)) for constant in short.graph.initializer] == [("c", [])]
 
 
-def test_a_scalar_that_two_operators_read() -> None:
-    proto = graph(
-        helper.make_node("Add", ["x", "c"], ["a"]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Add", ["c", "b"], ["y"]),
-        c=np.float32(1e-9),
-    )
-    short = optimized(proto)
-    assert operators(short) == ["Add", "Relu", "Add"]
-    assert len(short.graph.initializer) == 1
-
-
 def test_a_result_without_dimensions_keeps_its_shape() -> None:
     proto = graph(
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),

@@ -53,15 +53,6 @@ def test_a_node_whose_name_hides_its_operator_is_named_with_the_operator() -> No
         require_known_roles(graph, "fp16", what="m")
 
 
-def test_every_graph_runs_in_fp32() -> None:
-    require_known_roles(OUTSIDE, "fp32", what="m")
-
-
-def test_known_roles_are_accepted() -> None:
-    graph = graph_of(("network.stem/Relu", "Relu", "activation"), ("network/Gelu", "Gelu", "gelu"))
-    require_known_roles(graph, "fp16", what="m")
-
-
 def test_a_graph_without_declared_roles_is_accepted() -> None:
     """The operators of a graph from another exporter compute in float32 in every precision."""
     graph = graph_of(("act/HardSwish", "HardSwish", None))

@@ -53,16 +53,6 @@ def test_the_rewritten_graph_computes_the_same_logits(name: str) -> None:
 
 
 @pytest.mark.export
-def test_the_form_of_a_block() -> None:
-    graph = split_stacked_projections(exported("vit")).graph
-    operators = [node.op_type for node in graph.node if "blocks.0.attn/" in node.name]
-    split = ["Split", "Reshape", "Transpose", "Reshape", "Transpose", "Reshape", "Transpose"]
-    assert operators == [*split, "MatMul", "Mul", "Softmax", "MatMul", "Transpose", "Reshape"]
-    declared = {value.name for value in graph.value_info} | {value.name for value in graph.output}
-    assert all(name in declared for node in graph.node for name in node.output)
-
-
-@pytest.mark.export
 def test_metadata_of_the_nodes_is_kept() -> None:
     proto = exported("vit")
     roles = roles_of(proto.graph)

@@ -234,6 +234,3 @@ def test_the_folder_states_everything(exported: Bundle) -> None:
     assert "transformers" in manifest.versions
 
 
-def test_the_bundle_passes_parity(exported: Bundle) -> None:
-    answer = gmmvit_here("parity", exported.path, "--runner", "onnxruntime")
-    assert answer.status == 0, answer.err

@@ -166,22 +166,6 @@ def test_the_padding_has_the_colour_of_the_mean() -> None:
     assert (pixels[3:5] == 255).all()
 
 
-def test_squash_without_a_crop_is_stretch() -> None:
-    for name in ("bilinear", "bicubic"):
-        squash, stretch = (
-            ImageSpec(height=20, width=28, channels=3, resize=f"{fit}-{name}")  # type: ignore[arg-type]
-            for fit in ("squash", "stretch")
-        )
-        np.testing.assert_array_equal(squash.pixels_from_image(photo(45, 31)), stretch.pixels_from_image(photo(45, 31)))
-
-
-def test_jpeg_in_a_cropping_rule() -> None:
-    data = encoded(photo(70, 45), "JPEG", quality=90)
-    case = {"input_size": (3, 32, 32), "crop_pct": 0.9, "interpolation": "bicubic", "crop_mode": "center"}
-    spec = spec_of(case)
-    np.testing.assert_array_equal(spec.pixels_from_bytes(data), by_timm(Image.open(io.BytesIO(data)), spec)[0])
-
-
 def test_an_image_that_resizing_would_make_huge_is_refused() -> None:
     """A line of 100,000 pixels by 1 pixel, resized to cover 224×224, would have 5 billion pixels."""
     spec = ImageSpec(height=224, width=224, channels=1, mean=(0.5,), std=(0.5,), resize="center-bicubic")

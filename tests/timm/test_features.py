@@ -118,14 +118,6 @@ def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> Non
     assert report.check("numeric").verdict == "passed"
 
 
-@pytest.mark.rest
-def test_golden_answers_survive_the_file(both: Bundle) -> None:
-    golden = both.golden_set()
-    again = golden_from_bytes(bytes_from_golden(golden))
-    assert np.array_equal(again.features, golden.features)
-    assert np.array_equal(again.image_features, golden.image_features)
-
-
 def test_classify_writes_features(both: Bundle, bundle: Bundle, tmp_path: Path, gmmvit: Command) -> None:
     Image.fromarray(np.full((40, 32, 3), 90, np.uint8)).save(tmp_path / "x.png")
     (tmp_path / "y.png").write_bytes(b"no image")

@@ -304,10 +304,3 @@ def test_a_packed_file_whose_bytes_are_damaged(tmp_path: Path) -> None:
         open_data(f"mnist:{tmp_path}")
 
 
-def test_named_data_calibrates(bundle: Bundle) -> None:
-    assert is_named("digits#train")
-    assert all(is_named(f"{kind}:x") for kind in KINDS)
-    assert not is_named("images/digits")
-    batches = list(open_images(bundle, "digits#train", limit=40))
-    assert [len(batch) for batch in batches] == [32, 8]
-    assert batches[0][0].tobytes() == open_data("digits#train").pixels(0, rgb(32)).tobytes()
