@@ -33,13 +33,7 @@ from gmmvit_deploy.images.resize_rules import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "ImageSpec",
-    "ResizeRule",
-    "image_from_json",
-    "image_from_pixels",
-    "resize_rule_from",
-]
+__all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
 
 
 class _Target(TypedDict):
@@ -175,8 +169,7 @@ class ImageSpec:
         """
         if self.mean is None or self.std is None:
             raise InputError(
-                "the normalisation of the images is unknown: expected mean and std",
-                hint=STATE_PREPROCESSING,
+                "the normalisation of the images is unknown: expected mean and std", hint=STATE_PREPROCESSING
             )
         return tensor_from_pixels(pixels, self.mean, self.std)
 

@@ -215,13 +215,7 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     assert "--model with timm's name of the architecture" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pit_elm",
-        "t2t_plain",
-    ],
-)
+@pytest.mark.parametrize("name", ["pit_elm", "t2t_plain"])
 def test_heads_of_pit_and_t2t_are_asked_for(name: str) -> None:
     with pytest.raises(CheckpointError, match="does not determine the number"):
         load_checkpoint(GOLDEN / f"{name}.pth")

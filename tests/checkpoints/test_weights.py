@@ -49,13 +49,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vit_plain",
-        "swin_gmm",
-    ],
-)
+@pytest.mark.parametrize("name", ["vit_plain", "swin_gmm"])
 def test_export_from_a_bundles_weights_gives_the_same_network(
     name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
@@ -148,10 +142,7 @@ def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
     image = manifest.pop("image")
     for name in ("task", "outputs", "unused_keys"):
         del manifest[name]
-    manifest |= {
-        "format": "gmmvit-bundle/2",
-        "preprocessing": {"mean": image["mean"], "std": image["std"]},
-    }
+    manifest |= {"format": "gmmvit-bundle/2", "preprocessing": {"mean": image["mean"], "std": image["std"]}}
     del manifest["spec"]["channels"]
     trained = model_from_bundle(bundle.manifest, bundle.weights_path)
     save_file(

@@ -13,7 +13,6 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.graphs.contract import graph_problem
 from tests.hostile.bundles import GOLDEN
 from tests.hostile.graphs import GRAPHS
 

@@ -46,14 +46,7 @@ def operators(proto: onnx.ModelProto) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("operator", "scalar"),
-    [
-        ("Add", 1e-9),
-        ("Add", -1e-8),
-        ("Sub", 1e-9),
-        ("Mul", 1.000005),
-        ("Div", 0.999995),
-    ],
+    ("operator", "scalar"), [("Add", 1e-9), ("Add", -1e-8), ("Sub", 1e-9), ("Mul", 1.000005), ("Div", 0.999995)]
 )
 @pytest.mark.parametrize("kind", ["initializer", "constant", "cast"])
 def test_a_nearly_neutral_scalar_stays(operator: str, scalar: float, kind: str) -> None:

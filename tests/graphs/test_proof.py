@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -10,7 +9,6 @@ from onnx import numpy_helper
 from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
@@ -18,7 +16,7 @@ from gmmvit_deploy.graphs.proof import constant_nodes, prove_folded
 from gmmvit_deploy.models.families.vit.model import ViT
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
-from tests.conftest import RELEASED, golden
+from tests.conftest import RELEASED
 from tests.models.folding.test_passes import small
 
 GMM = MaskSpec(kind="gmm", kernels=2)
@@ -151,5 +149,3 @@ def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, B
     shapes = {record.shape for record in (*tensor_bundles[name].manifest.masks, *tensor_bundles[name].manifest.biases)}
     seen = [i.raw_data for i in graph.initializer if tuple(i.dims) in shapes and i.data_type == onnx.TensorProto.FLOAT]
     assert len(seen) == len(set(seen))
-
-

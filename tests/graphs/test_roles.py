@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import cast_graph
-from gmmvit_deploy.graphs.declared import ROLE_KEY, declare, declared_attention, declared_role
+from gmmvit_deploy.graphs.declared import ROLE_KEY, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of, unknown_operators
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision, Role
@@ -32,10 +32,7 @@ def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_b
 def graph_of(*nodes: onnx.NodeProto) -> onnx.GraphProto:
     value = helper.make_tensor_value_info
     return helper.make_graph(
-        list(nodes),
-        "g",
-        [value("x", TensorProto.FLOAT, ["b", 2, 2])],
-        [value("y", TensorProto.FLOAT, ["b", 2, 2])],
+        list(nodes), "g", [value("x", TensorProto.FLOAT, ["b", 2, 2])], [value("y", TensorProto.FLOAT, ["b", 2, 2])]
     )
 
 
@@ -51,11 +48,7 @@ def test_a_softmax_that_is_no_attention() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "known"),
-    [
-        ("product", "product", True),
-        ("projection", "product", False),
-        ("product", "projection", False),
-    ],
+    [("product", "product", True), ("projection", "product", False), ("product", "projection", False)],
 )
 def test_a_declared_attention_is_known_by_the_products_around_its_softmax(
     before: Role, after: Role, known: bool
@@ -86,10 +79,7 @@ def test_the_division_by_a_sum_is_a_norm(eps: bool) -> None:
     assert norms == {"sum", "div", *(["add"] if eps else [])}
 
 
-ODD = (
-    helper.make_node("Tanh", ["x"], ["t"], name="odd"),
-    helper.make_node("Softmax", ["t"], ["y"], name="p"),
-)
+ODD = (helper.make_node("Tanh", ["x"], ["t"], name="odd"), helper.make_node("Softmax", ["t"], ["y"], name="p"))
 
 
 def test_an_operator_from_elsewhere_without_a_rule_is_unknown() -> None:

@@ -41,10 +41,7 @@ def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) ->
         ("vit", {"network.patch_embed.proj/Conv": "embedding", f"{BLOCK}.attn.qkv/MatMul": "projection"}),
         ("registers", {f"{BLOCK}.attn.q_norm/LayerNormalization": "norm", f"{BLOCK}.ls1/Mul": "scale"}),
         ("map_pooling", {"network.attn_pool.q/MatMul": "projection", "network.attn_pool/Expand": "shape"}),
-        (
-            "deit_distilled",
-            {"network.head/Gemm": "head", "network.head_dist/Gemm": "head", "network/Add.1": "head"},
-        ),
+        ("deit_distilled", {"network.head/Gemm": "head", "network.head_dist/Gemm": "head", "network/Add.1": "head"}),
         (
             "clip",
             {

@@ -232,5 +232,3 @@ def test_the_folder_states_everything(exported: Bundle) -> None:
     )
     assert manifest.checkpoint["wrapping"] == "model folder of Hugging Face transformers, safetensors"
     assert "transformers" in manifest.versions
-
-

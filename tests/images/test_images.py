@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.spec import ImageSpec, image_from_json, image_from_pixels, resize_rule_from
+from gmmvit_deploy.images.spec import ImageSpec, image_from_json
 from tests.images.test_preprocess import encoded, photo
 
 GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
@@ -72,5 +72,3 @@ def test_sides_are_height_then_width() -> None:
 def test_no_tensor_without_mean_and_std() -> None:
     with pytest.raises(InputError, match="the normalisation of the images is unknown"):
         replace(GREY, mean=None, std=None).tensor_from_pixels(np.zeros(GREY.pixels_shape, np.uint8))
-
-

@@ -136,5 +136,3 @@ def test_number_of_classes_that_contradicts_the_file(tmp_path: Path) -> None:
     hints = LoadHints(model="test_vit2", model_args={"num_classes": 7})
     with pytest.raises(GmmvitError, match=r"--model-args has num_classes 7, but head\.weight has 5 classes"):
         load_checkpoint(tmp_path / "bare.pth", hints)
-
-

@@ -16,14 +16,12 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.digits import load_digit_images
 from gmmvit_deploy.demo.models import OwnModel
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.data.open import KINDS, is_named, open_data
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from tests.conftest import rgb
 
 RNG = np.random.default_rng(0)
@@ -302,5 +300,3 @@ def test_a_packed_file_whose_bytes_are_damaged(tmp_path: Path) -> None:
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(bytes(data))
     with pytest.raises(InputError, match=r"t10k-images-idx3-ubyte\.gz cannot be read"):
         open_data(f"mnist:{tmp_path}")
-
-

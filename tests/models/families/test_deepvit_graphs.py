@@ -27,7 +27,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
-from tests.conftest import has_bf16, once
+from tests.conftest import once
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
@@ -89,22 +89,6 @@ def test_both_runtimes_and_the_kernel(batch: int, wide: Wide) -> None:
     assert ours.fused_attentions == 2
     for program in (ours, OpenVinoProgram(path, hint="f32")):
         np.testing.assert_allclose(program.run(images), expected, rtol=0, atol=limit)
-
-
-@needs_kernel
-@pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
-def test_openvino_in_bfloat16(wide: Wide) -> None:
-    images = wide.images(3)
-    expected, path = wide.exact(images), str(wide.bundle.onnx_path)
-    for kernels in (our_kernels("bf16")[0], None):
-        logits = OpenVinoProgram(path, hint="bf16", kernels=kernels).run(images)
-        assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
-
-
-@pytest.mark.rest
-def test_the_kernel_takes_head_dims_of_the_golden_files(tensor_bundles: dict[str, Bundle]) -> None:
-    matches = attentions_of_kernel(onnx.load(tensor_bundles["deepvit_cnn_scaled"].onnx_path))
-    assert [match.head_dim for match in matches if isinstance(match, MatchedAttention)] == [9] * 4
 
 
 @pytest.mark.first(1)

@@ -152,7 +152,7 @@ def test_t2t(spec: T2TSpec, seed: int) -> None:
                 mask=MaskSpec(kind="gmm", kernels=2),
             ),
             id="swin, 16 windows shifted",
-        ),
+        )
     ],
 )
 def test_larger_models(spec: ModelSpec) -> None:

@@ -227,10 +227,7 @@ BAD: dict[str, tuple[Callable[[State], None], str]] = {
     "other heads": (with_other("layers.1.Relpos.decay", lambda t: t[:1]), r"layers\.1\.Relpos\.angle has 6 entries"),
     "queries and keys of different widths": (
         lambda state: state.update(
-            {
-                f"{BLOCK}.retention.q_proj.bias": torch.zeros(11),
-                f"{BLOCK}.retention.k_proj.bias": torch.zeros(13),
-            }
+            {f"{BLOCK}.retention.q_proj.bias": torch.zeros(11), f"{BLOCK}.retention.k_proj.bias": torch.zeros(13)}
         ),
         r"retention.q_proj.bias, .*retention.k_proj.bias.* of shape \(11,\), \(13,\), \(12,\) .*the same shape for Q",
     ),

@@ -10,39 +10,27 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-import openvino
 import pytest
 import torch
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs.cast import cast_graph
-from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import FAMILIES, model_from_spec, preset_spec, spec_from_json, spec_to_json
 from gmmvit_deploy.models.families.cait.folding import drop_remainder
 from gmmvit_deploy.models.families.counting import trainable_parameters
-from gmmvit_deploy.models.families.swin.model import WindowBlock
 from gmmvit_deploy.models.families.t2t.model import T2T
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
-from gmmvit_deploy.models.folding.fold import fold, fold_for_engines, folding_passes
-from gmmvit_deploy.models.layers.blocks import LAYER_NORM_EPS, flat_patches
+from gmmvit_deploy.models.folding.fold import fold, folding_passes
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches, ShiftedViews
+from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in
-from gmmvit_deploy.runtimes.kernels.onnx_view import attentions_of_kernel
-from gmmvit_deploy.runtimes.kernels.openvino_view import OpenVinoView
-from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import MANIFEST, Golden, cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.models.families.small_models import SMALL, SmallExports
@@ -118,37 +106,6 @@ def test_a_large_remainder_moves_behind_the_head_mixing(with_large_remainder: Mo
     assert np.abs(exact_logits(model, images) - expected).max() > 1e-9  # the bias is no rounding error
 
 
-@pytest.mark.rest
-@pytest.mark.export
-def test_a_large_remainder_is_in_the_graph(with_large_remainder: Model, tmp_path: Path) -> None:
-    """The CPU kernel refuses the attention with its reason and takes all others; heads are widened for GPU engines."""
-    model, images = with_large_remainder, golden("sl_cait").inputs
-    (tmp_path / "weights.safetensors").write_bytes(bytes_from_model(model))
-    options = ExportOptions(input_kind="tensor", max_batch=8)
-    bundle = bundle_from_checkpoint(tmp_path / "weights.safetensors", tmp_path / "bundle", options)
-    assert [record.layer for record in bundle.manifest.biases] == [LARGE]
-    expected = exact_logits(model, images)
-    noise = Noise(largest=bundle.manifest.float32_noise, rms=0.0, scale=float(np.abs(expected).max()))
-    with OnnxRuntimeRunner(bundle) as runner:
-        np.testing.assert_allclose(runner.run(images), expected, rtol=0, atol=limit_from_noise(noise).largest)
-    graph = onnx.load(bundle.onnx_path)
-    for matches in (
-        attentions_of_kernel(graph),
-        attentions_in(OpenVinoView(openvino.Core().read_model(bundle.onnx_path))),
-    ):
-        refused = {match.name: match.reason for match in matches if isinstance(match, Refusal)}
-        assert refused == {LARGE: "it has both a bias and head mixing, which the kernel does not combine"}
-        assert len(matches) == 5
-    folded = fold(model)
-    engine = fold_for_engines(folded)
-    assert len(engine.passes["widen_heads"]) == 5
-    assert [bias.layer for bias in engine.biases] == [LARGE]
-    assert_same_logits(exact_logits(engine.model, images), exact_logits(folded.model, images), atol=1e-11)
-    prepared = graph_from_model(model, "fp16", preprocessing=None, max_batch=8)
-    logits = emulated_logits(prepared.proto, images, name="fp16")
-    assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
-
-
 # ---- shifted patches -----------------------------------------------------------------------------------------------
 
 
@@ -195,31 +152,6 @@ def test_merging_gathers_the_shifted_patches_of_the_tokens_bit_for_bit(grid: int
     assert (gathered == 0).any()  # the places outside of the grid
 
 
-@pytest.mark.parametrize(("dataset", "share"), [("cifar10", 2.0e-4), ("mnist", 3.2e-3), ("digits", 9.1e-3)])
-def test_how_wrong_the_norm_would_be_as_convolutions(dataset: str, share: float) -> None:
-    """docs/pages/models/spt_lsa.md shows these shares.
-
-    The patches are white, but one to four pixels are a level darker. Both means are exact, then rounded to float32.
-    """
-    mean, std = (torch.tensor(values)[:, None, None] for values in (DATASETS[dataset].mean, DATASETS[dataset].std))
-    side, worst = 4, 0.0
-    for darker in range(1, 5):
-        pixels = torch.full((len(mean), 3 * side, 3 * side), 255, dtype=torch.uint8)
-        pixels[:, side, side : side + darker] = 254  # in the patch in the middle, away from the zeros
-        image = ((pixels / 255 - mean) / std)[None]
-        patch = flat_patches(ShiftedViews(side // 2)(image), side)[0, 4]
-        exact = (patch.double().var(correction=0) + LAYER_NORM_EPS).sqrt()
-        of_values, of_squares = (values.double().mean().float() for values in (patch, patch.square()))
-        worst = max(worst, _relative_error(of_squares - of_values.square(), exact))
-        # LayerNorm subtracts the mean before it squares, which loses no digits.
-        assert _relative_error((patch - of_values).square().mean(), exact) < 1e-6
-    assert worst == pytest.approx(share, rel=0.03)
-
-
-def _relative_error(variance: Tensor, exact: Tensor) -> float:
-    return float(((variance.double() + LAYER_NORM_EPS).sqrt() / exact - 1).abs())
-
-
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_no_cast_stands_between_the_image_and_the_norm_of_the_patches(
     precision: Precision, small_exports: SmallExports
@@ -238,60 +170,6 @@ def test_no_cast_stands_between_the_image_and_the_norm_of_the_patches(
 
 
 # ---- the batch of Swin ---------------------------------------------------------------------------------------------
-
-
-def _with_the_batch_as_a_number(self: WindowBlock, x: Tensor) -> Tensor:
-    """Compute a window attention as the released code: from the number of windows, the batch as a Python number."""
-    (images, tokens, dim), side = x.shape, self.grid // self.window
-    lattice = x.view(images, self.grid, self.grid, dim)
-    if self.shift:
-        lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
-    windows = lattice.view(images, side, self.window, side, self.window, dim).transpose(2, 3).contiguous()
-    mixed = self.attention(windows.view(-1, side**2, self.window**2, dim)).view(-1, self.window, self.window, dim)
-    batch = int(mixed.shape[0] / (self.grid * self.grid / self.window / self.window))
-    back = mixed.view(batch, side, side, self.window, self.window, -1).transpose(2, 3).contiguous()
-    lattice = back.view(batch, self.grid, self.grid, -1)
-    if self.shift:
-        lattice = torch.roll(lattice, (self.shift, self.shift), dims=(1, 2))
-    return lattice.view(images, tokens, dim)
-
-
-@pytest.mark.rest
-@pytest.mark.export
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "shares"),
-    [
-        ("swin_plain", {1: 0.56, 2: 0.02, 4: 0, 8: 0.04}),
-        ("sl_swin", {1: 0.90, 2: 0.68, 4: 0, 8: 0.60}),
-        ("spt_swin", {1: 0.38, 2: 0.25, 4: 0, 8: 0.79}),
-    ],
-)
-def test_how_wrong_a_fixed_batch_is(
-    name: str, shares: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """docs/pages/models/spt_lsa.md shows these shares of the largest logit, computed by the exported graph."""
-    monkeypatch.setattr(WindowBlock, "_attended", _with_the_batch_as_a_number)
-    case, path = golden(name), tmp_path / "swin.onnx"
-    model = load_checkpoint(case.path, case.hints).model.eval()
-    batches = torch.export.Dim("batch", min=1, max=8)
-    example = torch.zeros(4, *case.inputs.shape[1:])
-    program = torch.onnx.export(model, (example,), dynamo=True, dynamic_shapes=({0: batches},), verbose=False)
-    assert program is not None
-    path.write_bytes(program.model_proto.SerializeToString())
-    session = onnxruntime.InferenceSession(path)
-    assert isinstance(session.get_inputs()[0].shape[0], str)
-    in_openvino = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for batch, share in shares.items():
-        images = case.inputs[np.arange(batch) % len(case.inputs)]
-        expected = case.logits[np.arange(batch) % len(case.inputs)]
-        (logits,) = session.run(None, {session.get_inputs()[0].name: images})
-        np.testing.assert_allclose(in_openvino(images)[0], logits, rtol=0, atol=case.atol)
-        difference = np.abs(logits - expected).max()
-        assert difference / np.abs(case.logits).max() == pytest.approx(share, abs=0.005), batch
-        assert (difference <= case.atol) == (batch == 4)
-        with torch.inference_mode():  # in PyTorch, the same module is right at every batch
-            np.testing.assert_allclose(model(torch.from_numpy(images)).numpy(), expected, rtol=0, atol=case.atol)
 
 
 @pytest.mark.rest

@@ -206,8 +206,7 @@ def test_tables_equal_those_of_timms_loading(case: str, tmp_path: Path) -> None:
         tensors = module.checkpoint_filter_fn(tensors, network)
     network.load_state_dict(tensors, strict=True)
     ours = load_checkpoint(
-        path,
-        LoadHints(model=architecture, model_args=model_args, image_size=old, resize_to=new, interpolation="timm"),
+        path, LoadHints(model=architecture, model_args=model_args, image_size=old, resize_to=new, interpolation="timm")
     )
     torch.testing.assert_close(logits(ours.model, new), logits(network, new), **EXACT)
     assert ours.spec.interpolation == ("timm" if "positions" in case else None)  # type: ignore[attr-defined]
@@ -304,23 +303,6 @@ def test_masks_of_the_grid_of_training_are_refused(kind: str, form: str, reason:
     assert "leave --resize-to out" in caught.value.hint
 
 
-@pytest.mark.rest
-@pytest.mark.parametrize("kind", ["elm", "gmm"])
-def test_masks_inside_windows_that_stay_are_kept(kind: str, tmp_path: Path) -> None:
-    model_args = {**SMALL["swin"][1], "depths": [2], "num_heads": [2]}
-    network = timm.create_model("swin_tiny_patch4_window7_224", **model_args, img_size=32)
-    from gmmvit_deploy.timm import add_masks
-
-    path = tmp_path / "masked.pth"
-    torch.save(add_masks(network, kind=kind, kernels=3, form="stored").state_dict(), path)  # type: ignore[arg-type]
-    ours = load_checkpoint(
-        path, masked_hints("stored", architecture="swin_tiny_patch4_window7_224", model_args=model_args)
-    )
-    assert ours.spec.mask.kind == kind
-    assert ours.spec.image_shape == (48, 48)
-    assert logits(ours.model).isfinite().all()
-
-
 def refused(name: str, **more: Any) -> CheckpointError:
     with pytest.raises(CheckpointError) as caught:
         loaded(name, **more)
@@ -332,12 +314,6 @@ def test_asks_for_the_algorithm_if_the_code_is_not_known() -> None:
     assert "timm_vit_qk_norm.pth: --resize-to 48: the file does not show which code wrote the file" in str(error)
     assert "add --set interpolation" in error.hint
     assert "timm, torchvision, deit, dino" in error.hint
-
-
-def test_refuses_the_size_that_the_model_has() -> None:
-    error = refused("timm_vit", resize_to=32)
-    assert "already takes images of 32 × 32 pixels, so nothing would change" in str(error)
-    assert error.hint == "leave --resize-to out"
 
 
 @pytest.mark.rest

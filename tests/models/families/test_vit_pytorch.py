@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, SpecError
@@ -19,11 +18,7 @@ from gmmvit_deploy.models.families import model_from_spec, spec_from_json
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.families.vit_pytorch import VIT_PYTORCH
-from gmmvit_deploy.models.families.vit_pytorch.embedding import ShiftedPatchEmbedding
-from gmmvit_deploy.models.families.vit_pytorch.folding import (
-    centre_head_mixing,
-    merge_head_norm_into_values,
-)
+from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing, merge_head_norm_into_values
 from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
 from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
 from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
@@ -389,17 +384,3 @@ def test_heads_without_bias_in_the_output_are_padded() -> None:
     wide = fold_for_engines(folded)
     assert wide.passes["pad_heads"]
     assert_same_logits(outputs(wide.model.double()), outputs(copy.deepcopy(folded.model).double()))
-
-
-# ---- details -------------------------------------------------------------------------------------------------------
-
-
-def test_the_shifted_images_are_joined_in_the_order_of_the_library() -> None:
-    embedding = ShiftedPatchEmbedding(1, 10, channels=2)
-    embedding.patch_norm = nn.Identity()  # type: ignore[assignment]
-    embedding.project = nn.Identity()  # type: ignore[assignment]
-    image = torch.arange(1.0, 19.0).reshape(1, 2, 3, 3)
-    values = embedding(image)[0, 4]  # the pixel in the middle: itself, and its neighbours left, right, up and down
-    assert values.tolist() == [5, 14, 4, 13, 6, 15, 2, 11, 8, 17]
-    corner = embedding(image)[0, 0]
-    assert corner.tolist() == [1, 10, 0, 0, 2, 11, 0, 0, 4, 13]

@@ -142,9 +142,7 @@ def test_a_scale_is_left_alone_where_another_step_stands_between() -> None:
 
 
 def test_a_bias_and_a_masked_diagonal_become_a_single_bias() -> None:
-    scores = AttentionScores(
-        {"decay": ManhattanDecay(-torch.rand(HEADS), 2), "diagonal": MaskedDiagonal(N, -math.inf)},
-    )
+    scores = AttentionScores({"decay": ManhattanDecay(-torch.rand(HEADS), 2), "diagonal": MaskedDiagonal(N, -math.inf)})
     before, model = weights(scores), attention(scores)
     fold_biases(model)
     assert merge_biases(model) == ("attention",)

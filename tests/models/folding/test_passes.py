@@ -14,7 +14,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores, attention_sco
 from gmmvit_deploy.models.scores.step import Constant
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import Golden, golden
-from tests.exact import assert_same_logits, exact_logits
 
 MASKED = {
     "gmm": MaskSpec(kind="gmm", kernels=3),
@@ -121,15 +120,6 @@ def test_fold_masks_requires_evaluation_mode() -> None:
 def test_fold_first_cast_second() -> None:
     with pytest.raises(FoldError, match="fold the model before casting"):
         fold_masks(small(MASKED["gmm"]).half())
-
-
-@pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
-def test_a_float64_model_is_folded_in_float64(mask: MaskSpec) -> None:
-    model, images = small(mask).double(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    folded = fold(model)
-    assert folded.passes["fold_masks"]
-    assert all(record.constant.dtype == torch.float64 for record in folded.masks)
-    assert_same_logits(exact_logits(folded.model, images), exact_logits(model, images))
 
 
 def test_a_mask_that_is_not_finite_is_refused() -> None:

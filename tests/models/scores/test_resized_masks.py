@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.scores.biases import ManhattanDecay
 from gmmvit_deploy.models.scores.masks import (
     ClosedFormGaussianMask,
     Mask,
     PrefixMask,
     mask_from_spec,
-    squared_distances,
 )
 from gmmvit_deploy.models.scores.resized_masks import check_mask_at_other_size, mask_at_other_size
-from gmmvit_deploy.models.scores.step import Constant
 from gmmvit_deploy.models.specs import MaskSpec
 
 CLOSED = MaskSpec(kind="gmm", kernels=3, closed_form=True)
@@ -30,11 +27,6 @@ def built(spec: MaskSpec, grid: int = 3) -> Mask:
     mask = mask_from_spec(spec, heads=2, grid=grid)
     assert mask is not None
     return mask
-
-
-@pytest.mark.parametrize("spec", [MaskSpec(), CLOSED, MaskSpec(kind="gmm", kernels=2, shared=True, closed_form=True)])
-def test_masks_without_a_size_pass(spec: MaskSpec) -> None:
-    check_mask_at_other_size(spec)
 
 
 @pytest.mark.parametrize(
@@ -79,22 +71,3 @@ def test_a_closed_form_is_computed_again_from_alpha_and_sigma() -> None:
     with torch.no_grad():
         large.get_parameter("alpha").zero_()
     assert all(tensor.equal(before[name]) for name, tensor in small.state_dict().items())
-
-
-def test_the_class_token_stays_outside_of_the_mask() -> None:
-    small = built(CLOSED)
-    matrix = mask_at_other_size(PrefixMask(small), 5).matrix()
-    assert matrix.shape == (2, 26, 26)
-    assert bool((matrix[:, 0] == 1).all())
-    assert matrix[:, 1:, 1:].equal(mask_at_other_size(small, 5).matrix())
-
-
-def test_decay_is_computed_again() -> None:
-    decay = torch.tensor([-0.5, -0.125])
-    assert mask_at_other_size(ManhattanDecay(decay, 3), 6).matrix().equal(ManhattanDecay(decay, 6).matrix())
-
-
-def test_a_folded_mask_is_refused() -> None:
-    folded = Constant(torch.ones(9, 9), like=ClosedFormGaussianMask(torch.ones(1), torch.ones(1), squared_distances(3)))
-    with pytest.raises(InputError, match="a step of class Constant has no rule for another grid"):
-        mask_at_other_size(folded, 5)

@@ -14,13 +14,10 @@ from gmmvit_deploy.bench.outputs import Expected, stored_inputs
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.own_class import permit_class_of
-from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import CheckpointError, ExportError, InputError, SpecError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
-from gmmvit_deploy.models.families.custom.model import classes_of
-from gmmvit_deploy.models.families.custom.running import network_of_class
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -264,19 +261,9 @@ def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBun
 
 BAD_FILES = {
     "syntax": ("def f(:", "Net", ": the file cannot be run: SyntaxError", ", line "),
-    "raises": (
-        "raise RuntimeError('no luck')",
-        "Net",
-        "cannot be run: RuntimeError: no luck",
-        ", line {first}",
-    ),
+    "raises": ("raise RuntimeError('no luck')", "Net", "cannot be run: RuntimeError: no luck", ", line {first}"),
     "exits": ("raise SystemExit(3)", "Net", "the file cannot be run: SystemExit: 3", ", line {first}"),
-    "import": (
-        "import not_here_at_all",
-        "Net",
-        "No module named 'not_here_at_all'",
-        ", line {first}",
-    ),
+    "import": ("import not_here_at_all", "Net", "No module named 'not_here_at_all'", ", line {first}"),
     "no class": ("", "Vit", "expected a class Vit that is derived from torch.nn.Module, but the file has no Vit", ""),
     "no module": ("class Plain: pass", "Plain", "Plain is a class that is not derived from torch.nn.Module", ""),
     "constructor": (
@@ -359,7 +346,7 @@ def test_a_class_whose_tensors_all_begin_with_model(prefix: str, tmp_path: Path)
         (lambda state: state.pop("head.bias"), "the file has no tensor head.bias"),
         (lambda state: state.update({"head.bias": torch.ones(3)}), "head.bias has shape (3,), expected (5,)"),
     ],
-    ids=["missing", "shape", ],
+    ids=["missing", "shape"],
 )
 def test_tensors_that_do_not_fit(change: object, message: str, own_bundle: OwnBundle, tmp_path: Path) -> None:
     state = dict(own_bundle.network.state_dict())
