@@ -11,7 +11,7 @@ import typer
 
 from gmmvit_cli.choices import choice_from, complete, listed, read_by
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.images.data.files import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS, dataset
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
-from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import roles_of
+from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,11 +100,9 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
     import numpy as np
     from onnx import numpy_helper
 
-    out = type(proto)()
-    out.CopyFrom(proto)
-    grid = grid_of(precision)
+    out = copy_of(proto)
     weights = {constant.name: constant for constant in out.graph.initializer}
-    pairs = _Pairs(grid)
+    pairs = _Pairs(grid_of(precision))
     projections = {node.name for node in _projections(out.graph)}
     nodes: list[NodeProto] = []
     for node in out.graph.node:
@@ -119,9 +117,7 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
             node.input[1] = pairs.weight(weight, numpy_helper.to_array(weights[weight]), axis=_output_axis(node))
             nodes.extend(pairs.take())
         nodes.append(node)
-    read = {name for node in nodes for name in node.input}
-    kept = [constant for constant in out.graph.initializer if constant.name in read]
-    rewrite_graph(out.graph, nodes, [*kept, *pairs.constants])
+    rewrite_graph(out.graph, nodes, [*out.graph.initializer, *pairs.constants])
     return out
 
 
@@ -160,20 +156,12 @@ class _Pairs:
         stem = f"{reader}.input"
         scale = self._constant(f"{stem}.scale", self._grid.scale(np.asarray(largest)))
         zero = self._constant(f"{stem}.zero", np.zeros((), self._grid.numpy_type))
-        self._nodes += [
-            declare(
-                helper.make_node(
-                    "QuantizeLinear", [name, scale, zero], [f"{stem}.quantized"], name=f"{reader}/QuantizeLinear"
-                ),
-                "quantize",
-            ),
-            declare(
-                helper.make_node(
-                    "DequantizeLinear", [f"{stem}.quantized", scale, zero], [stem], name=f"{reader}/DequantizeLinear"
-                ),
-                "quantize",
-            ),
-        ]
+        for operator, read, output in (
+            ("QuantizeLinear", name, f"{stem}.quantized"),
+            ("DequantizeLinear", f"{stem}.quantized", stem),
+        ):
+            node = helper.make_node(operator, [read, scale, zero], [output], name=f"{reader}/{operator}")
+            self._nodes.append(declare(node, "quantize"))
         return stem
 
     def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
+from gmmvit_deploy.graphs.wiring import Wiring, order_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-    from gmmvit_deploy.graphs.wiring import Wiring
     from gmmvit_deploy.precision import Role
 
 __all__ = [
@@ -194,15 +194,11 @@ def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
             or back is None
         ):
             continue
-        if _order(before) == _HEADS_LAST and back.op_type == "Transpose" and _order(back) == _HEADS_FIRST:
+        if order_of(before) == _HEADS_LAST and back.op_type == "Transpose" and order_of(back) == _HEADS_FIRST:
             roles.update({node.name: "mixing", before.name: "shape", back.name: "shape"})
             if bias is not None:
                 roles[bias.name] = "bias"
     return roles
-
-
-def _order(transpose: NodeProto) -> list[int]:
-    return next((list(attribute.ints) for attribute in transpose.attribute if attribute.name == "perm"), [])
 
 
 def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.preprocess import (
     MAX_IMAGE_PIXELS,
     MODES,
+    Target,
     pixels_from_bytes,
     pixels_from_image,
     scale_of,
@@ -34,15 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
-
-
-class _Target(TypedDict):
-    height: int
-    width: int
-    channels: int
-    resize: str
-    crop_pct: float
-    mean: tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +166,7 @@ class ImageSpec:
         return tensor_from_pixels(pixels, self.mean, self.std)
 
     @property
-    def _target(self) -> _Target:
+    def _target(self) -> Target:
         return {
             "height": self.height,
             "width": self.width,

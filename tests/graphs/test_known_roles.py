@@ -8,8 +8,7 @@ from onnx import TensorProto, helper
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
-from gmmvit_deploy.graphs.known_roles import require_known_roles
-from gmmvit_deploy.graphs.roles import roles_of
+from gmmvit_deploy.graphs.roles import require_known_roles, roles_of
 from gmmvit_deploy.precision import PRECISIONS, Precision, Role
 
 

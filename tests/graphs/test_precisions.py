@@ -18,11 +18,10 @@ from gmmvit_deploy.graphs import calibration
 from gmmvit_deploy.graphs.calibration import Histograms, bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.emulate import without_bfloat16
-from gmmvit_deploy.graphs.masks import changes_of, prove_masks
+from gmmvit_deploy.graphs.masks import changes_of, prove_masks, with_masks_of_one
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
-from gmmvit_deploy.graphs.twin import with_masks_of_one
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from

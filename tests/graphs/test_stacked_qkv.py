@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.graphs.constant_moves import fold_constant_moves
+from gmmvit_deploy.graphs.constant_folding import fold_constant_moves
 from gmmvit_deploy.graphs.declared import declare, declared_role
 from gmmvit_deploy.graphs.proof import constant_nodes
 from gmmvit_deploy.graphs.roles import roles_of

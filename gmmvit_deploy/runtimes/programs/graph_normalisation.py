@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.graphs.normalisation import end_of_normalisation
+from gmmvit_deploy.graphs.wiring import end_of_normalisation
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
 
 if TYPE_CHECKING:
