@@ -1,4 +1,4 @@
-"""Read a model folder, as the Hugging Face hub stores it: of timm (``save_for_hf``) or of transformers; add a head file.
+"""Read a model folder, as the Hugging Face hub stores it: of timm (``save_for_hf``) or of transformers; add a head.
 
 model.safetensors or pytorch_model.bin      the weights
 model.safetensors.index.json or             transformers: the names of several files with parts of the weights
