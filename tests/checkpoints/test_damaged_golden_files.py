@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
@@ -26,28 +25,13 @@ from gmmvit_deploy.models.sources.hints import SETTINGS
 from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import MANIFEST, NAMES, golden
-from tests.golden_files import RELEASED
+from tests.golden_files import RELEASED, content_of, state_of
 
 State = dict[str, Tensor]
-STATES = ("state_dict", "model", "net", "model_state_dict", "teacher")
-"""Names under which training scripts store the tensors."""
 WEIGHTS = "model.safetensors"
 OF_OTHER_CODE = tuple(name for name in NAMES if name not in RELEASED)
 each_name = pytest.mark.parametrize("name", OF_OTHER_CODE)
 ONE_OF_EACH_SOURCE = {MANIFEST[name]["folder"].name: name for name in reversed(OF_OTHER_CODE)}.values()
-
-
-def content_of(name: str) -> dict[str, Any]:
-    if golden(name).path.is_dir():
-        return dict(load_file(golden(name).path / WEIGHTS))
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        content: dict[str, Any] = torch.load(golden(name).path, weights_only=True)
-    return content
-
-
-def state_of(content: dict[str, Any]) -> State:
-    state: State = next((content[key] for key in STATES if key in content), content)
-    return state
 
 
 @functools.cache

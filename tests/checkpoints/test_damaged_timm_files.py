@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from tests.checkpoints.test_hostile_files import Calls
@@ -69,26 +68,13 @@ def refusal(path: Path, *options: str) -> tuple[str, str]:
     return error.strip(), hint.strip()
 
 
-def content_of(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        return dict(load_file(path / "model.safetensors"))
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        loaded: dict[str, Any] = torch.load(path, weights_only=True)
-    return loaded
-
-
-def state_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the state dict that the golden hints select."""
-    return next((content[key] for key in ("state_dict", "model", "teacher") if key in content), content)
-
-
 # ---- hostile and truncated files -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "shape", "nan", "hostile", "nothing"])
 def test_damaged_head_file(damage: str, work: Path) -> None:
-    content = content_of(HEAD)
-    state, path, marker = state_of(content), work / "head.pth", work / "ran"
+    content = torch.load(HEAD, weights_only=True)
+    state, path, marker = content["state_dict"], work / "head.pth", work / "ran"
     weight, bias = state
     if damage == "missing":
         del state[bias]

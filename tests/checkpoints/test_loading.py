@@ -19,13 +19,13 @@ from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import GOLDEN, MANIFEST, Golden, golden
+from tests.golden_files import tensors_of
 
 State = dict[str, torch.Tensor]
 
 
 def released_state(name: str = "vit_gmm") -> State:
-    loaded = torch.load(GOLDEN / f"{name}.pth", weights_only=True)
-    return dict(loaded.get("model_state_dict", loaded))
+    return tensors_of(name)
 
 
 def saved(folder: Path, state: Any, name: str = "model.pth") -> Path:

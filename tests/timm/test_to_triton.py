@@ -7,7 +7,6 @@ computes an expected value.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS, MANIFEST, golden
+from tests.golden_files import content_of
 from tests.models.families.test_naive_vit import tutorial_logits, tutorial_state
 
 timm = pytest.importorskip("timm")
@@ -58,13 +58,6 @@ class Case:
     labels: tuple[str, ...] = CLASSES
 
 
-def from_file(name: str) -> dict[str, Any]:
-    """Return the content of a training file, as timm reads the file: weights only, with argparse.Namespace allowed."""
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        content: dict[str, Any] = torch.load(golden(name).path, weights_only=True)
-    return content
-
-
 def built(name: str, state: dict[str, Tensor]) -> torch.nn.Module:
     """Return the model that timm builds from the arguments in the manifest, with these tensors, in float64."""
     build = MANIFEST[name]["build"]
@@ -83,7 +76,7 @@ def evaluated(network: torch.nn.Module, config: dict[str, Any], image: Image.Ima
 
 def by_timm_train_script(name: str) -> Reference:
     """Evaluate a file of timm's train.py with the preprocessing that train.py and validate.py of timm resolve."""
-    content = from_file(name)
+    content = content_of(name)
     network = built(name, content["state_dict"])
     config = resolve_data_config(vars(content["args"]), model=network)
     return lambda image: evaluated(network, config, image)
@@ -91,7 +84,7 @@ def by_timm_train_script(name: str) -> Reference:
 
 def by_timm_deit(name: str) -> Reference:
     """Evaluate a file of DeiT with the preprocessing that timm has for the architecture: the file states none."""
-    network = built(name, from_file(name)["model"])
+    network = built(name, content_of(name)["model"])
     config = resolve_data_config({"input_size": (3, 32, 32)}, model=network)
     return lambda image: evaluated(network, config, image)
 
@@ -108,7 +101,7 @@ def by_timm_with_masks(name: str) -> Reference:
 
     The masks M are recorded beside the golden logits; the tensors of the masks in the file are left out.
     """
-    content = from_file(name)
+    content = content_of(name)
     network = built(name, {key: value for key, value in content["state_dict"].items() if ".mask." not in key})
     config = resolve_data_config(vars(content["args"]), model=network)
     arrays = np.load(golden(name).path.with_name(f"{name}.npz"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import MANIFEST, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.golden_files import content_of, tensors_of
 from tests.models.families.deepvit_oracle import State, deepvit_logits
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "deepvit")
@@ -32,18 +32,6 @@ each_golden = pytest.mark.parametrize("name", NAMES)
 def arrays(case: Golden) -> dict[str, np.ndarray]:
     with np.load(case.path.parent / f"{case.name}.npz") as file:
         return dict(file)
-
-
-def content_of(case: Golden) -> dict[str, Any]:
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        content: dict[str, Any] = torch.load(case.path, weights_only=True)
-    return content
-
-
-def state_of(case: Golden) -> State:
-    content = content_of(case)
-    state: State = content.get("state_dict", content)
-    return dict(state)
 
 
 def saved(folder: Path, content: Any) -> Path:
@@ -64,7 +52,7 @@ def spec_of(path: Path, hints: LoadHints) -> DeepViTSpec:
 def test_the_oracle_computes_the_golden_logits(name: str) -> None:
     case, entry = golden(name), spec_of(golden(name).path, golden(name).hints)
     logits = deepvit_logits(
-        state_of(case),
+        tensors_of(name),
         torch.from_numpy(case.inputs),
         heads=entry.heads,
         scale_adjustment=entry.scale_adjustment,
@@ -82,7 +70,7 @@ def _without_reattention(state: State) -> State:
 
 @pytest.mark.parametrize("part", ["no re-attention", "re-attention in one block", "no qkv bias"])
 def test_other_networks_of_the_authors_code(part: str, tmp_path: Path) -> None:
-    state, hints = state_of(SCALED), SCALED.hints
+    state, hints = tensors_of(SCALED.name), SCALED.hints
     if part == "no re-attention":
         state, hints = _without_reattention(state), LoadHints(heads=3, scale_adjustment=0.5)
     elif part == "re-attention in one block":
@@ -102,7 +90,7 @@ def test_other_networks_of_the_authors_code(part: str, tmp_path: Path) -> None:
 
 
 def test_the_number_of_heads_is_asked_for_without_reattention(tmp_path: Path) -> None:
-    path = saved(tmp_path, _without_reattention(state_of(SCALED)))
+    path = saved(tmp_path, _without_reattention(tensors_of(SCALED.name)))
     with pytest.raises(
         CheckpointError, match="no tensor of this file shows the number of heads and the scale"
     ) as caught:
@@ -119,7 +107,7 @@ def test_the_number_of_heads_is_asked_for_without_reattention(tmp_path: Path) ->
 
 def test_a_network_without_reattention_may_have_ignored_its_scale_adjustment(tmp_path: Path) -> None:
     """The authors' code ignores the scale adjustment with re_atten=False; the file does not show re_atten."""
-    state = _without_reattention(state_of(SCALED))
+    state = _without_reattention(tensors_of(SCALED.name))
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path, LoadHints(heads=3))
@@ -145,7 +133,7 @@ def test_a_network_without_reattention_may_have_ignored_its_scale_adjustment(tmp
 
 @pytest.mark.parametrize("shape", [(3, 3), (3, 3, 1), (3, 3, 1, 1, 1), (3, 1, 3, 1), (9,)], ids=str)
 def test_a_head_mixing_of_another_shape_is_refused_in_every_block(shape: tuple[int, ...], tmp_path: Path) -> None:
-    state = state_of(SCALED)
+    state = tensors_of(SCALED.name)
     *_, last = (name for name in state if name.endswith("reatten_matrix.weight"))
     state[last] = state[last].reshape(shape)
     with pytest.raises(
@@ -163,7 +151,7 @@ def test_options_are_asked_for_where_the_preset_has_other_sizes(name: str) -> No
     with pytest.raises(CheckpointError, match="no tensor of this file shows the scale adjustment and") as caught:
         load_checkpoint(case.path, LoadHints(weights=case.hints.weights))
     assert str(case.path) in str(caught.value)
-    assert ("the preset deepvit_" in str(caught.value)) == ("arch" in content_of(case))
+    assert ("the preset deepvit_" in str(caught.value)) == ("arch" in content_of(name))
     assert "--set scale_adjustment=NUMBER (in the presets 1, but 0.5" in caught.value.hint
     assert "--set transform_scale=yes (as in deepvit_S) or --set transform_scale=no (as" in caught.value.hint
 
@@ -203,7 +191,7 @@ def test_a_tensor_wins_over_an_option() -> None:
 
 
 def test_other_classes_keep_the_preset(small_preset: str, tmp_path: Path) -> None:
-    content = content_of(SCALED)
+    content = content_of(SCALED.name)
     content["state_dict"] |= {"head.weight": torch.randn(7, 27), "head.bias": torch.randn(7)}
     assert spec_of(saved(tmp_path, content), LoadHints()).classes == 7
 
@@ -256,7 +244,7 @@ def _put(name: str, tensor: torch.Tensor) -> Callable[[State], object]:
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_damaged_files(change: Callable[[State], object], message: str, tmp_path: Path) -> None:
-    content = content_of(SCALED)
+    content = content_of(SCALED.name)
     change(content["state_dict"])
     path = saved(tmp_path, content)
     with pytest.raises(CheckpointError, match=message) as caught:

@@ -27,9 +27,9 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import TrainingRecord
 from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.specs import MaskSpec
-from tests.conftest import MANIFEST, golden
+from tests.conftest import golden
+from tests.golden_files import content_of
 
-NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
 State = dict[str, Tensor]
 
 
@@ -207,12 +207,6 @@ def test_convolutions_of_stride_2_round_up(side: int) -> None:
 # ---- files that are refused ----------------------------------------------------------------------------------------
 
 
-def content(name: str) -> dict[str, Any]:
-    with torch.serialization.safe_globals([Namespace]):
-        held: dict[str, Any] = torch.load(golden(name).path, weights_only=True)
-    return held
-
-
 def without(key: str) -> Callable[[State], None]:
     return lambda state: state.__delitem__(key) if key in state else pytest.fail(f"{key} is not in the file")
 
@@ -249,7 +243,7 @@ BAD: dict[str, tuple[Callable[[State], None], str]] = {
 def test_a_damaged_file_is_refused_and_nothing_is_written(
     change: Callable[[State], None], message: str, tmp_path: Path
 ) -> None:
-    held, hints = content("rmt_tiny_like"), golden("rmt_tiny_like").hints
+    held, hints = content_of("rmt_tiny_like"), golden("rmt_tiny_like").hints
     change(held["model"])
     path = tmp_path / "damaged.pth"
     torch.save(held, path)
@@ -261,7 +255,7 @@ def test_a_damaged_file_is_refused_and_nothing_is_written(
 
 @pytest.mark.parametrize("shape", [(-1,), (1, -1), (1, 1, -1, 1), (1, 1, 1, 1, -1), (2, 1, 1, -1)], ids=str)
 def test_factors_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
-    held, key = content("rmt_layerscale"), "layers.2.blocks.0.gamma_2"
+    held, key = content_of("rmt_layerscale"), "layers.2.blocks.0.gamma_2"
     held["model"][key] = held["model"][key].reshape(shape)
     torch.save(held, tmp_path / "shape.pth")
     with pytest.raises(CheckpointError, match=rf"cannot convert {re.escape(key)} of shape .*: expected \(1, 1, 1, D\)"):
@@ -269,7 +263,7 @@ def test_factors_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: 
 
 
 def test_a_decay_that_does_not_decrease_is_a_warning(tmp_path: Path) -> None:
-    held = content("rmt_2023")
+    held = content_of("rmt_2023")
     held["model"]["layers.1.Relpos.decay"][1] *= -1
     torch.save(held, tmp_path / "grows.pth")
     findings = load_checkpoint(tmp_path / "grows.pth", golden("rmt_2023").hints).findings
@@ -287,7 +281,7 @@ def test_mean_and_std_are_taken_from_the_arguments_or_asked_for(tmp_path: Path) 
     assert loaded("rmt_2023").images.mean is None
     with pytest.raises(InputError, match="the checkpoint does not state the mean and the std"):
         bundle_from_checkpoint(case.path, tmp_path / "bundle", ExportOptions(), hints=case.hints)
-    held = content("rmt_2023")
+    held = content_of("rmt_2023")
     held["args"] = Namespace(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
     torch.save(held, tmp_path / "args.pth")
     images = load_checkpoint(tmp_path / "args.pth", case.hints).images

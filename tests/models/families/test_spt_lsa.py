@@ -33,6 +33,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.conftest import MANIFEST, Golden, cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.golden_files import tensors_of
 from tests.models.families.small_models import SMALL, SmallExports
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"].name == "spt_lsa")
@@ -261,11 +262,6 @@ def test_a_swin_whose_windows_have_a_single_token_has_no_lsa() -> None:
 
 
 # ---- bad files -----------------------------------------------------------------------------------------------------
-
-
-def tensors_of(name: str) -> Tensors:
-    stored = torch.load(golden(name).path, weights_only=True)
-    return dict(stored.get("model_state_dict", stored))
 
 
 def without(pattern: str) -> Callable[[Tensors], None]:

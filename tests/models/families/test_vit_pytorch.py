@@ -27,6 +27,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import MANIFEST, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.golden_files import tensors_of
 from tests.models.families import oracle
 
 NAMES = [name for name in MANIFEST if name.startswith("vp_")]
@@ -34,11 +35,6 @@ DEEPVIT = golden("vp_deepvit")
 SMALL = VIT_PYTORCH.small(MaskSpec())
 assert isinstance(SMALL, VitPytorchSpec)
 State = dict[str, torch.Tensor]
-
-
-def state_of(name: str) -> State:
-    file = torch.load(golden(name).path, weights_only=True)
-    return dict(file.get("state_dict", file.get("model", file.get("model_state_dict", file))))
 
 
 def saved(folder: Path, state: State) -> Path:
@@ -109,13 +105,13 @@ INSIDE_TO_PRENORM = (
 
 def test_small_data_vit_in_the_prenorm_style(tmp_path: Path) -> None:
     case = golden("vp_spt_lsa")
-    path = saved(tmp_path, renamed(state_of("vp_spt_lsa"), *INSIDE_TO_PRENORM))
+    path = saved(tmp_path, renamed(tensors_of("vp_spt_lsa"), *INSIDE_TO_PRENORM))
     require_golden(load_checkpoint(path, case.hints), case)
 
 
 def test_deepvit_in_the_prenorm_style_with_norms_in_the_patch_embedding(tmp_path: Path) -> None:
     state = renamed(
-        state_of("vp_deepvit"),
+        tensors_of("vp_deepvit"),
         (".0.norm.", ".0.fn.norm."),
         (".0.to_", ".0.fn.fn.to_"),
         (".0.reattn", ".0.fn.fn.reattn"),
@@ -128,7 +124,7 @@ def test_deepvit_in_the_prenorm_style_with_norms_in_the_patch_embedding(tmp_path
 
 def test_vit_of_an_earlier_release(tmp_path: Path) -> None:
     """A class token and positions with the dimension of the batch: the file no longer shows the pooling."""
-    case, state = golden("vp_vit"), state_of("vp_vit")
+    case, state = golden("vp_vit"), tensors_of("vp_vit")
     state |= {name: state[name][None] for name in ("cls_token", "pos_embedding")}
     for style in (state, renamed(state, *INSIDE_TO_PRENORM)):
         path = saved(tmp_path, style)
@@ -141,7 +137,7 @@ def test_vit_of_an_earlier_release(tmp_path: Path) -> None:
 
 def test_cait_in_the_prenorm_style_with_norms_in_the_patch_embedding(tmp_path: Path) -> None:
     state = renamed(
-        state_of("vp_cait"),
+        tensors_of("vp_cait"),
         (".0.fn.to_", ".0.fn.fn.to_"),
         (".0.fn.mix", ".0.fn.fn.mix"),
         (".1.fn.net.0.", ".1.fn.norm."),
@@ -152,7 +148,7 @@ def test_cait_in_the_prenorm_style_with_norms_in_the_patch_embedding(tmp_path: P
 
 
 def test_the_latest_vit_without_class_token(tmp_path: Path) -> None:
-    state = state_of("vp_vit")
+    state = tensors_of("vp_vit")
     state |= {"cls_token": torch.zeros(0, 40), "pos_embedding": state["pos_embedding"][1:].clone()}
     loaded = load_checkpoint(saved(tmp_path, state), LoadHints(heads=4))
     spec = loaded.spec
@@ -168,13 +164,13 @@ def test_the_latest_vit_without_class_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 40, 1), (1, 1, 40, 1), (40,), (1, 39)], ids=str)
 def test_a_class_token_of_another_shape_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
-    path = saved(tmp_path, state_of("vp_vit") | {"cls_token": torch.zeros(shape)})
+    path = saved(tmp_path, tensors_of("vp_vit") | {"cls_token": torch.zeros(shape)})
     with pytest.raises(CheckpointError, match=r"cls_token has shape \(.*; expected \(1, 1, 40\) or \(1, 40\)"):
         load_checkpoint(path, LoadHints(heads=4))
 
 
 def test_a_single_head_of_the_full_width_has_no_output_projection(tmp_path: Path) -> None:
-    state = {name: tensor for name, tensor in state_of("vp_vit").items() if ".to_out." not in name}
+    state = {name: tensor for name, tensor in tensors_of("vp_vit").items() if ".to_out." not in name}
     state |= {name: torch.randn(120, 40) for name in state if name.endswith("to_qkv.weight")}
     loaded = load_checkpoint(saved(tmp_path, state))
     assert isinstance(loaded.spec, VitPytorchSpec)
@@ -187,7 +183,7 @@ def test_a_single_head_of_the_full_width_has_no_output_projection(tmp_path: Path
 
 
 def plain_vit(folder: Path) -> tuple[Path, Golden]:
-    state = state_of("vit_plain")
+    state = tensors_of("vit_plain")
     del state["mask"]
     return saved(folder, state), golden("vit_plain")
 
@@ -230,7 +226,7 @@ def test_a_prenorm_vit_pools_all_tokens(tmp_path: Path) -> None:
 
 
 def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None:
-    case, state = golden("cait_plain"), state_of("cait_plain")
+    case, state = golden("cait_plain"), tensors_of("cait_plain")
     del state["mask"]
     path = saved(tmp_path, state)
     with pytest.raises(CheckpointError, match="the CaiT of SPT_LSA and of vit-pytorch's CaiT in the PreNorm") as caught:
@@ -295,7 +291,7 @@ def test_what_no_tensor_shows_is_asked_for(name: str, hints: dict[str, Any], mes
 
 
 def test_channels_are_asked_for_if_several_numbers_fit(tmp_path: Path) -> None:
-    state = state_of("vp_deepvit_prenorm")
+    state = tensors_of("vp_deepvit_prenorm")
     first = "module.to_patch_embedding.1.weight"
     path = saved(tmp_path, state | {first: state[first][:, :64].clone()})  # 64 = 1·8·8 = 4·4·4
     with pytest.raises(CheckpointError, match="no tensor of this file shows the channels") as caught:
@@ -325,7 +321,7 @@ def _shape(key: str, *shape: int) -> Callable[[State], None]:
     ],
 )
 def test_damaged_files_are_refused(name: str, damage: Callable[[State], None], message: str, tmp_path: Path) -> None:
-    state = state_of(name)
+    state = tensors_of(name)
     damage(state)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(saved(tmp_path, state), golden(name).hints)

@@ -4,13 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from gmmvit_deploy.bench.roofline import work_of_graph
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.models.families.cait.folding import merge_layer_scale
 from gmmvit_deploy.models.families.cait.wide_heads import widen_heads
 from gmmvit_deploy.models.families.t2t.folding import drop_unused, unfold_as_convolution
 from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
+from gmmvit_deploy.models.folding.last_block import narrow_last_block
 from gmmvit_deploy.models.folding.passes import fold_biases, fold_masks, merge_scale, merge_scale_into_mixing
+from gmmvit_deploy.models.layers.blocks import Mlp
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.unfolding import Unfold, UnfoldConvolution
 from gmmvit_deploy.models.scores.attention import attention_scores
@@ -101,3 +105,26 @@ def test_passes_of_a_family_change_no_other_family() -> None:
     for run in (fold_biases, merge_layer_scale, merge_scale_into_mixing, unfold_as_convolution, drop_unused):
         assert run(vit) == ()
     assert isinstance(next(attention_scores(fold(trained("swin_gmm")).model))[1].before.bias, Constant)
+
+
+@pytest.mark.rest
+@pytest.mark.export
+def test_the_graph_has_less_to_compute() -> None:
+    model = trained("vit_gmm")
+    narrowed = fold(model).model
+    assert narrowed.blocks[-1].gives == "mean"
+    whole = fold(model).model
+    whole.blocks[-1].gives = "tokens"
+    operations = [
+        work_of_graph(onnx_from_model(form, preprocessing=None, max_batch=2), 1).operations
+        for form in (narrowed, whole)
+    ]
+    spec = model.spec
+    spared = 2 * (spec.tokens - 1) * spec.mlp_dim * spec.dim
+    assert operations[1] - operations[0] == pytest.approx(spared, rel=0.01)
+
+
+def test_a_mean_that_is_not_the_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mlp, "mean_over_tokens", lambda mlp, x: mlp(x[:, :1]))
+    with pytest.raises(FoldError, match="narrow_last_block changed the mean of the output tokens by"):
+        narrow_last_block(trained("vit_gmm"))
