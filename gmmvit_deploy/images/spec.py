@@ -27,6 +27,7 @@ from gmmvit_deploy.images.resize_rules import (
     STATE_PREPROCESSING,
     ResizeRule,
     fit_of,
+    one_of,
     require_crop_pct,
     resize_rule_from,
 )
@@ -65,7 +66,7 @@ class ImageSpec:
             if not isinstance(side, int) or side < 1:
                 raise InputError(f"image {name}: expected a whole number of at least 1, got {side!r}")
         if self.channels not in MODES:
-            raise InputError(f"image channels: expected {_listed(MODES)}, got {self.channels!r}")
+            raise InputError(f"image channels: expected {one_of(MODES)}, got {self.channels!r}")
         resize_rule_from(self.resize)
         if (self.mean is None) != (self.std is None):
             given, missing = ("mean", "std") if self.std is None else ("std", "mean")
@@ -196,8 +197,3 @@ def image_from_pixels(pixels: NDArray[Any]) -> Any:
 
     # Pillow expects a grey image without the channel dimension.
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
-
-
-def _listed(values: Any) -> str:
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}"

@@ -26,21 +26,6 @@ RECORD = json.loads(GOLDEN.read_text())
 MEAN, STD = tuple(RECORD["mean"]), tuple(RECORD["std"])
 MODES_OF_TIMM = ("center", "squash", "border")
 RULES_OF_TIMM = [rule for rule in RESIZE_RULES if fit_of(rule) in MODES_OF_TIMM]
-SIZES = [
-    (1, 1),
-    (1, 7),
-    (7, 1),
-    (3, 2),
-    (31, 32),
-    (32, 32),
-    (33, 34),
-    (37, 50),
-    (64, 64),
-    (101, 53),
-    (500, 20),
-    (20, 90),
-]
-"""(width, height) of images: a single pixel, smaller than the crop, odd, equal to the crop, very wide and very tall."""
 
 
 def spec_of(case: dict[str, Any], channels: int = 3) -> ImageSpec:
@@ -100,22 +85,6 @@ def test_recorded_transforms(name: str) -> None:
                 np.testing.assert_array_equal(spec.tensor_from_pixels(pixels), arrays[tensor])
 
 
-@pytest.mark.parametrize("rule", RULES_OF_TIMM)
-@pytest.mark.parametrize("side", [(32, 32), (24, 33), (33, 24), (1, 1), (7, 1)], ids=str)
-def test_sizes_and_crops(rule: ResizeRule, side: tuple[int, int]) -> None:
-    for crop_pct in (0.875, 0.9, 0.95, 1.0, 0.33):
-        spec = ImageSpec(height=side[0], width=side[1], channels=3, mean=MEAN, std=STD, resize=rule, crop_pct=crop_pct)
-        for size in SIZES:
-            try:
-                pixels = spec.pixels_from_image(photo(*size))
-            except UnusableImage:
-                with pytest.raises(ValueError, match="height and width must be > 0"):
-                    by_timm(photo(*size), spec)
-                continue
-            assert pixels.shape == spec.pixels_shape
-            assert_equals_timm(photo(*size), spec)
-
-
 @pytest.mark.parametrize("channels", MODES)
 @pytest.mark.parametrize("kind", ["L", "LA", "RGB", "RGBA", "P"])
 def test_channels(channels: int, kind: str) -> None:
@@ -127,7 +96,7 @@ def test_channels(channels: int, kind: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    size=st.tuples(st.integers(1, 120), st.integers(1, 120)),
+    size=st.tuples(st.integers(1, 500), st.integers(1, 120)),
     side=st.tuples(st.integers(1, 48), st.integers(1, 48)),
     square=st.booleans(),
     crop_pct=st.floats(0.2, 1.0) | st.sampled_from([0.875, 0.9, 0.95, 1.0, 224 / 256, 0.8]),

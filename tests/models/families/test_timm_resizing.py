@@ -252,28 +252,20 @@ def test_resizes_to_images_that_are_not_square() -> None:
 MASKED = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
 
 
-def masked_file(folder: Path, kind: str, form: str, **more: Any) -> Path:
+def masked_file(folder: Path, kind: str, form: str) -> Path:
     from gmmvit_deploy.timm import add_masks
 
-    architecture = more.pop("architecture", "vit_tiny_patch16_224")
-    network = timm.create_model(architecture, **{**MASKED, **more}, img_size=32)
     torch.manual_seed(0)
-    masked = add_masks(network, kind=kind, kernels=3, form=form)  # type: ignore[arg-type]
-    path = folder / "masked.pth"
-    torch.save(masked.state_dict(), path)
-    return path
+    network = timm.create_model("vit_tiny_patch16_224", **MASKED, img_size=32)
+    torch.save(add_masks(network, kind=kind, kernels=3, form=form).state_dict(), folder / "masked.pth")  # type: ignore[arg-type]
+    return folder / "masked.pth"
 
 
-def masked_hints(form: str, **more: Any) -> LoadHints:
-    closed = True if form == "closed" else None
-    architecture = more.pop("architecture", "vit_tiny_patch16_224")
-    return LoadHints(
-        model=architecture, image_size=32, model_args=more.pop("model_args", MASKED), closed_form=closed,
-        resize_to=48, interpolation="timm", **more,
-    )  # fmt: skip
+def masked_hints(form: str) -> LoadHints:
+    sizes = {"model": "vit_tiny_patch16_224", "model_args": MASKED, "image_size": 32, "resize_to": 48}
+    return LoadHints(**sizes, closed_form=True if form == "closed" else None, interpolation="timm")
 
 
-@pytest.mark.rest
 @pytest.mark.parametrize(("kind", "form"), [("gmm", "closed"), ("decay", "closed")])
 def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path: Path) -> None:
     from timm.layers import resample_abs_pos_embed
@@ -291,7 +283,6 @@ def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path:
     torch.testing.assert_close(logits(ours.model), logits(network), rtol=0, atol=1e-11)
 
 
-@pytest.mark.rest
 @pytest.mark.parametrize(
     ("kind", "form", "reason"), [("elm", "stored", "an elementwise learnable mask"), ("gmm", "stored", "the base mask")]
 )

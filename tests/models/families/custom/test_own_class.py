@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -14,9 +13,7 @@ from gmmvit_deploy.bench.outputs import Expected, stored_inputs
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.own_class import permit_class_of
-from gmmvit_deploy.errors import CheckpointError, ExportError, InputError, SpecError
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.graphs.roles import attentions_of, roles_of
+from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from gmmvit_deploy.models.scores.attention import attention_scores
@@ -100,15 +97,6 @@ def test_parity_with_the_class_compares_with_eager_pytorch(own_bundle: OwnBundle
     checks = {check["name"]: check for check in report["runners"][0]["checks"]}
     assert [numbers["inputs"] for numbers in checks["numeric"]["details"]["sets"]] == ["golden", "random"]
     assert checks["localize"]["verdict"] == "skipped"
-
-
-def test_inspect_counts_parameters_and_macs(own_bundle: OwnBundle) -> None:
-    weights = own_bundle.bundle.weights_path
-    answer = gmmvit_here("inspect", weights, "--model", own_bundle.model, "--json")
-    assert answer.status == 0, answer
-    described = json.loads(answer.out)
-    assert described["trainable_parameters"] == sum(p.numel() for p in own_bundle.network.parameters())
-    assert described["macs"] > 16 * 3 * 16 * 16
 
 
 def test_inspect_draws_the_attention_of_the_class(own_bundle: OwnBundle, tmp_path: Path) -> None:
@@ -357,26 +345,6 @@ def test_tensors_that_do_not_fit(change: object, message: str, own_bundle: OwnBu
     assert message in str(caught.value)
 
 
-@pytest.mark.rest
-def test_a_loop_over_the_batch_is_refused(tmp_path: Path) -> None:
-    code = "class Loop(Net):\n    def forward(self, x):\n"
-    code += "        return torch.stack([Net.forward(self, row[None])[0] for row in x])\n"
-    source = own_file(tmp_path, code)
-    save_weights(source, tmp_path / "net.pth", **ARGUMENTS)
-    loaded = load_checkpoint(tmp_path / "net.pth", hints(source, "Loop"))
-    with pytest.raises(ExportError, match=r"fixed batch: expected a dynamic first dimension of tensor, got \(2, 3"):
-        onnx_from_model(loaded.model, preprocessing=None, max_batch=8)
-
-
-def test_a_branch_on_the_images_is_refused_in_two_lines(tmp_path: Path) -> None:
-    code = "class Branch(Net):\n    def forward(self, x):\n        if x.sum() > 0:\n            x = 2 * x\n"
-    source = own_file(tmp_path, code + "        return super().forward(x)\n")
-    save_weights(source, tmp_path / "net.pth", **ARGUMENTS)
-    options = ("--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
-    answer = gmmvit_here("export", tmp_path / "net.pth", "-o", tmp_path / "b", "--model", f"{source}:Branch", *options)
-    refused(answer, "the ONNX exporter of torch", "mine.py, line ", ": if x.sum() > 0:")
-
-
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 CALLS = {
@@ -413,16 +381,6 @@ def test_a_module_that_calls_the_fused_function_twice_is_left_alone(tmp_path: Pa
     images = torch.randn(3, 3, 16, 16)
     with torch.inference_mode():
         torch.testing.assert_close(model(images), network(images), rtol=0, atol=0)
-
-
-def test_the_graph_declares_its_attentions(own_bundle: OwnBundle) -> None:
-    graph = onnx.load(own_bundle.bundle.onnx_path).graph
-    assert set(roles_of(graph)) == {node.name for node in graph.node}
-    attentions = attentions_of(graph)
-    assert [attention.name for attention in attentions] == [
-        f"network.blocks.{block}.attn.answered_attention" for block in range(ARGUMENTS["depth"])
-    ]
-    assert all(attention.known for attention in attentions)
 
 
 # ---- the spec --------------------------------------------------------------------------------------------------------
