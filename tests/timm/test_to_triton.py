@@ -279,20 +279,3 @@ def test_the_pictures_show_a_wrong_preprocessing(name: str, bundles: dict[str, B
     ]
     moved = logits_of(references[name], stretched) - logits_of(references[name], PICTURES.values())
     assert float(np.abs(moved).max()) > 100 * ATOL
-
-
-@pytest.mark.parametrize(
-    ("name", "resize", "crop_pct", "mean"),
-    [
-        ("timm_vit", "center-bicubic", 0.9, (0.4914, 0.4822, 0.4465)),  # mean of the file, crop of the architecture
-        ("timm_vit_gmm_mean", "center-bicubic", 0.95, (0.5, 0.5, 0.5)),  # all of the architecture
-        ("timm_swin", "center-bicubic", 0.9, (0.485, 0.456, 0.406)),
-    ],
-)
-def test_the_file_states_the_preprocessing(
-    name: str, resize: str, crop_pct: float, mean: tuple[float, ...], bundles: dict[str, Bundle]
-) -> None:
-    options = CASES[name].options
-    assert not {"--mean", "--std", "--dataset", "--resize", "--crop-pct", "--image-size"} & set(options)
-    image = bundles[name].manifest.image
-    assert (image.resize, image.crop_pct, image.mean) == (resize, crop_pct, mean)
