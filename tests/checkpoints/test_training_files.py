@@ -138,26 +138,28 @@ class TestPrefixes:
         assert logits(loaded).equal(expected)
         assert f"a '{prefix}' prefix" in loaded.file.wrapping
 
-    def test_compiled_parts(self) -> None:
-        names = names_without_prefix(["_orig_mod.cls_token", "_orig_mod.blocks.0._orig_mod.attn.qkv.weight"])
-        assert list(names.names.values()) == ["cls_token", "blocks.0.attn.qkv.weight"]
-
-    def test_prefix_of_some_names_stays(self) -> None:
-        names = ["model.a", "model.b", "criterion.weight"]
-        assert list(names_without_prefix(names).names.values()) == names
-
-    def test_number_of_averages_is_left_out(self) -> None:
-        plain = names_without_prefix(["n_averaged", "module.a", "module.b"])
-        assert list(plain.names.values()) == ["a", "b"]
-        assert list(plain.left_out) == ["n_averaged"]
-
-    def test_a_classifier_head_is_never_left_out(self) -> None:
-        names = ["backbone.a", "head.mlp.0.weight", "head.weight"]
-        assert list(names_without_prefix(names).names.values()) == names
-
-    def test_a_head_without_backbone_is_kept(self) -> None:
-        names = ["head.mlp.0.weight", "head.last_layer.weight"]
-        assert list(names_without_prefix(names).names.values()) == names
+    @pytest.mark.parametrize(
+        ("names", "plain", "left_out"),
+        [
+            (
+                ["_orig_mod.cls_token", "_orig_mod.blocks.0._orig_mod.attn.qkv.weight"],
+                ["cls_token", "blocks.0.attn.qkv.weight"],
+                [],
+            ),
+            (["model.a", "model.b", "criterion.weight"], ["model.a", "model.b", "criterion.weight"], []),
+            (["n_averaged", "module.a", "module.b"], ["a", "b"], ["n_averaged"]),
+            (
+                ["backbone.a", "head.mlp.0.weight", "head.weight"],
+                ["backbone.a", "head.mlp.0.weight", "head.weight"],
+                [],
+            ),
+            (["head.mlp.0.weight", "head.last_layer.weight"], ["head.mlp.0.weight", "head.last_layer.weight"], []),
+        ],
+        ids=["compiled parts", "only some names", "number of averages", "classifier head", "head without backbone"],
+    )
+    def test_names(self, names: list[str], plain: list[str], left_out: list[str]) -> None:
+        given = names_without_prefix(names)
+        assert (list(given.names.values()), list(given.left_out)) == (plain, left_out)
 
 
 PAIRS = [("state_dict", "state_dict_ema"), ("model", "model_ema"), ("model_state_dict", "model_ema")]
