@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
-from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import attribute_of, copy_of, rewrite_graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,7 +104,6 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
     weights = {constant.name: constant for constant in out.graph.initializer}
     pairs = _Pairs(grid_of(precision))
     projections = {node.name for node in _projections(out.graph)}
-    nodes: list[NodeProto] = []
     for node in out.graph.node:
         if node.name in projections:
             activation, weight = node.input[0], node.input[1]
@@ -115,9 +114,8 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
                 )
             node.input[0] = pairs.activation(node.name, activation, bound)
             node.input[1] = pairs.weight(weight, numpy_helper.to_array(weights[weight]), axis=_output_axis(node))
-            nodes.extend(pairs.take())
-        nodes.append(node)
-    rewrite_graph(out.graph, nodes, [*out.graph.initializer, *pairs.constants])
+        pairs.nodes.append(node)
+    rewrite_graph(out.graph, pairs.nodes, [*out.graph.initializer, *pairs.constants])
     return out
 
 
@@ -125,23 +123,20 @@ def _output_axis(node: NodeProto) -> int:
     """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
     if node.op_type == "Conv":
         return 0
-    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-    return 0 if transposed else 1
+    return 0 if attribute_of(node, "transB", 0) else 1
 
 
 class _Pairs:
-    """Makes Q/DQ pairs.  Projections with the same weight share the DQ node of this weight."""
+    """Makes Q/DQ pairs.  Projections with the same weight share the DQ node of this weight.
+
+    nodes, constants: those of the quantised graph, in its order. `activation` and `weight` add the pairs to them.
+    """
 
     def __init__(self, grid: Grid) -> None:
+        self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
         self._grid = grid
         self._made: dict[str, str] = {}
-        self._nodes: list[NodeProto] = []
-
-    def take(self) -> list[NodeProto]:
-        """Return the nodes that were made after the previous call of ``take``."""
-        nodes, self._nodes = self._nodes, []
-        return nodes
 
     def activation(self, reader: str, name: str, largest: float) -> str:
         """Make the nodes DQ(Q(x)) for the activation x of a projection; return the name of the DQ node's output.
@@ -161,7 +156,7 @@ class _Pairs:
             ("DequantizeLinear", f"{stem}.quantized", stem),
         ):
             node = helper.make_node(operator, [read, scale, zero], [output], name=f"{reader}/{operator}")
-            self._nodes.append(declare(node, "quantize"))
+            self.nodes.append(declare(node, "quantize"))
         return stem
 
     def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
@@ -186,7 +181,7 @@ class _Pairs:
             node = helper.make_node(
                 "DequantizeLinear", inputs, [self._made[name]], name=f"{name}/DequantizeLinear", axis=axis
             )
-            self._nodes.append(declare(node, "quantize"))
+            self.nodes.append(declare(node, "quantize"))
         return self._made[name]
 
     def _constant(self, name: str, values: NDArray[Any]) -> str:

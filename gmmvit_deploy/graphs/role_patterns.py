@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
-from gmmvit_deploy.graphs.wiring import Wiring, order_of
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, order_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -44,11 +44,11 @@ def pads_by_zero(node: NodeProto, wiring: Wiring) -> bool:
     """Return True if the node is a Pad that fills with zeros.  The fill value is absent or a constant 0."""
     if node.op_type != "Pad":
         return False
-    mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"constant")
-    name = node.input[2] if len(node.input) > 2 else ""
-    if mode != b"constant" or not name:
-        return bool(mode == b"constant")
-    value = wiring.array(name)
+    if attribute_of(node, "mode", b"constant") != b"constant":
+        return False
+    if len(node.input) < 3 or not node.input[2]:
+        return True
+    value = wiring.array(node.input[2])
     return value is not None and not value.any()
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.graphs.wiring import Wiring, copy_of, order_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -105,7 +105,7 @@ def _stack(transpose: NodeProto, wiring: Wiring) -> _Stack | None:
 
 
 def _pick(node: NodeProto, wiring: Wiring) -> _Pick | None:
-    if node.op_type == "Gather" and _attribute(node, "axis", 0) == 0:
+    if node.op_type == "Gather" and attribute_of(node, "axis", 0) == 0:
         index = wiring.array(node.input[1])
         return None if index is None or index.ndim else _Pick(int(index), node.output[0], (node,))
     if node.op_type != "Slice" or len(node.input) < 4:
@@ -252,10 +252,6 @@ class _Rewrite:
         from onnx import TensorProto, helper
 
         self._values.append(helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [None, *inner]))
-
-
-def _attribute(node: NodeProto, name: str, default: int) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
 def _numbers(name: str, wiring: Wiring) -> list[int]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["Wiring", "copy_of", "end_of_normalisation", "order_of", "rewrite_graph"]
+__all__ = ["Wiring", "attribute_of", "copy_of", "end_of_normalisation", "order_of", "rewrite_graph"]
 
 
 class Wiring:
@@ -98,9 +98,16 @@ class Wiring:
         return node.op_type == "MatMul" and self.constant_input(node) == 0
 
 
+def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
+    """Return the value of a node's attribute, or ``default`` if the node does not state the attribute."""
+    from onnx import helper
+
+    return next((helper.get_attribute_value(stated) for stated in node.attribute if stated.name == name), default)
+
+
 def order_of(transpose: NodeProto) -> list[int]:
     """Return the permutation of a Transpose; an empty list if the node does not state it."""
-    return next((list(attribute.ints) for attribute in transpose.attribute if attribute.name == "perm"), [])
+    return list(attribute_of(transpose, "perm", []))
 
 
 def copy_of(proto: ModelProto) -> ModelProto:
