@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -125,3 +127,27 @@ def golden(name: str) -> Golden:
 def _with_folder(folder: Path, hints: dict[str, Any]) -> dict[str, Any]:
     """Return the hints with the path of the head file in the folder of the golden files."""
     return {**hints, "head": str(folder / hints["head"])} if "head" in hints else hints
+
+
+STATES = ("state_dict", "model", "net", "model_state_dict", "teacher")
+"""Names under which training scripts store the tensors."""
+
+
+def content_of(name: str) -> dict[str, Any]:
+    """Return the object that training saved in a golden file, read by PyTorch alone."""
+    path = golden(name).path
+    if path.is_dir():
+        return dict(load_file(path / "model.safetensors"))
+    with torch.serialization.safe_globals([Namespace]):
+        content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
+
+
+def state_of(content: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the state dict in the content of a file."""
+    state: dict[str, torch.Tensor] = next((content[key] for key in STATES if key in content), content)
+    return state
+
+
+def tensors_of(name: str) -> dict[str, torch.Tensor]:
+    return dict(state_of(content_of(name)))

@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.errors import OutputError
-from gmmvit_deploy.files.leftovers import new_run_folder, remove_leftovers, remove_run_folder, temporary_folder
-from gmmvit_deploy.files.locked_paths import remove_unlocked
+from gmmvit_deploy.files.leftovers import (
+    new_run_folder,
+    remove_leftovers,
+    remove_run_folder,
+    remove_unlocked,
+    temporary_folder,
+)
 from gmmvit_deploy.files.writing import new_file, new_folder
 
 pytestmark = pytest.mark.process

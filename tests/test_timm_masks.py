@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,14 +235,6 @@ def test_tensors_have_the_released_names(mask: dict[str, Any], shapes: dict[str,
     assert again(images("vit")).equal(model(images("vit")))
 
 
-def test_elementwise_mask_pads_the_class_token_with_ones() -> None:
-    model = build("vit", mask="elm")
-    weight, matrix = (answer := answers(model)["blocks.0.attn.mask"]).mask, answer.scores.before["mask"].matrix()
-    assert matrix[1:, 1:].equal(weight)
-    assert bool((matrix[0] == 1).all())
-    assert bool((matrix[:, 0] == 1).all())
-
-
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
@@ -361,24 +352,6 @@ def test_folding_changes_no_bit(name: str, mask: str) -> None:
             for step_name, step in scores.steps_before():
                 scores.put(step_name, step.folded())
         assert model(batch).equal(expected)
-
-
-@pytest.mark.rest
-@pytest.mark.export
-def test_onnx_agrees_with_pytorch(tmp_path: Path) -> None:
-    import onnxruntime
-
-    model, path = build("vit"), tmp_path / "masked.onnx"
-    dynamic = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}
-    options = {"dynamo": True, "dynamic_shapes": dynamic, "opset_version": 20, "verbose": False}
-    path.write_bytes(torch.onnx.export(model, (images("vit"),), **options).model_proto.SerializeToString())
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert isinstance(session.get_inputs()[0].shape[0], str)
-    for count in (1, 2, 7):
-        batch = images("vit", count)
-        (logits,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
-        with torch.no_grad():
-            np.testing.assert_allclose(logits, model(batch), rtol=1e-5, atol=1e-5)
 
 
 # ---- warnings and errors ---------------------------------------------------------------------------------------------

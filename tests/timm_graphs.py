@@ -29,10 +29,7 @@ __all__ = ["ARCHITECTURES", "exported", "model_of", "timm_model"]
 _VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit_tiny_patch16_224", {**_VIT, "embed_dim": 48, "num_heads": 3}),
-    "registers": (
-        "vit_medium_patch16_reg4_gap_256",
-        {**_VIT, "init_values": 0.1, "qk_norm": True},
-    ),
+    "registers": ("vit_medium_patch16_reg4_gap_256", {**_VIT, "init_values": 0.1, "qk_norm": True}),
     "map_pooling": ("vit_base_patch16_siglip_224", dict(_VIT)),
     "deit_distilled": ("deit_tiny_distilled_patch16_224", dict(_VIT)),
     "deit3": ("deit3_small_patch16_224", dict(_VIT)),
@@ -53,10 +50,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "eva02": ("eva02_tiny_patch14_224", {**_VIT, "patch_size": 8}),
     "rope": ("vit_small_patch16_rope_224", dict(_VIT)),
-    "cait": (
-        "cait_xxs24_224",
-        {**_VIT, "depth_token_only": 1},
-    ),
+    "cait": ("cait_xxs24_224", {**_VIT, "depth_token_only": 1}),
     "mobilevit": ("mobilevit_xxs", {}),
     "resnet": ("resnet18", {}),
     "convnext": ("convnext_atto", {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gmmvit_cli.panels import INPUT, MODEL, PRECISION, TARGET, completion, listed
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.images.data.files import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS, dataset
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 

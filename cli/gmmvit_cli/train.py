@@ -12,7 +12,7 @@ from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, MODEL, OUTPUT, Panel, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.kinds import KINDS
+from gmmvit_deploy.images.data.files import KINDS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, resize_rule_from
 from gmmvit_deploy.models.families import PRESETS, family_of_preset
 from gmmvit_deploy.models.specs import MaskKind, mask_kind_named

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from gmmvit_deploy.bulk.filesystems import is_local, open_filesystem
 from gmmvit_deploy.errors import GmmvitError, OutputError
-from gmmvit_deploy.files.locked_paths import remove_unlocked
+from gmmvit_deploy.files.leftovers import remove_unlocked
 from gmmvit_deploy.files.writing import new_file
 
 __all__ = ["JOB_FOLDER", "Claims", "Storage"]

@@ -19,8 +19,6 @@ from gmmvit_deploy.models.scores.masks import stored_base, stored_base_limits
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from gmmvit_deploy.models.layers.model import Model
-
 __all__ = ["DEAD_MASK", "Finding", "audit_dead_masks", "audit_model", "audit_tensors", "layer_of"]
 
 DEAD_MASK = (

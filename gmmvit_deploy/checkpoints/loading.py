@@ -10,9 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
-from gmmvit_deploy.checkpoints.hugging_face_folder import with_network_names
-from gmmvit_deploy.checkpoints.linear_head import with_linear_head
-from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
+from gmmvit_deploy.checkpoints.model_folder import read_checkpoint, with_linear_head, with_network_names
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.resizing import resized_as_asked

@@ -1,28 +1,47 @@
-"""Read a model folder, as the Hugging Face hub stores it: of timm (``save_for_hf``) or of transformers.
+"""Read a model folder, as the Hugging Face hub stores it: of timm (``save_for_hf``) or of transformers; add a head.
 
-model.safetensors or pytorch_model.bin      the weights; of transformers, also in several files (`hugging_face_folder`)
+model.safetensors or pytorch_model.bin      the weights
+model.safetensors.index.json or             transformers: the names of several files with parts of the weights
+pytorch_model.bin.index.json
 config.json                                 timm: architecture, model_args, pretrained_cfg, label_names
                                             transformers: architectures, model_type, id2label
 preprocessor_config.json                    transformers: the preprocessing
+
+The file of ``--head`` holds a linear classifier. A backbone of DINOv2 is recognised by the names of its tensors.
+
+DINO's eval_linear.py    {"state_dict": {"module.linear.weight": …, "module.linear.bias": …}}
+DINOv2                   {"weight": …, "bias": …}, also with a prefix such as ``linear.``
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.checkpoints.hugging_face_folder import INDEX_FILES, read_parts
-from gmmvit_deploy.checkpoints.json_files import json_object
 from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE
+from gmmvit_deploy.models.families.hugging_face.names import names_in_network
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.families.timm.checkpoint import HEAD_FILE
+from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
 from gmmvit_deploy.models.sources.hints import WeightsKind
 
-__all__ = ["read_checkpoint"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
+__all__ = ["read_checkpoint", "with_linear_head", "with_network_names"]
+
+_MAX_JSON_BYTES = 2**24
+_DINO = "linear."
+"""The prefix in files of DINO's eval_linear.py, whose features interleave class token and mean of the patches."""
+_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_INDEX_HINT = "copy or download the folder again, with all parts of the weights"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _OF_TRANSFORMERS = ("architectures", "model_type")
 _HINT = (
@@ -34,12 +53,12 @@ _HINT = (
 def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFile:
     """Read a checkpoint file (`read_tensors`), or a model folder of timm or of transformers.
 
-    Errors: CheckpointError as in `read_tensors` and `hugging_face_folder.read_parts`, and when the folder has no
-    weights or no valid ``config.json``.
+    Errors: CheckpointError as in `read_tensors`, when the parts of the weights contradict their index, and when the
+    folder has no weights or no valid ``config.json``.
     """
     if not path.is_dir():
         return read_tensors(path, weights)
-    present = [path / name for name in (*_WEIGHTS, *INDEX_FILES) if (path / name).is_file()]
+    present = [path / name for name in (*_WEIGHTS, *_INDEX_FILES) if (path / name).is_file()]
     if not present or not (path / CONFIG_FILE).is_file():
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) or "no file"
         raise CheckpointError(
@@ -48,11 +67,11 @@ def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFil
             hint=f"copy the missing file into the folder; without {CONFIG_FILE}, give the file of the weights, and "
             "type --model and --model-args",
         )
-    config = json_object(path / CONFIG_FILE, hint=_HINT)
+    config = _json_object(path / CONFIG_FILE, hint=_HINT)
     of_transformers = "architecture" not in config and any(key in config for key in _OF_TRANSFORMERS)
     if not of_transformers:
         _check_timm(path / CONFIG_FILE, config)
-    file = read_parts(present[0], weights) if present[0].name in INDEX_FILES else read_tensors(present[0], weights)
+    file = _read_parts(present[0], weights) if present[0].name in _INDEX_FILES else read_tensors(present[0], weights)
     writer = "Hugging Face transformers" if of_transformers else "timm"
     return replace(
         file,
@@ -68,7 +87,7 @@ def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFil
 
 def _preprocessor(path: Path) -> Mapping[str, Any] | None:
     hint = f"copy or download {path.name} again"
-    return json_object(path, hint=hint) if path.is_file() else None
+    return _json_object(path, hint=hint) if path.is_file() else None
 
 
 def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
@@ -84,3 +103,113 @@ def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
             raise CheckpointError(
                 f"{path}: expected an object under '{key}', got {type(config[key]).__name__}", hint=_HINT
             )
+
+
+def _read_parts(index: Path, weights: WeightsKind | None = None) -> TensorFile:
+    """Read the weights whose parts an index names.
+
+    index: a file of `_INDEX_FILES`.
+    The SHA-256 of the result is that of a text with a line ``SHA-256  name`` for each part, in the order of the names.
+    Errors: CheckpointError as in `read_tensors`; when the index is not valid, names a file outside of the folder, or
+    contradicts the parts.
+    """
+    placed = _json_object(index, hint=_INDEX_HINT).get("weight_map")
+    if not isinstance(placed, dict) or not placed or not all(isinstance(part, str) for part in placed.values()):
+        raise CheckpointError(f"{index}: expected an object under 'weight_map': tensor → file", hint=_INDEX_HINT)
+    tensors: dict[str, Tensor] = {}
+    hashes: list[str] = []
+    left_out: dict[str, str] = {}
+    for name in sorted({*placed.values()}):
+        if Path(name).name != name or not (index.parent / name).is_file():
+            raise CheckpointError(
+                f"{index}: names the part {name!r}; expected a file in the same folder", hint=_INDEX_HINT
+            )
+        part = read_tensors(index.parent / name, weights)
+        own = {tensor for tensor, file in placed.items() if file == name}
+        if differing := sorted(own ^ (part.tensors.keys() | part.left_out.keys())):
+            raise CheckpointError(
+                f"{index.parent / name}: the index {index.name} and this part differ in the tensor {differing[0]}",
+                hint=_INDEX_HINT,
+            )
+        tensors |= part.tensors
+        left_out |= part.left_out
+        hashes.append(f"{part.sha256}  {name}\n")
+    return TensorFile(
+        path=index.parent,
+        sha256=sha256_of_bytes("".join(hashes).encode()),
+        wrapping=f"{len(hashes)} parts, {part.wrapping}",
+        tensors=tensors,
+        metadata={},
+        weights=part.weights,
+        left_out=left_out,
+    )
+
+
+def _json_object(path: Path, *, hint: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    hint: what to do if the file is not valid.
+    Errors: CheckpointError when the file cannot be read, is too large, or does not hold a JSON object.
+    """
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: the file has more than {_MAX_JSON_BYTES} bytes", hint=hint)
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{path}: expected JSON: {exc}", hint=hint) from exc
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(data).__name__}", hint=hint)
+    return data
+
+
+def with_network_names(file: TensorFile, spec: HuggingFaceSpec) -> TensorFile:
+    """Return the file with the names of the tensors in the network, without the tensors that are known to be unused.
+
+    A name that transformers does not know stays as it is.
+    Errors: CheckpointError when two tensors have the same name in the network.
+    """
+    names = names_in_network(spec, file.tensors)
+    tensors: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for old, new in names.items():
+        if new is None:
+            continue
+        if new in tensors:
+            raise CheckpointError(
+                f"{file.path}: the tensors {origins[new]} and {old} are the same tensor {new} of the network",
+                hint="save the model again with save_pretrained",
+            )
+        tensors[new], origins[new] = file.tensors[old], old
+    reason = "transformers computes this tensor, or does not read it"
+    unused: Mapping[str, str] = {old: reason for old, new in names.items() if new is None}
+    return replace(file, tensors=tensors, left_out={**file.left_out, **unused})
+
+
+def with_linear_head(file: TensorFile, path: Path) -> TensorFile:
+    """Return ``file`` with the tensors of the linear classifier in ``path``, under the prefix `HEAD_FILE`.
+
+    Errors: CheckpointError when the file cannot be read, or does not hold a weight and a bias of a linear layer.
+    """
+    head = read_tensors(path)
+    by_part = {name.rpartition(".")[2]: name for name in head.tensors}
+    weight, bias = (head.tensors.get(by_part.get(part, "")) for part in ("weight", "bias"))
+    if len(head.tensors) != 2 or weight is None or bias is None or weight.dim() != 2 or bias.dim() != 1:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in list(head.tensors.items())[:4])
+        raise CheckpointError(
+            f"{path}: expected the weight (classes, features) and the bias (classes) of a linear layer, got {shapes}",
+            hint="give the file that eval_linear.py of DINO writes, or a state dict of torch.nn.Linear",
+        )
+    added = {f"{HEAD_FILE}.weight": weight, f"{HEAD_FILE}.bias": bias}
+    interleaved = by_part["weight"].startswith(_DINO) and not DINOV2_FILES.recognises(file.tensors)
+    own = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("head.")}
+    replaced = "the backbone's own head, which the linear head of --head replaces"
+    dropped = dict.fromkeys(sorted(file.tensors.keys() - own.keys()), replaced)
+    return replace(
+        file,
+        tensors=own | added,
+        wrapping=f"{file.wrapping}; linear head {path.name} (SHA-256 {head.sha256})",
+        record=replace(file.record, interleaved_head=interleaved),
+        left_out={**file.left_out, **dropped},
+    )

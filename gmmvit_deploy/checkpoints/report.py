@@ -24,11 +24,7 @@ def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
     """
     findings = (*loaded.findings, *audit_dead_masks(loaded.model))
     return {
-        "checkpoint": {
-            "path": str(loaded.file.path),
-            "sha256": loaded.file.sha256,
-            "wrapping": loaded.file.wrapping,
-        },
+        "checkpoint": {"path": str(loaded.file.path), "sha256": loaded.file.sha256, "wrapping": loaded.file.wrapping},
         "taken_from": loaded.taken_from,
         **describe_spec(loaded.spec),
         "unused_keys": loaded.unused,

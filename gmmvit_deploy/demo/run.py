@@ -23,7 +23,7 @@ from gmmvit_deploy.errors import ExportError, GmmvitError, MissingDependencyErro
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free
-from gmmvit_deploy.graphs.known_roles import require_known_roles
+from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.models.specs import MaskKind

@@ -39,11 +39,10 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
-from gmmvit_deploy.graphs.known_roles import require_known_roles
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
-from gmmvit_deploy.graphs.roles import role_disagreements
+from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.progress import OnProgress, Progress, ignore

@@ -1,21 +1,33 @@
-"""Temporary folders of this package, and the removal of those whose processes were killed.
+"""Temporary folders and files that are locked while their process lives, and the removal of those of killed processes.
 
-Each folder is locked by its process (`locked_paths`). Whoever makes the next folder removes the folders without a
-lock, with the shared memory of their servers. Folders of other users and of living processes remain.
+The owner holds `flock` on the folder or file itself. Linux releases the lock when the last process that has the
+descriptor ends, for any reason. A folder or file with such a name and without a lock is therefore a leftover.
+
+Each temporary folder of this package is locked by its process. Whoever makes the next folder removes the folders
+without a lock, with the shared memory of their servers. Folders of other users and of living processes remain.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gmmvit_deploy.files.locked_paths import locked_folder, remove_unlocked
-
-__all__ = ["new_run_folder", "remove_leftovers", "remove_run_folder", "temporary_folder"]
+__all__ = [
+    "locked_file",
+    "locked_folder",
+    "new_run_folder",
+    "remove_leftovers",
+    "remove_run_folder",
+    "remove_unlocked",
+    "temporary_folder",
+    "unlocked_paths",
+]
 
 _PREFIX = "gmmvit-run-"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its shared memory
@@ -42,7 +54,7 @@ def remove_run_folder(folder: Path, lock: int) -> None:
     os.close(lock)
 
 
-@contextmanager
+@contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """Yield a temporary folder, which is removed afterwards, or by a later run if this process is killed.
 
@@ -58,3 +70,92 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 def _remove_shared_memory(folder: Path) -> None:
     for region in _SHARED_MEMORY.glob(f"{folder.name}*"):
         region.unlink(missing_ok=True)
+
+
+def locked_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
+    """Make a folder as `tempfile.mkdtemp` does.  Return the folder and the descriptor that holds its lock.
+
+    The lock ends when every copy of the descriptor is closed.
+    Errors: OSError when the folder cannot be made.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with contextlib.suppress(FileNotFoundError):  # another process removed the folder before the lock was held
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            if _holds(descriptor, folder):
+                return folder, descriptor
+
+
+def locked_file(prefix: str, parent: Path) -> tuple[Path, int]:
+    """Make a file as `tempfile.mkstemp` does.  Return the file and the descriptor, which is open for writing.
+
+    Errors: OSError when the file cannot be made.
+    """
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=prefix, dir=parent)
+        if _holds(descriptor, Path(name)):
+            return Path(name), descriptor
+
+
+def _holds(descriptor: int, path: Path) -> bool:
+    """Lock a descriptor. Return False, with the descriptor closed, if another process has removed the path."""
+    with contextlib.suppress(OSError):  # a file system without locks: `unlocked_paths` never yields its paths
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    if _is_at(descriptor, path):
+        return True
+    os.close(descriptor)
+    return False
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    opened = os.fstat(descriptor)
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (opened.st_dev, opened.st_ino) == (there.st_dev, there.st_ino)
+
+
+def unlocked_paths(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield each file and folder of this user whose name begins with ``prefix`` and whose owner has ended.
+
+    The path is locked until the next is requested, so that no two processes remove the same path. Links and other
+    kinds of files are left out. A folder that cannot be read yields nothing.
+    """
+    try:
+        paths = sorted(path for path in parent.iterdir() if path.name.startswith(prefix))
+    except OSError:
+        return
+    for path in paths:
+        try:
+            entry = path.lstat()
+            if entry.st_uid != os.geteuid() or not (stat.S_ISDIR(entry.st_mode) or stat.S_ISREG(entry.st_mode)):
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:  # removed in the meantime, or not readable
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                yield path
+        except OSError:  # a living process holds the lock, or this file system has no locks
+            continue
+        finally:
+            os.close(descriptor)
+
+
+def remove_unlocked(parent: Path, prefix: str, *, before: Callable[[Path], None] = lambda path: None) -> list[Path]:
+    """Remove the paths of `unlocked_paths`, and return the removed paths.
+
+    before: called with each path before its removal.
+    """
+    removed = []
+    for path in unlocked_paths(parent, prefix):
+        before(path)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if not path.exists():
+            removed.append(path)
+    return removed

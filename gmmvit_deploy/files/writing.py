@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import IO
 
 from gmmvit_deploy.errors import GmmvitError, OutputError
-from gmmvit_deploy.files.leftovers import remove_leftovers
-from gmmvit_deploy.files.locked_paths import locked_file, locked_folder, remove_unlocked, unlocked_paths
+from gmmvit_deploy.files.leftovers import (
+    locked_file,
+    locked_folder,
+    remove_leftovers,
+    remove_unlocked,
+    unlocked_paths,
+)
 
 __all__ = ["new_file", "new_folder", "require_free", "require_free_file", "sha256_of_bytes", "sha256_of_file"]
 

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare, declared_attention
-from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import roles_of
+from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
 from gmmvit_deploy.precision import POLICY, ElementType, Precision
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
 __all__ = ["cast_graph", "numpy_type"]
-
 
 _FIRST_BF16_OPSET = 22
 
@@ -68,8 +67,7 @@ class _Cast:
         self._attentions = {name: declared_attention(node) for node in proto.graph.node for name in node.output}
 
     def run(self) -> ModelProto:
-        out = type(self._proto)()
-        out.CopyFrom(self._proto)
+        out = copy_of(self._proto)
         for node in out.graph.node:
             self._add(node)
         for result in out.graph.output:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.graphs.rewrite import rewrite_graph
+from gmmvit_deploy.graphs.wiring import rewrite_graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -22,7 +22,7 @@ from gmmvit_deploy.graphs.role_patterns import (
     sum_norm_nodes,
     talking_heads,
 )
-from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of
 from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _linear_role(node: NodeProto, wiring: Wiring, *, on_image: bool) -> Role:
         return "product"
     if wiring.is_mixing(node):
         return "mixing"
-    if next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1) > 1:
+    if attribute_of(node, "group", 1) > 1:
         return "depthwise"
     if any(made.op_type == "ReduceMean" for name in node.input if (made := wiring.maker.get(name))):
         return "head"

@@ -1,4 +1,7 @@
-"""Measure how a precision changes each mask, and check that the graph stores the masks as constants."""
+"""Measure how a precision changes each mask, check that the graph stores the masks as constants, and leave masks out.
+
+The masks cost the difference between the time of a graph and the time of its twin (`with_masks_of_one`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskChange, array_of
 from gmmvit_deploy.graphs.proof import constant_nodes, unfolded_operators
+from gmmvit_deploy.graphs.roles import attentions_of
+from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
 from gmmvit_deploy.precision import POLICY
 
 if TYPE_CHECKING:
@@ -18,17 +23,18 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["changes_of", "prove_masks", "require_folded"]
+__all__ = ["changes_of", "prove_masks", "require_folded", "with_masks_of_one"]
 
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 
 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
     """Measure, for each head of each layer, how the cast to this precision changes the float32 mask."""
+    import ml_dtypes
     import numpy as np
 
     kind = numpy_type(POLICY["mask"][precision])
-    smallest = _smallest_normal(kind)
+    smallest = float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
     for mask in masks:
         constant = array_of(mask.constant)
         for head, exact in enumerate(constant.reshape(-1, *constant.shape[-2:])):
@@ -47,12 +53,6 @@ def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator
                 subnormal=int((kept & (np.abs(exact) < smallest)).sum()),
                 saturated=int((~np.isfinite(rounded)).sum()),
             )
-
-
-def _smallest_normal(kind: Any) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
 
 
 def require_folded(proto: ModelProto) -> None:
@@ -100,3 +100,30 @@ def prove_masks(
             raise ExportError(f"{mask.layer}: the graph does not contain the folded mask of this layer in {kind}")
         names[mask.layer], hashes[mask.layer] = name, sha256_of_bytes(expected.tobytes())
     return names, hashes
+
+
+def with_masks_of_one(proto: ModelProto) -> ModelProto:
+    """Return a graph in which a scalar replaces every mask.
+
+    A model without masks also multiplies the scores by a scalar, 1/√d for the head dim d. The scalar of this function
+    has the data type of the mask and an arbitrary value, so the logits are meaningless. Use the graph only to measure
+    sizes and times.
+    """
+    import numpy as np
+    from onnx import numpy_helper
+
+    out = copy_of(proto)
+    masks = {attention.mask for attention in attentions_of(out.graph) if attention.mask}
+    types = {
+        constant.name: numpy_helper.to_array(constant).dtype
+        for constant in out.graph.initializer
+        if constant.name in masks
+    }
+    for node in out.graph.node:
+        for index, name in enumerate(node.input):
+            if name in masks:
+                node.input[index] = f"{name}.one"
+    kept = [constant for constant in out.graph.initializer if constant.name not in masks]
+    kept += [numpy_helper.from_array(np.asarray(0.25, kind), f"{name}.one") for name, kind in types.items()]
+    rewrite_graph(out.graph, out.graph.node, kept)
+    return out

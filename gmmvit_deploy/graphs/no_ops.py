@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.graphs.rewrite import rewrite_graph
-from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -37,8 +36,7 @@ def without_no_ops(proto: ModelProto) -> ModelProto:
             same[node.output[0]] = same.get(node.input[0], node.input[0])
     if not same:
         return proto
-    out = type(proto)()
-    out.CopyFrom(proto)
+    out = copy_of(proto)
     read, kept = set(outputs), []
     for node in reversed(out.graph.node):
         if node.output[0] not in same and read.intersection(node.output):
@@ -46,10 +44,7 @@ def without_no_ops(proto: ModelProto) -> ModelProto:
                 node.input[index] = same.get(name, name)
             read.update(node.input)
             kept.append(node)
-    computed = {name for node in kept for name in node.output}
-    values = [value for value in out.graph.value_info if value.name in computed]
-    rewrite_graph(out.graph, reversed(kept), [tensor for tensor in out.graph.initializer if tensor.name in read])
-    out.graph.value_info.extend(values)
+    rewrite_graph(out.graph, reversed(kept), out.graph.initializer, keep_shapes=True)
     return out
 
 

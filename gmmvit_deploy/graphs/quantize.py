@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
-from gmmvit_deploy.graphs.rewrite import rewrite_graph
 from gmmvit_deploy.graphs.roles import roles_of
+from gmmvit_deploy.graphs.wiring import attribute_of, copy_of, rewrite_graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,13 +100,10 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
     import numpy as np
     from onnx import numpy_helper
 
-    out = type(proto)()
-    out.CopyFrom(proto)
-    grid = grid_of(precision)
+    out = copy_of(proto)
     weights = {constant.name: constant for constant in out.graph.initializer}
-    pairs = _Pairs(grid)
+    pairs = _Pairs(grid_of(precision))
     projections = {node.name for node in _projections(out.graph)}
-    nodes: list[NodeProto] = []
     for node in out.graph.node:
         if node.name in projections:
             activation, weight = node.input[0], node.input[1]
@@ -117,11 +114,8 @@ def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str
                 )
             node.input[0] = pairs.activation(node.name, activation, bound)
             node.input[1] = pairs.weight(weight, numpy_helper.to_array(weights[weight]), axis=_output_axis(node))
-            nodes.extend(pairs.take())
-        nodes.append(node)
-    read = {name for node in nodes for name in node.input}
-    kept = [constant for constant in out.graph.initializer if constant.name in read]
-    rewrite_graph(out.graph, nodes, [*kept, *pairs.constants])
+        pairs.nodes.append(node)
+    rewrite_graph(out.graph, pairs.nodes, [*out.graph.initializer, *pairs.constants])
     return out
 
 
@@ -129,23 +123,20 @@ def _output_axis(node: NodeProto) -> int:
     """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
     if node.op_type == "Conv":
         return 0
-    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-    return 0 if transposed else 1
+    return 0 if attribute_of(node, "transB", 0) else 1
 
 
 class _Pairs:
-    """Makes Q/DQ pairs.  Projections with the same weight share the DQ node of this weight."""
+    """Makes Q/DQ pairs.  Projections with the same weight share the DQ node of this weight.
+
+    nodes, constants: those of the quantised graph, in its order. `activation` and `weight` add the pairs to them.
+    """
 
     def __init__(self, grid: Grid) -> None:
+        self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
         self._grid = grid
         self._made: dict[str, str] = {}
-        self._nodes: list[NodeProto] = []
-
-    def take(self) -> list[NodeProto]:
-        """Return the nodes that were made after the previous call of ``take``."""
-        nodes, self._nodes = self._nodes, []
-        return nodes
 
     def activation(self, reader: str, name: str, largest: float) -> str:
         """Make the nodes DQ(Q(x)) for the activation x of a projection; return the name of the DQ node's output.
@@ -160,20 +151,12 @@ class _Pairs:
         stem = f"{reader}.input"
         scale = self._constant(f"{stem}.scale", self._grid.scale(np.asarray(largest)))
         zero = self._constant(f"{stem}.zero", np.zeros((), self._grid.numpy_type))
-        self._nodes += [
-            declare(
-                helper.make_node(
-                    "QuantizeLinear", [name, scale, zero], [f"{stem}.quantized"], name=f"{reader}/QuantizeLinear"
-                ),
-                "quantize",
-            ),
-            declare(
-                helper.make_node(
-                    "DequantizeLinear", [f"{stem}.quantized", scale, zero], [stem], name=f"{reader}/DequantizeLinear"
-                ),
-                "quantize",
-            ),
-        ]
+        for operator, read, output in (
+            ("QuantizeLinear", name, f"{stem}.quantized"),
+            ("DequantizeLinear", f"{stem}.quantized", stem),
+        ):
+            node = helper.make_node(operator, [read, scale, zero], [output], name=f"{reader}/{operator}")
+            self.nodes.append(declare(node, "quantize"))
         return stem
 
     def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
@@ -198,7 +181,7 @@ class _Pairs:
             node = helper.make_node(
                 "DequantizeLinear", inputs, [self._made[name]], name=f"{name}/DequantizeLinear", axis=axis
             )
-            self._nodes.append(declare(node, "quantize"))
+            self.nodes.append(declare(node, "quantize"))
         return self._made[name]
 
     def _constant(self, name: str, values: NDArray[Any]) -> str:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, order_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-    from gmmvit_deploy.graphs.wiring import Wiring
     from gmmvit_deploy.precision import Role
 
 __all__ = [
@@ -44,11 +44,11 @@ def pads_by_zero(node: NodeProto, wiring: Wiring) -> bool:
     """Return True if the node is a Pad that fills with zeros.  The fill value is absent or a constant 0."""
     if node.op_type != "Pad":
         return False
-    mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"constant")
-    name = node.input[2] if len(node.input) > 2 else ""
-    if mode != b"constant" or not name:
-        return bool(mode == b"constant")
-    value = wiring.array(name)
+    if attribute_of(node, "mode", b"constant") != b"constant":
+        return False
+    if len(node.input) < 3 or not node.input[2]:
+        return True
+    value = wiring.array(node.input[2])
     return value is not None and not value.any()
 
 
@@ -194,15 +194,11 @@ def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
             or back is None
         ):
             continue
-        if _order(before) == _HEADS_LAST and back.op_type == "Transpose" and _order(back) == _HEADS_FIRST:
+        if order_of(before) == _HEADS_LAST and back.op_type == "Transpose" and order_of(back) == _HEADS_FIRST:
             roles.update({node.name: "mixing", before.name: "shape", back.name: "shape"})
             if bias is not None:
                 roles[bias.name] = "bias"
     return roles
-
-
-def _order(transpose: NodeProto) -> list[int]:
-    return next((list(attribute.ints) for attribute in transpose.attribute if attribute.name == "perm"), [])
 
 
 def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:

@@ -24,7 +24,7 @@ head         the node that outputs the logits, and other linear maps after pooli
 quantize     QuantizeLinear and DequantizeLinear before a projection
 shape        operators that only move values, such as Reshape; padding by zeros; arithmetic on sizes
 unknown      a node that no rule matches. In a graph from another exporter, the node computes in float32 in every
-             precision. A graph that declares the role unknown exists in float32 only (`known_roles`).
+             precision. A graph that declares the role unknown exists in float32 only (`require_known_roles`).
 
 The export of this package writes the role into each node's metadata (`declared`). For a graph from another exporter,
 `guessed_roles` infers the roles.
@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention, declared_attention, declared_role
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.precision import Role
@@ -42,12 +43,15 @@ from gmmvit_deploy.precision import Role
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
+    from gmmvit_deploy.precision import Precision
+
 __all__ = [
     "SHAPE_OPERATORS",
     "Attention",
     "Role",
     "attentions_of",
     "declared_attentions",
+    "require_known_roles",
     "role_disagreements",
     "roles_of",
     "unknown_operators",
@@ -135,3 +139,28 @@ def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
     """Return ``name: operator`` for each node whose role is unknown."""
     roles = roles_of(graph)
     return tuple(f"{node.name}: {node.op_type}" for node in graph.node if roles[node.name] == "unknown")
+
+
+def require_known_roles(graph: GraphProto, precision: Precision, *, what: str) -> None:
+    """Check that no node declares the role ``unknown``.  Every graph is accepted in fp32.
+
+    How an operator without a known role behaves in half precision was never checked, so a model with such an operator
+    runs in float32 only. A graph from another exporter does not declare roles; `cast` leaves the operators without a
+    known role of such a graph in float32.
+    what: the subject of the error message, for example the path of the bundle.
+    Errors: ExportError that names the first node that declares the role ``unknown``, with its operator, and all
+    operators of such nodes.
+    """
+    if precision == "fp32":
+        return
+    unknown = [node for node in graph.node if declared_role(node) == "unknown"]
+    if not unknown:
+        return
+    first = unknown[0]
+    named = first.name.rpartition("/")[2].partition(".")[0] == first.op_type
+    name = first.name if named else f"{first.name} ({first.op_type})"
+    operators = ", ".join(dict.fromkeys(node.op_type for node in unknown))
+    raise ExportError(
+        f"{what}: {precision} needs a known role for each operator; node {name} has none; this model runs in fp32",
+        hint=f"remove {precision} from the precisions; operators of this model without a known role: {operators}",
+    )

@@ -20,8 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.graphs.rewrite import rewrite_graph
-from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -76,8 +75,7 @@ def split_stacked_projections(proto: ModelProto) -> ModelProto:
     }  # by the name of the Transpose
     if not stacks:
         return proto
-    out = type(proto)()
-    out.CopyFrom(proto)
+    out = copy_of(proto)
     _Rewrite(out, stacks).run()
     return out
 
@@ -86,7 +84,7 @@ def _stack(transpose: NodeProto, wiring: Wiring) -> _Stack | None:
     """Return the stacked projection that this Transpose splits into heads, or None for any other node."""
     from onnx import TensorProto
 
-    if transpose.op_type != "Transpose" or _order(transpose) != _PICK_FIRST:
+    if transpose.op_type != "Transpose" or order_of(transpose) != _PICK_FIRST:
         return None
     reshape = wiring.made_by(transpose.input[0], "Reshape")
     target = _numbers(reshape.input[1], wiring) if reshape is not None else []
@@ -107,7 +105,7 @@ def _stack(transpose: NodeProto, wiring: Wiring) -> _Stack | None:
 
 
 def _pick(node: NodeProto, wiring: Wiring) -> _Pick | None:
-    if node.op_type == "Gather" and _attribute(node, "axis", 0) == 0:
+    if node.op_type == "Gather" and attribute_of(node, "axis", 0) == 0:
         index = wiring.array(node.input[1])
         return None if index is None or index.ndim else _Pick(int(index), node.output[0], (node,))
     if node.op_type != "Slice" or len(node.input) < 4:
@@ -140,12 +138,8 @@ class _Rewrite:
         nodes: list[NodeProto] = []
         for node in self._graph.node:
             nodes += made.get(node.name, [] if node.name in self._gone else [node])
-        read = {name for node in nodes for name in node.input}
-        constants = [constant for constant in self._graph.initializer if constant.name in read]
-        computed = {name for node in nodes for name in node.output} | read
-        values = [value for value in self._graph.value_info if value.name in computed]
-        rewrite_graph(self._graph, nodes, [*constants, *self._constants.values()])
-        self._graph.value_info.extend([*values, *self._values])
+        rewrite_graph(self._graph, nodes, [*self._graph.initializer, *self._constants.values()], keep_shapes=True)
+        self._graph.value_info.extend(self._values)
 
     def _split(self, stack: _Stack) -> list[NodeProto]:
         """Return new nodes in place of the Transpose of a stacked projection, and mark the replaced nodes."""
@@ -168,7 +162,7 @@ class _Rewrite:
                 apart = self._wiring.only_reader(output, "Reshape")
                 output = self._drop(apart, output)
             turned = self._wiring.only_reader(output, "Transpose")
-            if turned is not None and _order(turned) == _TURN_KEYS[rank]:
+            if turned is not None and order_of(turned) == _TURN_KEYS[rank]:
                 output, order = self._drop(turned, output), _SPLIT_AND_TURN[rank]
             apart_heads = f"{output}.heads"
             nodes.append(self._reshape(stack.reshape, pieces[pick.index], apart_heads, (*inner, heads, head_dim)))
@@ -206,7 +200,7 @@ class _Rewrite:
         shape = self._wiring.inner_shape(flat.input[0]) if product is not None else None
         turned = self._wiring.only_reader(flat.output[0], "Transpose")
         merged = self._wiring.only_reader(turned.output[0], "Reshape") if turned is not None else None
-        if shape is None or len(shape) != 4 or turned is None or merged is None or _order(turned) != _SPLIT_HEADS[4]:
+        if shape is None or len(shape) != 4 or turned is None or merged is None or order_of(turned) != _SPLIT_HEADS[4]:
             return {}
         windows, heads, n, head_dim = shape
         if _numbers(flat.input[1], self._wiring)[1:] != [heads, n, head_dim]:
@@ -258,14 +252,6 @@ class _Rewrite:
         from onnx import TensorProto, helper
 
         self._values.append(helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [None, *inner]))
-
-
-def _order(transpose: NodeProto) -> list[int]:
-    return next((list(attribute.ints) for attribute in transpose.attribute if attribute.name == "perm"), [])
-
-
-def _attribute(node: NodeProto, name: str, default: int) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
 def _numbers(name: str, wiring: Wiring) -> list[int]:

@@ -1,15 +1,16 @@
-"""Find the node that outputs a tensor of an ONNX graph, the nodes that read the tensor, and the tensor's properties."""
+"""Find the node that outputs a tensor of an ONNX graph, the nodes that read it, and its properties; replace nodes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["Wiring"]
+__all__ = ["Wiring", "attribute_of", "copy_of", "end_of_normalisation", "order_of", "rewrite_graph"]
 
 
 class Wiring:
@@ -95,3 +96,65 @@ class Wiring:
     def is_mixing(self, node: NodeProto) -> bool:
         """Return True if the node is a matrix product with a constant on the left, as in head mixing."""
         return node.op_type == "MatMul" and self.constant_input(node) == 0
+
+
+def attribute_of(node: NodeProto, name: str, default: Any) -> Any:
+    """Return the value of a node's attribute, or ``default`` if the node does not state the attribute."""
+    from onnx import helper
+
+    return next((helper.get_attribute_value(stated) for stated in node.attribute if stated.name == name), default)
+
+
+def order_of(transpose: NodeProto) -> list[int]:
+    """Return the permutation of a Transpose; an empty list if the node does not state it."""
+    return list(attribute_of(transpose, "perm", []))
+
+
+def copy_of(proto: ModelProto) -> ModelProto:
+    out = type(proto)()
+    out.CopyFrom(proto)
+    return out
+
+
+def rewrite_graph(
+    graph: GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto], *, keep_shapes: bool = False
+) -> None:
+    """Replace a graph's nodes and constants.  Constants that no node reads, and that are no output, are left out.
+
+    keep_shapes: True to keep the declared data types and shapes of the tensors that the new nodes compute. They are
+    deleted by default, because they may be wrong for the new nodes.
+    """
+    # The arguments are copied first, because they may be the graph's own lists, which ``del`` empties.
+    new_nodes = list(nodes)
+    read = {name for node in new_nodes for name in node.input} | {value.name for value in graph.output}
+    new_constants = [constant for constant in constants if constant.name in read]
+    computed = {name for node in new_nodes for name in node.output} if keep_shapes else set()
+    values = [value for value in graph.value_info if value.name in computed]
+    del graph.node[:], graph.initializer[:], graph.value_info[:]
+    graph.node.extend(new_nodes)
+    graph.initializer.extend(new_constants)
+    graph.value_info.extend(values)
+
+
+_CHANNELS_FIRST = [0, 3, 1, 2]
+
+
+def end_of_normalisation(graph: GraphProto) -> str | None:
+    """Return the name of the normalised tensor, or None if the graph does not begin with a normalisation.
+
+    The normalisation is the path of nodes from the graph's input to the Transpose that moves the channels to the front.
+    Each node on the path reads the tensor of the path and constants, and no other tensors. A single node reads each
+    tensor of the path, apart from Shape nodes.
+    """
+    constants = {constant.name for constant in graph.initializer}
+    name: str = graph.input[0].name
+    for _ in range(len(graph.node)):
+        # A Shape node reads only the batch size, and is not a step of the normalisation.
+        users = [node for node in graph.node if name in node.input and node.op_type != "Shape"]
+        if len(users) != 1 or any(other not in constants for other in users[0].input if other != name):
+            return None
+        (node,) = users
+        name = node.output[0]
+        if node.op_type == "Transpose":
+            return name if order_of(node) == _CHANNELS_FIRST else None
+    return None

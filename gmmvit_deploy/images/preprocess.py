@@ -39,16 +39,20 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired, Unpack
 
 __all__ = [
     "MAX_IMAGE_BYTES",
     "MAX_IMAGE_PIXELS",
     "MODES",
     "RESAMPLING",
+    "Target",
     "UnusableImage",
     "fitted",
     "open_image",
@@ -94,32 +98,34 @@ class UnusableImage(ValueError):  # noqa: N818 - the image is unusable; the name
     """The bytes are not an image that can be used.  The message gives the reason."""
 
 
-def pixels_from_bytes(
-    data: bytes,
-    *,
-    height: int,
-    width: int,
-    channels: int,
-    resize: str,
-    crop_pct: float = 1.0,
-    mean: Sequence[float] | None = None,
-) -> NDArray[Any]:
+class Target(TypedDict):
+    """The input of a network, and how an image becomes an input.
+
+    height, width: the size of the network's input, in pixels.  channels: the number of channels, a key of `MODES`.
+    resize: the resize rule, a key of `RESAMPLING`.
+    crop_pct: the size of the crop divided by the size after resizing, 1 by default; ``stretch`` ignores this value.
+    mean: the mean of each channel, for pixel values scaled to [0, 1]. Only ``border`` uses the mean, and requires it.
+    """
+
+    height: int
+    width: int
+    channels: int
+    resize: str
+    crop_pct: NotRequired[float]
+    mean: NotRequired[Sequence[float] | None]
+
+
+def pixels_from_bytes(data: bytes, **target: Unpack[Target]) -> NDArray[Any]:
     """Decode an encoded image.
 
     data: the bytes of an image file.
-    height, width: the size of the network's input, in pixels.  channels: the number of channels, a key of `MODES`.
-    resize: the resize rule, a key of `RESAMPLING`.
-    crop_pct: the size of the crop divided by the size after resizing; ``stretch`` ignores this value.
-    mean: the mean of each channel, for pixel values scaled to [0, 1]. Only ``border`` uses the mean, and requires it.
     Returns uint8 (height, width, channels).  EXIF rotation is not applied, as in training.
     Errors: UnusableImage when the bytes are empty, are not an image, or are truncated.
     UnusableImage when the image is too large, or has more than 8 bits a channel.
     UnusableImage when the resize rule would make the image too large, or less than 1 pixel wide or high.
     """
     with open_image(data) as image:
-        return pixels_from_opened(
-            image, height=height, width=width, channels=channels, resize=resize, crop_pct=crop_pct, mean=mean
-        )
+        return pixels_from_opened(image, **target)
 
 
 def open_image(data: bytes) -> Any:
@@ -160,26 +166,13 @@ def open_image(data: bytes) -> Any:
     return image
 
 
-def pixels_from_opened(
-    image: Any,
-    *,
-    height: int,
-    width: int,
-    channels: int,
-    resize: str,
-    crop_pct: float = 1.0,
-    mean: Sequence[float] | None = None,
-) -> NDArray[Any]:
-    """Decode an image that `open_image` opened.
+def pixels_from_opened(image: Any, **target: Unpack[Target]) -> NDArray[Any]:
+    """Decode an image that `open_image` opened.  Returns uint8 (height, width, channels).
 
-    height, width, channels, resize, crop_pct, mean: as for `pixels_from_bytes`.
-    Returns uint8 (height, width, channels).
     Errors: UnusableImage when the image is damaged or truncated, and those of `pixels_from_image`.
     """
     try:
-        return pixels_from_image(
-            image, height=height, width=width, channels=channels, resize=resize, crop_pct=crop_pct, mean=mean
-        )
+        return pixels_from_image(image, **target)
     except UnusableImage:
         raise
     # A damaged file can raise any exception inside a decoder.
@@ -191,7 +184,7 @@ def pixels_to_compute(image: Any, *, height: int, width: int, resize: str, crop_
     """Return the number of pixels of an opened image before or after resizing, whichever is more.
 
     The pixels are counted from the header of the image and the resize rule; no pixel is decoded.
-    height, width, resize, crop_pct: as for `pixels_from_bytes`.
+    height, width, resize, crop_pct: as in `Target`.
     Errors: UnusableImage when the rule would make the image too large, or less than 1 pixel wide or high.
     """
     fit, _ = RESAMPLING[resize]
@@ -250,35 +243,25 @@ def _has_16_bits(image: Any) -> bool:
     return image.format == "PNG" and any(str(tile[3]).endswith(";16B") for tile in image.tile)
 
 
-def pixels_from_image(
-    image: Any,
-    *,
-    height: int,
-    width: int,
-    channels: int,
-    resize: str,
-    crop_pct: float = 1.0,
-    mean: Sequence[float] | None = None,
-) -> NDArray[Any]:
-    """Convert, resize and crop an opened ``PIL.Image``.
+def pixels_from_image(image: Any, **target: Unpack[Target]) -> NDArray[Any]:
+    """Convert, resize and crop an opened ``PIL.Image``.  Returns uint8 (height, width, channels).
 
-    height, width, channels, resize, crop_pct, mean: as for `pixels_from_bytes`.
-    Returns uint8 (height, width, channels).
     Errors: UnusableImage when the resize rule would make the image too large, or less than 1 pixel wide or high.
     """
     from PIL import Image
 
-    fit, resampling = RESAMPLING[resize]
+    height, width, mode = target["height"], target["width"], MODES[target["channels"]]
+    fit, resampling = RESAMPLING[target["resize"]]
     converted = fitted(
-        image if image.mode == MODES[channels] else image.convert(MODES[channels]),  # convert would copy the pixels
+        image if image.mode == mode else image.convert(mode),  # convert would copy the pixels
         height=height,
         width=width,
         fit=fit,
         resampling=Image.Resampling[resampling],
-        crop_pct=crop_pct,
-        mean=mean,
+        crop_pct=target.get("crop_pct", 1.0),
+        mean=target.get("mean"),
     )
-    return np.asarray(converted, dtype=np.uint8).reshape(height, width, channels)
+    return np.asarray(converted, dtype=np.uint8).reshape(height, width, target["channels"])
 
 
 def fitted(
@@ -295,7 +278,7 @@ def fitted(
 
     fit: stretch, center, squash, border or shortest, as at the top of this file.
     resampling: a ``PIL.Image.Resampling``.
-    crop_pct, mean: as for `pixels_from_bytes`.
+    crop_pct, mean: as in `Target`.
     Errors: as for `pixels_from_image`.  ValueError when ``fit`` is ``border`` and ``mean`` is None.
     """
     size = _resized_size(image.size, height=height, width=width, fit=fit, crop_pct=crop_pct)

@@ -6,7 +6,7 @@ This module imports neither numpy nor Pillow, so that the command line can list 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
@@ -18,6 +18,7 @@ __all__ = [
     "ResizeRule",
     "crops",
     "fit_of",
+    "one_of",
     "require_crop_pct",
     "resize_rule_from",
     "resize_rule_from_timm",
@@ -68,7 +69,7 @@ def resize_rule_from(text: str) -> ResizeRule:
     for rule in RESIZE_RULES:
         if rule == text:
             return rule
-    raise InputError(f"resize rule: expected {_listed(RESIZE_RULES)}, got {text!r}")
+    raise InputError(f"resize rule: expected {one_of(RESIZE_RULES)}, got {text!r}")
 
 
 def require_crop_pct(name: str, crop_pct: float, resize: ResizeRule) -> None:
@@ -83,7 +84,7 @@ def require_crop_pct(name: str, crop_pct: float, resize: ResizeRule) -> None:
         others = [rule for rule in RESIZE_RULES if rule.endswith(resize.removeprefix(fit)) and rule != resize]
         raise InputError(
             f"{name}: expected 1 with the resize rule {resize}, because this rule does not crop, got {crop_pct}",
-            hint=f"type --resize {_listed(others)} for a rule that crops, or leave out --crop-pct",
+            hint=f"type --resize {one_of(others)} for a rule that crops, or leave out --crop-pct",
         )
 
 
@@ -97,13 +98,14 @@ def resize_rule_from_timm(crop_mode: str | None, interpolation: str) -> ResizeRu
     """
     mode = crop_mode or "center"
     if mode not in CROP_MODES:
-        raise InputError(f"timm's crop_mode: expected {_listed(sorted(CROP_MODES))}, got {mode!r}")
+        raise InputError(f"timm's crop_mode: expected {one_of(sorted(CROP_MODES))}, got {mode!r}")
     filters = sorted({name.partition("-")[2] for name in RESIZE_RULES})
     if interpolation not in filters:
-        raise InputError(f"timm's interpolation: expected {_listed(filters)}, got {interpolation!r}")
+        raise InputError(f"timm's interpolation: expected {one_of(filters)}, got {interpolation!r}")
     return resize_rule_from(f"{mode}-{interpolation}")
 
 
-def _listed(values: Sequence[str]) -> str:
-    *most, last = values
+def one_of(values: Iterable[object]) -> str:
+    """Return the values as text, such as ``1, 2 or 3``."""
+    *most, last = map(str, values)
     return f"{', '.join(most)} or {last}"

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.preprocess import (
     MAX_IMAGE_PIXELS,
     MODES,
+    Target,
     pixels_from_bytes,
     pixels_from_image,
     scale_of,
@@ -26,6 +27,7 @@ from gmmvit_deploy.images.resize_rules import (
     STATE_PREPROCESSING,
     ResizeRule,
     fit_of,
+    one_of,
     require_crop_pct,
     resize_rule_from,
 )
@@ -33,22 +35,7 @@ from gmmvit_deploy.images.resize_rules import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "ImageSpec",
-    "ResizeRule",
-    "image_from_json",
-    "image_from_pixels",
-    "resize_rule_from",
-]
-
-
-class _Target(TypedDict):
-    height: int
-    width: int
-    channels: int
-    resize: str
-    crop_pct: float
-    mean: tuple[float, ...] | None
+__all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +66,7 @@ class ImageSpec:
             if not isinstance(side, int) or side < 1:
                 raise InputError(f"image {name}: expected a whole number of at least 1, got {side!r}")
         if self.channels not in MODES:
-            raise InputError(f"image channels: expected {_listed(MODES)}, got {self.channels!r}")
+            raise InputError(f"image channels: expected {one_of(MODES)}, got {self.channels!r}")
         resize_rule_from(self.resize)
         if (self.mean is None) != (self.std is None):
             given, missing = ("mean", "std") if self.std is None else ("std", "mean")
@@ -175,13 +162,12 @@ class ImageSpec:
         """
         if self.mean is None or self.std is None:
             raise InputError(
-                "the normalisation of the images is unknown: expected mean and std",
-                hint=STATE_PREPROCESSING,
+                "the normalisation of the images is unknown: expected mean and std", hint=STATE_PREPROCESSING
             )
         return tensor_from_pixels(pixels, self.mean, self.std)
 
     @property
-    def _target(self) -> _Target:
+    def _target(self) -> Target:
         return {
             "height": self.height,
             "width": self.width,
@@ -211,8 +197,3 @@ def image_from_pixels(pixels: NDArray[Any]) -> Any:
 
     # Pillow expects a grey image without the channel dimension.
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
-
-
-def _listed(values: Any) -> str:
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}"

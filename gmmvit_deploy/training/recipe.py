@@ -112,7 +112,7 @@ RECIPES: dict[str, Recipe] = {
 def recipe_from(name: str, kind: str, **changes: Any) -> Recipe:
     """Return a recipe of `RECIPES` for a kind of data, with the values of ``changes`` that are not None.
 
-    kind: a name of ``data.kinds.KINDS``; it determines the policy of AutoAugment, and whether images are mirrored.
+    kind: a name of ``data.files.KINDS``; it determines the policy of AutoAugment, and whether images are mirrored.
     Errors: InputError when a value is out of range.
     """
     recipe = RECIPES[name]

@@ -1,13 +1,14 @@
 """Damaged copies of each golden checkpoint: every copy is refused with an error that names it, and nothing is written.
 
-Nothing is exported here. tests/checkpoints/test_damaged_timm_files.py has the files of timm; the tests of the families
-have damages that only their files can have.
+Nothing is exported here. tests/checkpoints/test_damaged_timm_files.py has configurations and options of timm; the tests
+of the families have damages that only their files can have.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,24 +24,14 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.models.sources.hints import SETTINGS
 from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.cli.terminal import gmmvit_here
-from tests.conftest import LATER, MANIFEST, golden
+from tests.conftest import MANIFEST, NAMES, golden
+from tests.golden_files import RELEASED, content_of, state_of
 
 State = dict[str, Tensor]
-STATES = ("state_dict", "model", "net", "model_state_dict")
-"""Names under which training scripts store the tensors."""
-each_name = pytest.mark.parametrize("name", LATER)
-ONE_OF_EACH_SOURCE = {MANIFEST[name]["folder"].name: name for name in reversed(LATER)}.values()
-
-
-def content_of(name: str) -> dict[str, Any]:
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        content: dict[str, Any] = torch.load(golden(name).path, weights_only=True)
-    return content
-
-
-def state_of(content: dict[str, Any]) -> State:
-    state: State = next((content[key] for key in STATES if key in content), content)
-    return state
+WEIGHTS = "model.safetensors"
+OF_OTHER_CODE = tuple(name for name in NAMES if name not in RELEASED)
+each_name = pytest.mark.parametrize("name", OF_OTHER_CODE)
+ONE_OF_EACH_SOURCE = {MANIFEST[name]["folder"].name: name for name in reversed(OF_OTHER_CODE)}.values()
 
 
 @functools.cache
@@ -50,7 +41,9 @@ def used_keys(name: str) -> tuple[str, str, str]:
     unused = load_checkpoint(case.path, case.hints).unused
     state = state_of(content_of(name))
     plain = names_without_prefix(state).names
-    keys = [key for key, tensor in state.items() if plain[key] not in unused and torch.is_tensor(tensor)]
+    keys = [
+        key for key, tensor in state.items() if key in plain and plain[key] not in unused and torch.is_tensor(tensor)
+    ]
     return keys[0], keys[len(keys) // 2], keys[-1]
 
 
@@ -63,8 +56,18 @@ def damaged(name: str, folder: Path, change: Callable[[State], object]) -> Path:
     """Write a copy of a golden file whose tensors were changed."""
     content = content_of(name)
     change(state_of(content))
-    path = folder / golden(name).path.name
-    torch.save(content, path)
+    return written(name, folder, content)
+
+
+def written(name: str, folder: Path, content: dict[str, Any]) -> Path:
+    """Write a file, or for a model folder a copy of the folder, with other content."""
+    source, path = golden(name).path, folder / golden(name).path.name
+    if source.is_dir():
+        shutil.copytree(source, path, dirs_exist_ok=True)
+        (path / WEIGHTS).unlink(missing_ok=True)
+        torch.save(content, path / "pytorch_model.bin")
+    else:
+        torch.save(content, path)
     return path
 
 
@@ -131,17 +134,20 @@ def test_arguments_of_another_class(name: str, value: object, tmp_path: Path) ->
         content["args"].lr = value
     else:
         content = {**(content if state_of(content) is not content else {"state_dict": content}), "args": value}
-    path = tmp_path / golden(name).path.name
-    torch.save(content, path)
-    message = refusal(name, path)
+    message = refusal(name, written(name, tmp_path, content))
     assert "Ordinary" in message or "print" in message
 
 
 @each_name
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
 def test_a_truncated_file(name: str, share: float, tmp_path: Path) -> None:
-    path, data = tmp_path / golden(name).path.name, golden(name).path.read_bytes()
-    path.write_bytes(data[: int(share * len(data))])
+    path = tmp_path / golden(name).path.name
+    file = path
+    if golden(name).path.is_dir():
+        shutil.copytree(golden(name).path, path)
+        file = path / WEIGHTS
+    data = (golden(name).path / file.relative_to(path)).read_bytes()
+    file.write_bytes(data[: int(share * len(data))])
     refusal(name, path)
 
 

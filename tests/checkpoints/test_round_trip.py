@@ -15,12 +15,11 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_di
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec
-from tests.models.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs
-from tests.models.families.test_vit import small_specs
+from tests.models.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs, vit_specs
 
 
 @pytest.mark.rest
-@given(spec=st.one_of(small_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()), seed=st.integers(0, 2**16))
+@given(spec=st.one_of(vit_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()), seed=st.integers(0, 2**16))
 @settings(max_examples=120, deadline=None)
 def test_spec_and_weights_survive(spec: ModelSpec, seed: int) -> None:
     torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,8 @@ import torch
 from gmmvit_cli.options import normalisation_from
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.open import default_runners
+from tests.checkpoints.test_hostile_files import Calls
 from tests.checkpoints.test_loading import released_state
-from tests.checkpoints.test_reading import RunsCode
 from tests.cli.terminal import gmmvit_here, refused, without_progress
 from tests.conftest import GOLDEN
 from tests.images.test_preprocess import encoded, photo
@@ -139,7 +140,10 @@ def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bund
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (lambda state, folder: {"model_state_dict": {}, "x": RunsCode(folder / "ran")}, "no code of the file was run"),
+        (
+            lambda state, folder: {"model_state_dict": {}, "x": Calls(os.system, f"touch {folder / 'ran'}")},
+            "no code of the file was run",
+        ),
         (lambda state, folder: {"conv1.weight": torch.zeros(64, 3, 7, 7)}, "unknown architecture"),
         (lambda state, folder: {**state, "stowaway": torch.zeros(2)}, "unknown key stowaway"),
         (lambda state, folder: {**state, "mlp_head.1.bias": torch.full((10,), float("nan"))}, "NaN or infinite"),

@@ -18,7 +18,7 @@ from gmmvit_cli.commands import JOBS, SUMMARIES
 from gmmvit_cli.main import app
 from gmmvit_cli.panels import GENERAL
 from gmmvit_deploy.images.data import open as data_open
-from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
+from gmmvit_deploy.images.data.files import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ResizeRule
 from gmmvit_deploy.models.families import PRESETS

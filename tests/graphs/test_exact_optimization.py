@@ -46,14 +46,7 @@ def operators(proto: onnx.ModelProto) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("operator", "scalar"),
-    [
-        ("Add", 1e-9),
-        ("Add", -1e-8),
-        ("Sub", 1e-9),
-        ("Mul", 1.000005),
-        ("Div", 0.999995),
-    ],
+    ("operator", "scalar"), [("Add", 1e-9), ("Add", -1e-8), ("Sub", 1e-9), ("Mul", 1.000005), ("Div", 0.999995)]
 )
 @pytest.mark.parametrize("kind", ["initializer", "constant", "cast"])
 def test_a_nearly_neutral_scalar_stays(operator: str, scalar: float, kind: str) -> None:
@@ -92,18 +85,6 @@ def test_other_scalars_keep_their_shape(operator: str, scalar: float) -> None:
     proto = graph(helper.make_node(operator, ["x", "c"], ["y"]), c=np.float32(scalar))
     short = optimized(proto)
     assert [(constant.name, list(constant.dims)) for constant in short.graph.initializer] == [("c", [])]
-
-
-def test_a_scalar_that_two_operators_read() -> None:
-    proto = graph(
-        helper.make_node("Add", ["x", "c"], ["a"]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Add", ["c", "b"], ["y"]),
-        c=np.float32(1e-9),
-    )
-    short = optimized(proto)
-    assert operators(short) == ["Add", "Relu", "Add"]
-    assert len(short.graph.initializer) == 1
 
 
 def test_a_result_without_dimensions_keeps_its_shape() -> None:

@@ -8,8 +8,7 @@ from onnx import TensorProto, helper
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
-from gmmvit_deploy.graphs.known_roles import require_known_roles
-from gmmvit_deploy.graphs.roles import roles_of
+from gmmvit_deploy.graphs.roles import require_known_roles, roles_of
 from gmmvit_deploy.precision import PRECISIONS, Precision, Role
 
 
@@ -51,15 +50,6 @@ def test_a_node_whose_name_hides_its_operator_is_named_with_the_operator() -> No
     graph = graph_of(("node_17", "HardSwish", "unknown"))
     with pytest.raises(ExportError, match=r"node node_17 \(HardSwish\) has none"):
         require_known_roles(graph, "fp16", what="m")
-
-
-def test_every_graph_runs_in_fp32() -> None:
-    require_known_roles(OUTSIDE, "fp32", what="m")
-
-
-def test_known_roles_are_accepted() -> None:
-    graph = graph_of(("network.stem/Relu", "Relu", "activation"), ("network/Gelu", "Gelu", "gelu"))
-    require_known_roles(graph, "fp16", what="m")
 
 
 def test_a_graph_without_declared_roles_is_accepted() -> None:

@@ -12,24 +12,21 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs import calibration
 from gmmvit_deploy.graphs.calibration import Histograms, bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.emulate import without_bfloat16
-from gmmvit_deploy.graphs.masks import changes_of, prove_masks, require_folded
+from gmmvit_deploy.graphs.masks import changes_of, prove_masks, with_masks_of_one
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
-from gmmvit_deploy.graphs.twin import with_masks_of_one
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
-from tests.conftest import golden
 from tests.models.folding.test_passes import small
 
 ONNX_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -77,12 +74,6 @@ def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: on
     assert [value.type.tensor_type.elem_type for value in (*cast.graph.input, *cast.graph.output)] == [
         TensorProto.FLOAT
     ] * 2
-
-
-def test_float32_is_left_as_it_is(graph: onnx.ModelProto, images: np.ndarray) -> None:
-    cast = cast_graph(graph, "fp32")
-    assert [node.op_type for node in cast.graph.node] == [node.op_type for node in graph.graph.node]
-    assert emulated_logits(cast, images, name="x").tobytes() == emulated_logits(graph, images, name="x").tobytes()
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp16", 2**-9), ("bf16", 2**-6)])
@@ -186,23 +177,6 @@ def test_projections_are_quantised_and_nothing_else(precision: str, graph: onnx.
     assert 0 < distance < 0.1
 
 
-def test_weights_have_a_scale_for_each_output_channel(graph: onnx.ModelProto) -> None:
-    quantized = quantize_graph(graph, "int8", dict.fromkeys(activations_of(graph.graph), 1.0))
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in quantized.graph.initializer}
-    originals = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
-    checked = 0
-    for node in quantized.graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in constants:
-            values, scales = constants[node.input[0]], constants[node.input[1]]
-            axis = next(attribute.i for attribute in node.attribute if attribute.name == "axis")
-            assert scales.shape == (values.shape[axis],)
-            original = originals[node.input[0].removesuffix(".quantized")]
-            restored = values * np.expand_dims(scales, 1 - axis)
-            assert np.abs(restored - original).max() <= scales.max() * 0.51
-            checked += 1
-    assert checked >= 4
-
-
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_range_that_calibration_did_not_measure(bound: float, graph: onnx.ModelProto) -> None:
     with pytest.raises(ExportError, match="expected a calibrated range above 0"):
@@ -220,11 +194,6 @@ def test_calibration_sees_what_goes_into_each_projection(graph: onnx.ModelProto,
     (values,) = session.run([name], {"tensor": images})
     assert calibration.largest[name] == pytest.approx(np.abs(values).max(), rel=1e-5)
     assert calibration.counts[name].sum() == values.size
-
-
-def test_calibration_without_images(graph: onnx.ModelProto) -> None:
-    with pytest.raises(InputError, match="calibration needs images"):
-        calibrate(graph, [])
 
 
 def test_calibration_on_numbers_that_are_not_finite(graph: onnx.ModelProto, images: np.ndarray) -> None:
@@ -288,15 +257,6 @@ def test_masks_are_proven_in_the_cast_graph(folded: FoldedModel, graph: onnx.Mod
     stored.CopyFrom(numpy_helper.from_array(changed, stored.name))
     with pytest.raises(ExportError, match="does not contain the folded mask of this layer in float16"):
         prove_masks(cast, folded.masks, records, "fp16")
-
-
-@pytest.mark.rest
-@pytest.mark.export
-def test_a_graph_that_still_computes_its_mask() -> None:
-    trained = load_checkpoint(golden("vit_gmm").path).model
-    unfolded = onnx_from_model(trained, preprocessing=None, max_batch=4)
-    with pytest.raises(ExportError, match=r"computes its mask at run time, in blocks\.0\.attention"):
-        require_folded(unfolded)
 
 
 def test_the_twin_has_scalars_in_the_place_of_masks(graph: onnx.ModelProto, images: np.ndarray) -> None:

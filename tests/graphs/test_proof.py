@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -10,7 +9,6 @@ from onnx import numpy_helper
 from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
@@ -18,7 +16,7 @@ from gmmvit_deploy.graphs.proof import constant_nodes, prove_folded
 from gmmvit_deploy.models.families.vit.model import ViT
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
-from tests.conftest import RELEASED, golden
+from tests.conftest import RELEASED
 from tests.models.folding.test_passes import small
 
 GMM = MaskSpec(kind="gmm", kernels=2)
@@ -144,48 +142,6 @@ def test_equal_masks_of_two_layers_share_one_constant() -> None:
     assert len({record.constant for record in records}) == 1
 
 
-@pytest.mark.rest
-@pytest.mark.export
-def test_max_batch_of_one_still_exports() -> None:
-    proto = onnx_from_model(fold(small(GMM)).model, preprocessing=None, max_batch=1)
-    assert np.prod([len(proto.graph.input), len(proto.graph.output)]) == 1
-
-
-VIT = {"Add", "Gelu", "Gemm", "LayerNormalization", "MatMul", "Mul", "Reshape", "Softmax", "Split", "Transpose"}
-TOKEN = {"Concat", "Expand", "Gather", "Shape"}  # a class token is repeated for the batch, and read off at the end
-OPERATORS = {
-    "vit_plain": VIT | TOKEN | {"Slice"},
-    "vit_elm": VIT | {"ReduceMean"},
-    "vit_gmm": VIT | {"ReduceMean"},
-    "swin_plain": VIT | {"Concat", "Conv", "ReduceMean", "Slice"},
-    "swin_gmm": VIT | {"Concat", "Conv", "ReduceMean", "Slice"},
-    "cait_plain": (VIT - {"Mul"}) | TOKEN,
-    "cait_elm": VIT | TOKEN,
-    "cait_gmm": VIT | TOKEN,
-    "pit_plain": VIT | TOKEN | {"Conv", "Slice"},
-    "pit_elm": VIT | TOKEN | {"Conv", "Slice"},
-    "pit_gmm": VIT | TOKEN | {"Conv", "Slice"},
-    "t2t_plain": VIT | {"Conv", "ReduceMean"},
-    "t2t_elm": VIT | {"Conv", "ReduceMean"},
-    "t2t_gmm": VIT | {"Conv", "ReduceMean"},
-}
-
-
-@pytest.mark.cases
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_of_every_family(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    proto = onnx.load(tensor_bundles[name].onnx_path)
-    assert {node.op_type for node in proto.graph.node} == OPERATORS[name]
-    assert constant_nodes(proto.graph) == []
-    masks = tensor_bundles[name].manifest.masks
-    multiplied = sum(node.op_type == "Mul" for node in proto.graph.node)
-    # A masked graph multiplies elementwise by its masks and by nothing else, except in the last attention of a PiT:
-    # this attention has a scale of its own, because folding removes its mask, which is dead.
-    scales = 1 if "drop_dead_masks" in tensor_bundles[name].manifest.folding else 0
-    if masks:
-        assert multiplied == len(masks) + scales
-
-
 @pytest.mark.cases
 @pytest.mark.parametrize("name", RELEASED)
 def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, Bundle]) -> None:
@@ -193,12 +149,3 @@ def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, B
     shapes = {record.shape for record in (*tensor_bundles[name].manifest.masks, *tensor_bundles[name].manifest.biases)}
     seen = [i.raw_data for i in graph.initializer if tuple(i.dims) in shapes and i.data_type == onnx.TensorProto.FLOAT]
     assert len(seen) == len(set(seen))
-
-
-@pytest.mark.rest
-def test_an_unfolded_bias_is_refused(tensor_bundles: dict[str, Bundle]) -> None:
-    """Gathering from a table at run time is arithmetic on constants."""
-    case = golden("swin_gmm")
-    trained = load_checkpoint(case.path).model
-    with pytest.raises(ExportError):
-        prove_folded(onnx_from_model(trained, preprocessing=None, max_batch=2), fold(trained))

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import cast_graph
-from gmmvit_deploy.graphs.declared import ROLE_KEY, declare, declared_attention, declared_role
+from gmmvit_deploy.graphs.declared import ROLE_KEY, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of, unknown_operators
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision, Role
@@ -29,43 +29,10 @@ def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_b
         assert tuple(kinds) == PRECISIONS
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", RELEASED)
-def test_attentions_have_the_names_of_their_modules(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    bundle = tensor_bundles[name]
-    attentions = attentions_of(onnx.load(bundle.onnx_path).graph)
-    masks = {attention.name: attention.mask for attention in attentions if attention.mask}
-    assert masks == {record.layer: record.constant for record in bundle.manifest.masks}
-    assert all(attention.known for attention in attentions)
-    assert {attention.mixes_heads for attention in attentions} == {name.startswith("cait")}
-    for attention in attentions:
-        assert attention.nodes[0].endswith("scores/MatMul")
-        assert attention.nodes[-1].startswith(f"{attention.name}/MatMul")
-
-
-def test_roles_of_one_block(tensor_bundles: dict[str, Bundle]) -> None:
-    graph = onnx.load(tensor_bundles["swin_gmm"].onnx_path).graph
-    roles = roles_of(graph)
-    block = "stages.0.blocks.1"
-    assert roles["patch_embedding/Conv"] == "embedding"
-    assert roles[f"{block}.attention_norm/LayerNormalization"] == "norm"
-    assert roles[f"{block}.attention.qkv/MatMul"] == "projection"
-    assert roles[f"{block}.attention.qkv/Add"] == "bias"
-    assert roles[f"{block}.attention.scores/MatMul"] == "product"
-    assert roles[f"{block}.attention.scores.before.mask/Mul"] == "mask"
-    assert roles[f"{block}.attention.scores.before.bias/Add"] == "score_bias"
-    assert roles[f"{block}.attention/Softmax"] == "softmax"
-    assert roles[f"{block}/Add"] == "residual"
-    assert roles["head/Gemm"] == "head"
-
-
 def graph_of(*nodes: onnx.NodeProto) -> onnx.GraphProto:
     value = helper.make_tensor_value_info
     return helper.make_graph(
-        list(nodes),
-        "g",
-        [value("x", TensorProto.FLOAT, ["b", 2, 2])],
-        [value("y", TensorProto.FLOAT, ["b", 2, 2])],
+        list(nodes), "g", [value("x", TensorProto.FLOAT, ["b", 2, 2])], [value("y", TensorProto.FLOAT, ["b", 2, 2])]
     )
 
 
@@ -81,11 +48,7 @@ def test_a_softmax_that_is_no_attention() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "known"),
-    [
-        ("product", "product", True),
-        ("projection", "product", False),
-        ("product", "projection", False),
-    ],
+    [("product", "product", True), ("projection", "product", False), ("product", "projection", False)],
 )
 def test_a_declared_attention_is_known_by_the_products_around_its_softmax(
     before: Role, after: Role, known: bool
@@ -116,10 +79,7 @@ def test_the_division_by_a_sum_is_a_norm(eps: bool) -> None:
     assert norms == {"sum", "div", *(["add"] if eps else [])}
 
 
-ODD = (
-    helper.make_node("Tanh", ["x"], ["t"], name="odd"),
-    helper.make_node("Softmax", ["t"], ["y"], name="p"),
-)
+ODD = (helper.make_node("Tanh", ["x"], ["t"], name="odd"), helper.make_node("Softmax", ["t"], ["y"], name="p"))
 
 
 def test_an_operator_from_elsewhere_without_a_rule_is_unknown() -> None:
@@ -149,16 +109,6 @@ def test_a_declared_role_that_no_policy_has_is_refused() -> None:
     node.metadata_props.add(key=ROLE_KEY, value="ornament")
     with pytest.raises(ExportError, match=r"node sum: expected one of the roles input, embedding.*got 'ornament'"):
         roles_of(graph_of(node))
-
-
-def test_declaring_again_replaces_and_keeps_other_notes() -> None:
-    node = helper.make_node("Add", ["x", "x"], ["y"], name="sum")
-    node.metadata_props.add(key="theirs", value="kept")
-    declare(node, "bias", attention="a")
-    declare(node, "residual")
-    assert declared_role(node) == "residual"
-    assert declared_attention(node) is None
-    assert (node.metadata_props[0].key, node.metadata_props[0].value) == ("theirs", "kept")
 
 
 @pytest.mark.cases

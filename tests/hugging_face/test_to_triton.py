@@ -220,20 +220,3 @@ def test_a_multi_label_bundle_passes_parity(tags: Bundle, served: TritonServer) 
         assert runner.check("numeric").verdict == "passed"
         assert runner.check("decisions").verdict == "passed"
         assert runner.check("decisions").summary.startswith("the same labels on ")
-
-
-def test_the_folder_states_everything(exported: Bundle) -> None:
-    manifest = exported.manifest
-    assert manifest.labels == WORDS
-    assert (manifest.image.resize, manifest.image.mean, manifest.image.std) == (
-        "stretch-bilinear",
-        (0.5, 0.5, 0.5),
-        (0.5, 0.5, 0.5),
-    )
-    assert manifest.checkpoint["wrapping"] == "model folder of Hugging Face transformers, safetensors"
-    assert "transformers" in manifest.versions
-
-
-def test_the_bundle_passes_parity(exported: Bundle) -> None:
-    answer = gmmvit_here("parity", exported.path, "--runner", "onnxruntime")
-    assert answer.status == 0, answer.err

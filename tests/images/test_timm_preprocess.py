@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -27,21 +26,6 @@ RECORD = json.loads(GOLDEN.read_text())
 MEAN, STD = tuple(RECORD["mean"]), tuple(RECORD["std"])
 MODES_OF_TIMM = ("center", "squash", "border")
 RULES_OF_TIMM = [rule for rule in RESIZE_RULES if fit_of(rule) in MODES_OF_TIMM]
-SIZES = [
-    (1, 1),
-    (1, 7),
-    (7, 1),
-    (3, 2),
-    (31, 32),
-    (32, 32),
-    (33, 34),
-    (37, 50),
-    (64, 64),
-    (101, 53),
-    (500, 20),
-    (20, 90),
-]
-"""(width, height) of images: a single pixel, smaller than the crop, odd, equal to the crop, very wide and very tall."""
 
 
 def spec_of(case: dict[str, Any], channels: int = 3) -> ImageSpec:
@@ -101,22 +85,6 @@ def test_recorded_transforms(name: str) -> None:
                 np.testing.assert_array_equal(spec.tensor_from_pixels(pixels), arrays[tensor])
 
 
-@pytest.mark.parametrize("rule", RULES_OF_TIMM)
-@pytest.mark.parametrize("side", [(32, 32), (24, 33), (33, 24), (1, 1), (7, 1)], ids=str)
-def test_sizes_and_crops(rule: ResizeRule, side: tuple[int, int]) -> None:
-    for crop_pct in (0.875, 0.9, 0.95, 1.0, 0.33):
-        spec = ImageSpec(height=side[0], width=side[1], channels=3, mean=MEAN, std=STD, resize=rule, crop_pct=crop_pct)
-        for size in SIZES:
-            try:
-                pixels = spec.pixels_from_image(photo(*size))
-            except UnusableImage:
-                with pytest.raises(ValueError, match="height and width must be > 0"):
-                    by_timm(photo(*size), spec)
-                continue
-            assert pixels.shape == spec.pixels_shape
-            assert_equals_timm(photo(*size), spec)
-
-
 @pytest.mark.parametrize("channels", MODES)
 @pytest.mark.parametrize("kind", ["L", "LA", "RGB", "RGBA", "P"])
 def test_channels(channels: int, kind: str) -> None:
@@ -128,7 +96,7 @@ def test_channels(channels: int, kind: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    size=st.tuples(st.integers(1, 120), st.integers(1, 120)),
+    size=st.tuples(st.integers(1, 500), st.integers(1, 120)),
     side=st.tuples(st.integers(1, 48), st.integers(1, 48)),
     square=st.booleans(),
     crop_pct=st.floats(0.2, 1.0) | st.sampled_from([0.875, 0.9, 0.95, 1.0, 224 / 256, 0.8]),
@@ -164,22 +132,6 @@ def test_the_padding_has_the_colour_of_the_mean() -> None:
     pixels = spec.pixels_from_image(Image.new("RGB", (16, 4), (255, 255, 255)))
     assert pixels[:3].reshape(-1, 3).tolist() == pixels[5:].reshape(-1, 3).tolist() == [[124, 116, 104]] * 24
     assert (pixels[3:5] == 255).all()
-
-
-def test_squash_without_a_crop_is_stretch() -> None:
-    for name in ("bilinear", "bicubic"):
-        squash, stretch = (
-            ImageSpec(height=20, width=28, channels=3, resize=f"{fit}-{name}")  # type: ignore[arg-type]
-            for fit in ("squash", "stretch")
-        )
-        np.testing.assert_array_equal(squash.pixels_from_image(photo(45, 31)), stretch.pixels_from_image(photo(45, 31)))
-
-
-def test_jpeg_in_a_cropping_rule() -> None:
-    data = encoded(photo(70, 45), "JPEG", quality=90)
-    case = {"input_size": (3, 32, 32), "crop_pct": 0.9, "interpolation": "bicubic", "crop_mode": "center"}
-    spec = spec_of(case)
-    np.testing.assert_array_equal(spec.pixels_from_bytes(data), by_timm(Image.open(io.BytesIO(data)), spec)[0])
 
 
 def test_an_image_that_resizing_would_make_huge_is_refused() -> None:

@@ -6,7 +6,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -18,10 +17,8 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.models.families.timm.model import TimmModel
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from tests.conftest import MANIFEST, golden
 
 TINY = {"embed_dim": 24, "depth": 1, "num_heads": 2}
-NAMES = [name for name, entry in MANIFEST.items() if entry["family"] == "timm"]
 
 
 def train_file(folder: Path, name: str, *, kwargs: dict[str, Any], seed: int = 0, **args: Any) -> tuple[Path, Any]:
@@ -139,24 +136,3 @@ def test_number_of_classes_that_contradicts_the_file(tmp_path: Path) -> None:
     hints = LoadHints(model="test_vit2", model_args={"num_classes": 7})
     with pytest.raises(GmmvitError, match=r"--model-args has num_classes 7, but head\.weight has 5 classes"):
         load_checkpoint(tmp_path / "bare.pth", hints)
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize("name", NAMES)
-def test_golden_logits_in_float64(name: str) -> None:
-    case = golden(name)
-    arrays = np.load(case.path.parent / f"{name}.npz")
-    loaded = load_checkpoint(case.path, case.hints)
-    with torch.inference_mode():
-        logits = loaded.model.double()(torch.from_numpy(arrays["images"]).double()).numpy()
-    np.testing.assert_allclose(logits, arrays["logits64"], rtol=0, atol=1e-12)
-
-
-def test_golden_logits_of_the_average() -> None:
-    case = golden("timm_vit")
-    arrays = np.load(case.path.parent / "timm_vit.npz")
-    loaded = load_checkpoint(case.path, LoadHints(weights="averaged"))
-    with torch.inference_mode():
-        logits = loaded.model(torch.from_numpy(arrays["images"])).numpy()
-    np.testing.assert_allclose(logits, arrays["logits_ema"], rtol=0, atol=case.atol)
-    assert float(np.abs(arrays["logits_ema"] - arrays["logits"]).max()) > 0.01

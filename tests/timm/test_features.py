@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.golden import bytes_from_golden, golden_from_bytes
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import CheckpointError, InputError, RunnerUnavailableError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
@@ -118,14 +117,6 @@ def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> Non
     assert report.check("numeric").verdict == "passed"
 
 
-@pytest.mark.rest
-def test_golden_answers_survive_the_file(both: Bundle) -> None:
-    golden = both.golden_set()
-    again = golden_from_bytes(bytes_from_golden(golden))
-    assert np.array_equal(again.features, golden.features)
-    assert np.array_equal(again.image_features, golden.image_features)
-
-
 def test_classify_writes_features(both: Bundle, bundle: Bundle, tmp_path: Path, gmmvit: Command) -> None:
     Image.fromarray(np.full((40, 32, 3), 90, np.uint8)).save(tmp_path / "x.png")
     (tmp_path / "y.png").write_bytes(b"no image")
@@ -157,21 +148,6 @@ def test_a_backbone_without_a_head_has_no_logits(tmp_path: Path) -> None:
             options(labels=("a",), outputs=("logits", "features")),
             hints=hints(only_features=True),
         )
-
-
-def test_a_distilled_network_has_no_single_features(tmp_path: Path) -> None:
-    arguments = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3}
-    name = "deit_tiny_distilled_patch16_224"
-    torch.save(timm.create_model(name, **arguments).state_dict(), tmp_path / "distilled.pth")
-    with pytest.raises(InputError, match=r"distilled: network.head and network.head_dist read") as caught:
-        bundle_from_checkpoint(
-            tmp_path / "distilled.pth",
-            tmp_path / "b",
-            options(labels=("a", "b", "c"), outputs=("logits", "features")),
-            hints=LoadHints(model=name, model_args=arguments),
-        )
-    assert "leave --outputs out" in caught.value.hint
-    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.rest

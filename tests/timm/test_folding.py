@@ -136,11 +136,7 @@ def test_a_block_that_does_not_follow_the_rule_stays() -> None:
 def test_a_dead_decay_is_folded_away() -> None:
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
     spec = TimmSpec(
-        architecture="vit_tiny_patch16_224",
-        model_args=args,
-        image_size=32,
-        classes=5,
-        mask=MaskSpec(kind="decay"),
+        architecture="vit_tiny_patch16_224", model_args=args, image_size=32, classes=5, mask=MaskSpec(kind="decay")
     )
     model = random_model(spec)
     folded = fold(model)

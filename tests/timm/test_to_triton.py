@@ -7,7 +7,6 @@ computes an expected value.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -22,15 +21,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS, MANIFEST, golden
+from tests.golden_files import content_of
 from tests.models.families.test_naive_vit import tutorial_logits, tutorial_state
 
 timm = pytest.importorskip("timm")
@@ -60,13 +58,6 @@ class Case:
     labels: tuple[str, ...] = CLASSES
 
 
-def from_file(name: str) -> dict[str, Any]:
-    """Return the content of a training file, as timm reads the file: weights only, with argparse.Namespace allowed."""
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        content: dict[str, Any] = torch.load(golden(name).path, weights_only=True)
-    return content
-
-
 def built(name: str, state: dict[str, Tensor]) -> torch.nn.Module:
     """Return the model that timm builds from the arguments in the manifest, with these tensors, in float64."""
     build = MANIFEST[name]["build"]
@@ -85,7 +76,7 @@ def evaluated(network: torch.nn.Module, config: dict[str, Any], image: Image.Ima
 
 def by_timm_train_script(name: str) -> Reference:
     """Evaluate a file of timm's train.py with the preprocessing that train.py and validate.py of timm resolve."""
-    content = from_file(name)
+    content = content_of(name)
     network = built(name, content["state_dict"])
     config = resolve_data_config(vars(content["args"]), model=network)
     return lambda image: evaluated(network, config, image)
@@ -93,7 +84,7 @@ def by_timm_train_script(name: str) -> Reference:
 
 def by_timm_deit(name: str) -> Reference:
     """Evaluate a file of DeiT with the preprocessing that timm has for the architecture: the file states none."""
-    network = built(name, from_file(name)["model"])
+    network = built(name, content_of(name)["model"])
     config = resolve_data_config({"input_size": (3, 32, 32)}, model=network)
     return lambda image: evaluated(network, config, image)
 
@@ -110,7 +101,7 @@ def by_timm_with_masks(name: str) -> Reference:
 
     The masks M are recorded beside the golden logits; the tensors of the masks in the file are left out.
     """
-    content = from_file(name)
+    content = content_of(name)
     network = built(name, {key: value for key, value in content["state_dict"].items() if ".mask." not in key})
     config = resolve_data_config(vars(content["args"]), model=network)
     arrays = np.load(golden(name).path.with_name(f"{name}.npz"))
@@ -278,13 +269,6 @@ def test_the_server_answers_as_timm_does(
             assert [prediction.probability for prediction in result.predictions] == pytest.approx(row[best], abs=ATOL)
 
 
-@pytest.mark.parametrize("name", ["timm_vit_gmm_mean"])
-def test_the_server_passes_parity(name: str, bundles: dict[str, Bundle], served: TritonServer) -> None:
-    with TritonRunner(bundles[name], served.grpc_url, model=name) as runner:
-        report = check_parity(bundles[name], [runner])
-    assert report.passed, report.failures()
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_pictures_show_a_wrong_preprocessing(name: str, bundles: dict[str, Bundle], references: References) -> None:
     """Another crop (or for MNIST another filter) moves the logits by more than a hundred times the tolerance."""
@@ -295,20 +279,3 @@ def test_the_pictures_show_a_wrong_preprocessing(name: str, bundles: dict[str, B
     ]
     moved = logits_of(references[name], stretched) - logits_of(references[name], PICTURES.values())
     assert float(np.abs(moved).max()) > 100 * ATOL
-
-
-@pytest.mark.parametrize(
-    ("name", "resize", "crop_pct", "mean"),
-    [
-        ("timm_vit", "center-bicubic", 0.9, (0.4914, 0.4822, 0.4465)),  # mean of the file, crop of the architecture
-        ("timm_vit_gmm_mean", "center-bicubic", 0.95, (0.5, 0.5, 0.5)),  # all of the architecture
-        ("timm_swin", "center-bicubic", 0.9, (0.485, 0.456, 0.406)),
-    ],
-)
-def test_the_file_states_the_preprocessing(
-    name: str, resize: str, crop_pct: float, mean: tuple[float, ...], bundles: dict[str, Bundle]
-) -> None:
-    options = CASES[name].options
-    assert not {"--mean", "--std", "--dataset", "--resize", "--crop-pct", "--image-size"} & set(options)
-    image = bundles[name].manifest.image
-    assert (image.resize, image.crop_pct, image.mean) == (resize, crop_pct, mean)

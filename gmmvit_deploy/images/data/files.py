@@ -1,4 +1,7 @@
-"""List the image files that the arguments of a command name: files, folders and glob patterns."""
+"""What the arguments and options of a command name: image files, folders, glob patterns, and kinds of data.
+
+The command line imports this module without importing the readers of the data.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,13 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["image_files"]
+__all__ = ["KINDS", "SPLITS", "SUFFIXES", "image_files"]
 
+KINDS = ("cifar10", "cifar100", "svhn", "mnist", "tiny-imagenet", "folder", "table", "array", "digits")
+"""The kinds of data that the options ``--data`` and ``--calibration`` accept."""
+SPLITS = ("test", "train")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+"""Endings of the names of image files."""
 
 
 def image_files(arguments: Iterable[str]) -> list[Path]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import pickle
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.archives import member, members
-from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images
-from gmmvit_deploy.images.data.safe_pickle import arrays_from_pickle
+from gmmvit_deploy.images.data.files import SUFFIXES
+from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images, Label
 from gmmvit_deploy.images.datasets import DATASETS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "tiny_imagenet"]
+__all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "table", "tiny_imagenet"]
 
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _SIDE = 32  # the height and the width of CIFAR images, in pixels
+_DIGITS_SEED, _HELD_OUT = 7, 360
 
 
 def cifar(path: Path, split: str, *, classes: int) -> Images:
@@ -57,11 +59,52 @@ def cifar(path: Path, split: str, *, classes: int) -> Images:
 def _cifar_python(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
     import numpy as np
 
-    arrays = arrays_from_pickle(data, name)
+    arrays = _arrays_from_pickle(data, name)
     rows, labels = arrays.get("data"), arrays.get("labels" if classes == 10 else "fine_labels")
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or labels is None:
         raise InputError(f"{name}: expected data and labels of CIFAR-{classes}, got {', '.join(sorted(arrays))}")
     return _planes(rows, name), np.asarray(labels)
+
+
+_ADMITTED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+"""(module, name) of the functions and classes that a pickle of arrays imports.
+
+These functions and classes only create arrays; other functions could run any code.
+"""
+
+
+class _ArraysOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Import a function or class of `_ADMITTED`.  Errors: InputError when the name is not in `_ADMITTED`."""
+        if (module, name) not in _ADMITTED:
+            raise InputError(
+                f"the file was not loaded, because the pickle in the file calls {module}.{name}, which creates no "
+                "array; no code of the file was run"
+            )
+        return super().find_class(module, name)
+
+
+def _arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
+    """Return the pickled dictionary in ``data``, with the keys converted to text, without running code from the file.
+
+    name: the name of the file, for messages.
+    Errors: InputError when the pickle contains more than arrays, is damaged, or is not a dictionary.
+    """
+    try:
+        loaded = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+    except InputError as exc:
+        raise InputError(f"{name}: {exc}") from exc
+    # A damaged pickle can raise almost any exception.
+    except Exception as exc:
+        raise InputError(f"{name}: expected a pickle of arrays: {exc}") from exc
+    if not isinstance(loaded, dict):
+        raise InputError(f"{name}: expected a dictionary, got {type(loaded).__name__}")
+    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in loaded.items()}
 
 
 def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -174,12 +217,49 @@ def class_folders(path: Path, split: str) -> Images:
         raise InputError(f"{path}: expected a folder of images, or a folder with a subfolder of images per class")
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
     files = [
-        file for folder in folders or [root] for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES
+        file for folder in folders or [root] for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES
     ]
     classes = tuple(folder.name for folder in folders)
     index = {name: number for number, name in enumerate(classes)}
     labels = [index[file.relative_to(root).parts[0]] for file in files] if classes else None
     return FileImages(str(root), files, labels, classes)
+
+
+def table(path: Path) -> Images:
+    """Read a table of multi-label images: a .csv file with a row for each image.
+
+        file,4,even
+        images/a.png,1,1
+        images/b.png,0,0
+
+    The column ``file`` has paths relative to the table. Every other column is a label, with 1 for the images that have
+    the label and 0 for all others.
+
+    Errors: InputError when the file cannot be read, has no column ``file`` or no label, or when a row has another
+    number of values, or a value other than 0 and 1.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            head, *rows = [row for row in csv.reader(file) if row] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise InputError(f"{path}: expected a .csv file: {reason}", hint="type --data table:FILE.csv") from exc
+    names = [name.strip() for name in head]
+    if names[:1] != ["file"] or len(names) < 2:
+        raise InputError(
+            f"{path}: expected a first line with file and the labels, such as file,4,even; got {','.join(names[:4])}",
+            hint="name the column of the paths file, and write a column of 0 and 1 for each label",
+        )
+    labels: list[Label] = []
+    for number, row in enumerate(rows, 2):
+        values = [value.strip() for value in row[1:]]
+        if len(row) != len(names) or not set(values) <= {"0", "1"}:
+            raise InputError(
+                f"{path}, line {number}: expected a path and {len(names) - 1} values of 0 or 1, got "
+                f"{','.join(row)[:60]}"
+            )
+        labels.append(tuple(index for index, value in enumerate(values) if value == "1"))
+    return FileImages(str(path), [path.parent / row[0].strip() for row in rows], labels, tuple(names[1:]))
 
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
@@ -223,7 +303,3 @@ def digits(split: str) -> Images:
     order = np.random.default_rng(_DIGITS_SEED).permutation(len(grey))
     chosen = order[:_HELD_OUT] if split == "test" else order[_HELD_OUT:]
     return ArrayImages(f"digits {split}", grey[chosen], bunch.target[chosen], tuple("0123456789"))
-
-
-_DIGITS_SEED = 7
-_HELD_OUT = 360

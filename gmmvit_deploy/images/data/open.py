@@ -17,9 +17,8 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data import formats
+from gmmvit_deploy.images.data.files import KINDS, SPLITS
 from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.images.data.kinds import KINDS, SPLITS
-from gmmvit_deploy.images.data.tables import table
 
 __all__ = ["KINDS", "held_out_of", "is_named", "kind_of_data", "open_data", "require_data"]
 
@@ -31,7 +30,7 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
     "mnist": formats.idx,
     "tiny-imagenet": formats.tiny_imagenet,
     "folder": formats.class_folders,
-    "table": lambda path, split: table(path),
+    "table": lambda path, split: formats.table(path),
     "array": lambda path, split: formats.array_file(path),
     "digits": lambda path, split: formats.digits(split),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gmmvit_deploy.graphs.twin import with_masks_of_one
+from gmmvit_deploy.graphs.masks import with_masks_of_one
 from gmmvit_deploy.runtimes.engines.builder import BuiltPlan
 from gmmvit_deploy.runtimes.engines.card import MaskCost
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, visible_gpu

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import BundleError, GmmvitError, InputError, MissingDependencyError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.graphs.calibration import Histograms
-from gmmvit_deploy.graphs.normalisation import end_of_normalisation
 from gmmvit_deploy.graphs.quantize import activations_of
+from gmmvit_deploy.graphs.wiring import end_of_normalisation
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram, session_options
 
 if TYPE_CHECKING:

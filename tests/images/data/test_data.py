@@ -16,14 +16,12 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.digits import load_digit_images
 from gmmvit_deploy.demo.models import OwnModel
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.data.open import KINDS, is_named, open_data
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from tests.conftest import rgb
 
 RNG = np.random.default_rng(0)
@@ -302,12 +300,3 @@ def test_a_packed_file_whose_bytes_are_damaged(tmp_path: Path) -> None:
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(bytes(data))
     with pytest.raises(InputError, match=r"t10k-images-idx3-ubyte\.gz cannot be read"):
         open_data(f"mnist:{tmp_path}")
-
-
-def test_named_data_calibrates(bundle: Bundle) -> None:
-    assert is_named("digits#train")
-    assert all(is_named(f"{kind}:x") for kind in KINDS)
-    assert not is_named("images/digits")
-    batches = list(open_images(bundle, "digits#train", limit=40))
-    assert [len(batch) for batch in batches] == [32, 8]
-    assert batches[0][0].tobytes() == open_data("digits#train").pixels(0, rgb(32)).tobytes()

@@ -6,6 +6,7 @@ has a folder of golden files (`tests.conftest.MANIFEST`); nothing here names a f
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any, get_args
 
@@ -23,7 +24,7 @@ from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
 from gmmvit_deploy.models.families.family import Family, small_mask
-from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
+from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
 from gmmvit_deploy.models.layers.attention import attention_names
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
@@ -36,8 +37,9 @@ from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from tests.conftest import MANIFEST, NAMES, Golden, golden
+from tests.conftest import LATER, MANIFEST, NAMES, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.models.families.mistakes import mistaken
 from tests.models.families.small_models import (
     FAMILY_EXAMPLES,
     MAX_BATCH,
@@ -72,10 +74,11 @@ def case(request: pytest.FixtureRequest) -> Golden:
 
 
 def test_golden_logits(case: Golden) -> None:
-    loaded = loaded_checkpoint(case.name)
+    model = loaded_checkpoint(case.name).model
     with torch.inference_mode():
-        logits = loaded.model(torch.from_numpy(case.inputs)).numpy()
+        logits = model(torch.from_numpy(case.inputs)).numpy()
     np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
+    assert_same_logits(exact_logits(model, case.inputs), case.exact)
 
 
 def test_golden_checkpoint_is_what_its_manifest_states(case: Golden) -> None:
@@ -92,6 +95,35 @@ def test_folding_keeps_golden_logits(case: Golden) -> None:
     with torch.inference_mode():
         logits = folded.model(torch.from_numpy(case.inputs)).numpy()
     np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
+
+
+@pytest.mark.cases
+def test_each_folding_pass_keeps_the_golden_logits(case: Golden) -> None:
+    """In float64, where a pass changes the logits by rounding only."""
+    model = copy.deepcopy(loaded_checkpoint(case.name).model).double().requires_grad_(False)
+    atol = 1e-11 if case.name == "sl_cait" else 1e-12  # folding leaves the −1e-9 on the diagonal of this CaiT out
+    for run in folding_passes(model.spec):
+        if run(model):
+            assert_same_logits(exact_logits(model, case.inputs), case.exact, run.__name__, atol=atol)
+            assert run(model) == (), f"{run.__name__} changes the network again"
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("name", LATER)
+def test_each_mistake_in_reading_is_far_from_the_golden_logits(name: str) -> None:
+    """A reference made from the same wrong reading would repeat the mistake; the training code's logits do not."""
+    case, model = golden(name), loaded_checkpoint(name).model
+    wrong = dict(mistaken(model))
+    for mistake, change in family_of(model.spec).mistakes:
+        other = copy.deepcopy(model)
+        if change(other):
+            wrong[mistake] = other
+    assert wrong
+    for mistake, other in wrong.items():
+        if "shift mask" in mistake:  # few tokens of a small image are on both sides of a border
+            continue
+        limit = case.limit() if "epsilon" in mistake else 1e-3
+        assert not np.abs(exact_logits(other, case.inputs) - case.exact).max() <= limit, mistake  # NaN is far as well
 
 
 @each_family
@@ -141,6 +173,16 @@ def test_each_source_names_every_tensor_once(small: Small) -> None:
 
 
 # ---- folding -------------------------------------------------------------------------------------------------------
+
+
+@each_family
+def test_each_own_pass_of_a_family_changes_a_network(family: Family) -> None:
+    if family.name in ("timm", "hugging_face"):
+        pytest.skip("tests/timm and tests/hugging_face state which passes change each network")
+    models = [small.model() for small in SMALL if small.family is family]
+    models += [loaded_checkpoint(name).model for name in LATER if golden(name).family == family.name]
+    changing = {name for model in models for name, changed in fold(model).passes.items() if changed}
+    assert {run.__name__ for run in family.folding_passes()} <= changing
 
 
 @each_small

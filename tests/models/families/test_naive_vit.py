@@ -13,14 +13,11 @@ from torch import nn
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import spec_from_json
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import spec_to_json
-from gmmvit_deploy.runtimes.runners.eager import EagerRunner
-from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.conftest import golden
 
 KEYS = ("positional_embeddings", "pos_embed")
@@ -129,12 +126,9 @@ def test_the_number_of_positions_shows_the_side_of_the_images(tmp_path: Path) ->
         ),
         (torch.zeros(1, 8), "positional_embeddings, without the class token, has 0 positions; expected a square grid"),
         (torch.zeros(50), r"positional_embeddings has shape \(50,\); expected 2 dimensions"),
-        (torch.zeros(50, 6), r"positional_embeddings is converted to shape \(1, 50, 6\), expected \(1, 50, 8\)"),
         (torch.zeros(2, 50, 8), r"positional_embeddings is converted to shape \(2, 50, 8\), expected \(1, 50, 8\)"),
-        (torch.zeros(50, 8).double(), "positional_embeddings is torch.float64, expected torch.float32"),
-        (torch.full((50, 8), torch.nan), "positional_embeddings: 400 of 400 values are NaN or infinite"),
     ],
-    ids=["51 tokens", "no patches", "rank 1", "another width", "two images", "float64", "NaN"],
+    ids=["51 tokens", "no patches", "rank 1", "two images"],
 )
 def test_positions_that_do_not_fit_are_refused(positions: torch.Tensor, message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
@@ -176,16 +170,3 @@ def test_weights_of_a_bundle_hold_stored_positions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(weights, LoadHints()), logits_of(path))
     weights.write_bytes(bytes_from_model(load_checkpoint(CASE.path, CASE.hints).model))
     assert "positions" not in load_checkpoint(weights).file.tensors
-
-
-@pytest.mark.rest
-@pytest.mark.export
-def test_a_bundle_keeps_the_positions_of_the_file(tmp_path: Path) -> None:
-    positions, state = other_positions(), tutorial_state()
-    path = saved(tmp_path, state | {KEYS[0]: positions})
-    options = ExportOptions(input_kind="tensor", max_batch=4)
-    bundle = bundle_from_checkpoint(path, tmp_path / "bundle", options, hints=LoadHints(channels=1))
-    expected = tutorial_logits(state, positions, torch.from_numpy(CASE.inputs)).numpy()
-    with OnnxRuntimeRunner(bundle) as folded, EagerRunner(bundle) as eager:
-        np.testing.assert_allclose(folded.run(CASE.inputs), expected, rtol=0, atol=2e-5)
-        np.testing.assert_allclose(eager.run(CASE.inputs), expected, rtol=0, atol=1e-5)

@@ -26,14 +26,7 @@ from tests.parity.faults import with_graph
 from tests.planted import cait, deepvit, locality, others, rmt, vit_pytorch
 from tests.planted.graph import GraphCopy, Planted
 
-PLANTED: list[Planted] = [
-    *locality.CASES,
-    *cait.CASES,
-    *rmt.CASES,
-    *deepvit.CASES,
-    *vit_pytorch.CASES,
-    *others.CASES,
-]
+PLANTED: list[Planted] = [*locality.CASES, *cait.CASES, *rmt.CASES, *deepvit.CASES, *vit_pytorch.CASES, *others.CASES]
 
 
 @cache

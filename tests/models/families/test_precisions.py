@@ -2,7 +2,8 @@
 
 `test_contract.test_each_precision_exports` exports a small model of each family. Some families have networks with other
 operators, which no small model of the contract has: the other releases of RMT, DeepViT without convolutions before the
-patches, and the networks of vit-pytorch. A golden file of RMT has too many operators for a test of 4 precisions.
+patches or with an odd head dim, and the networks of vit-pytorch. A golden file of RMT has too many operators for a test
+of 4 precisions.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.quantize import QUANTIZED
-from gmmvit_deploy.models.families.family import small_mask
+from gmmvit_deploy.models.families.deepvit import DEEPVIT
+from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
 from tests.conftest import golden
 from tests.models.families.small_models import distinct_model, failing_rules, random_images, require_logits_of_precision
 
-RELEASES: dict[str, dict[str, Any]] = {
-    "rmt-2023": {"release": "2023", "projection_dim": 0},
-    "rmt-token_label": {"release": "token_label"},
+OTHER: dict[str, tuple[Family, dict[str, Any]]] = {
+    "rmt-2023": (RMT, {"release": "2023", "projection_dim": 0}),
+    "rmt-token_label": (RMT, {"release": "token_label"}),
+    "deepvit-odd_head_dim": (DEEPVIT, {"dim": 99, "heads": 3}),
 }
-"""Name of a small RMT → the fields in which its spec differs from that of the contract, which is of 2024."""
+"""Name of a small model → its family, and the fields in which its spec differs from that of the contract."""
 GOLDEN = ("deepvit_patch", "vp_vit", "vp_simple_vit", "vp_spt_lsa", "vp_cait")
 
 
 def model_and_images(name: str) -> tuple[Model, np.ndarray]:
-    if name in RELEASES:
-        small: Any = RMT.small(small_mask("decay"))
-        spec = replace(small, **RELEASES[name])
+    if name in OTHER:
+        family, fields = OTHER[name]
+        small: Any = family.small(small_mask(family.mask_kinds[0]))
+        spec = replace(small, **fields)
         return distinct_model(spec), random_images(spec)
     case = golden(name)
     return load_checkpoint(case.path, case.hints).model, case.inputs
@@ -44,7 +48,7 @@ def model_and_images(name: str) -> tuple[Model, np.ndarray]:
 @pytest.mark.first(1)
 @pytest.mark.export
 @pytest.mark.parametrize("precision", [precision for precision in PRECISIONS if precision != "fp32"])
-@pytest.mark.parametrize("name", [*RELEASES, *GOLDEN])
+@pytest.mark.parametrize("name", [*OTHER, *GOLDEN])
 def test_each_precision_exports(name: str, precision: Precision) -> None:
     """fp16 and bf16 share an export, and so do int8 and fp8: a test without `monkeypatch` reads shared exports."""
     model, images = model_and_images(name)

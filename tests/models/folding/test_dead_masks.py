@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -104,31 +103,9 @@ def test_trained_values_make_no_mask_dead(part: str, value: float) -> None:
     assert dead_masks(model) == ((LAST_OF_PIT, "before.mask"),)
 
 
-def test_masks_of_zero_are_not_dead() -> None:
-    model = trained("pit_gmm")
-    for name, parameter in model.named_parameters():
-        if name.endswith("alpha"):
-            parameter.zero_()
-    assert dead_masks(model) == ((LAST_OF_PIT, "before.mask"),)
-
-
-def test_the_model_itself_does_not_change() -> None:
-    model = trained("pit_gmm")
-    before = copy.deepcopy(model.state_dict())
-    state = torch.random.get_rng_state()
-    dead_masks(model)
-    assert torch.random.get_rng_state().equal(state)
-    assert list(model.state_dict()) == list(before)
-    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
-
-
 def test_a_class_token_after_which_nothing_else_is_read() -> None:
     model = vit(lambda: PrefixMask(elm(16)), class_token=True)
     assert dead_masks(model) == (("blocks.2.attention", "before.mask"),)
-
-
-def test_no_mask_is_dead_where_the_mean_of_the_tokens_is_read() -> None:
-    assert dead_masks(vit(lambda: PrefixMask(elm(14), 2), class_token=False)) == ()
 
 
 def test_two_prefix_tokens_of_which_the_network_reads_the_first() -> None:
@@ -144,13 +121,6 @@ def test_one_entry_that_is_read_keeps_a_mask() -> None:
 
     assert dead_masks(vit(lambda: mask(7), class_token=True)) == ()
     assert dead_masks(vit(lambda: mask(0), class_token=True)) == ()
-
-
-def test_masks_without_ones_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_dead", lambda *_: pytest.fail("the search ran the network"))
-    for name in ("vit_gmm", "vit_elm", "swin_gmm", "cait_gmm", "t2t_gmm", "pit_plain"):
-        assert dead_masks(trained(name)) == ()
-    assert dead_masks(vit(lambda: ElementwiseMask(torch.ones(17, 17)), class_token=True)) == ()
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,9 @@ from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.models.folding.projections import separate_projections
-from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.head_dims import padded_head_dim
-from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from tests.conftest import RELEASED, golden
+from tests.conftest import NAMES, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs
 
@@ -47,8 +45,8 @@ def folded(name: str) -> FoldedModel:
     return fold(load_checkpoint(case.path, case.hints).model)
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.cases
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_stay_the_same(name: str) -> None:
     plain = folded(name)
     images = torch.from_numpy(golden(name).inputs)
@@ -87,27 +85,13 @@ def test_folding_twice_changes_nothing() -> None:
     assert separate_projections(model) == ()
 
 
-def test_windows_lie_in_the_batch_or_among_the_heads() -> None:
-    plain = folded("swin_gmm_whole_grid")
-    engine = fold_for_engines(plain, [join_windows])
-    shapes = [tuple(mask.constant.shape) for mask in engine.masks]
-    # (windows · heads, n, n) where windows shift, (heads, n, n) elsewhere
-    assert shapes == [(3, 16, 16), (48, 16, 16), (6, 16, 16), (24, 16, 16), (12, 16, 16), (12, 16, 16)]
-    for old, new in zip(plain.masks, engine.masks, strict=True):
-        windows = new.constant.shape[0] // old.constant.shape[0]
-        assert new.constant.equal(old.constant.repeat(windows, 1, 1))
-        assert new.trained.equal(old.trained)
-    for old, new in zip(plain.biases, engine.biases, strict=True):
-        assert new.constant.equal(old.constant.flatten(0, -3))
-
-
 def test_windows_wait_for_their_biases_to_be_folded() -> None:
     case = golden("swin_gmm")
     with pytest.raises(FoldError, match="run fold_masks and fold_biases before join_windows"):
         join_windows(load_checkpoint(case.path, case.hints).model)
 
 
-@pytest.mark.parametrize(("name", "widened"), [("cait_plain", 5), ("cait_elm", 5), ("cait_gmm", 2)])
+@pytest.mark.parametrize(("name", "widened"), [("cait_plain", 5), ("cait_gmm", 2), ("sl_cait", 5), ("vp_cait", 3)])
 def test_talking_heads_widen_where_all_heads_share_a_mask(name: str, widened: int) -> None:
     engine = fold_for_engines(folded(name), [widen_heads])
     assert len(engine.passes["widen_heads"]) == widened
@@ -145,24 +129,6 @@ def test_padded_head_dims(head_dim: int, padded: int) -> None:
     assert padded_head_dim(head_dim) == padded
 
 
-def test_heads_are_padded_with_zeros_and_nothing_else() -> None:
-    plain = folded("pit_gmm")  # head dim 12
-    engine = fold_for_engines(plain, [pad_heads])
-    for name, attention in plain.model.named_modules():
-        if isinstance(attention, MaskedAttention):
-            padded = engine.model.get_submodule(name)
-            heads = attention.heads
-            rows = padded.qkv.weight.unflatten(0, (3 * heads, 16))
-            assert rows[:, :12].equal(attention.qkv.weight.unflatten(0, (3 * heads, 12)))
-            assert not rows[:, 12:].any()
-            columns = padded.out.weight.unflatten(1, (heads, 16))
-            assert columns[:, :, :12].equal(attention.out.weight.unflatten(1, (heads, 12)))
-            assert not columns[:, :, 12:].any()
-    after, before = ([s for _, scores in attention_scores(m.model) for s in scores.steps()] for m in (engine, plain))
-    assert [name for name, _ in after] == [name for name, _ in before]
-    assert all(new.matrix().equal(old.matrix()) for (_, new), (_, old) in zip(after, before, strict=True))
-
-
 @pytest.mark.parametrize("name", ["vit_gmm", "vit_gmm_one_head", "t2t_gmm", "cait_gmm"])
 def test_head_dims_that_are_good_are_left_alone(name: str) -> None:
     assert fold_for_engines(folded(name), [pad_heads]).passes["pad_heads"] == ()
@@ -173,13 +139,3 @@ def test_heads_are_padded_before_projections_are_separated() -> None:
     separate_projections(model)
     with pytest.raises(FoldError, match="run pad_heads before separate_projections"):
         pad_heads(model)
-
-
-def test_separate_projections_hold_the_stacked_weights() -> None:
-    plain = folded("swin_gmm")
-    engine = fold_for_engines(plain, [separate_projections])
-    for name, attention in plain.model.named_modules():
-        if isinstance(attention, MaskedAttention):
-            parts = engine.model.get_submodule(name).qkv.parts
-            assert torch.cat([part.weight for part in parts]).equal(attention.qkv.weight)
-            assert torch.cat([part.bias for part in parts]).equal(attention.qkv.bias)

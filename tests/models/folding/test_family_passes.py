@@ -4,13 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from gmmvit_deploy.bench.roofline import work_of_graph
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.models.families.cait.folding import merge_layer_scale
 from gmmvit_deploy.models.families.cait.wide_heads import widen_heads
 from gmmvit_deploy.models.families.t2t.folding import drop_unused, unfold_as_convolution
 from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
+from gmmvit_deploy.models.folding.last_block import narrow_last_block
 from gmmvit_deploy.models.folding.passes import fold_biases, fold_masks, merge_scale, merge_scale_into_mixing
+from gmmvit_deploy.models.layers.blocks import Mlp
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.unfolding import Unfold, UnfoldConvolution
 from gmmvit_deploy.models.scores.attention import attention_scores
@@ -34,11 +38,6 @@ def test_swin_biases_equal_the_trained_biases_bit_for_bit() -> None:
     assert shapes == [(3, 16, 16), (16, 3, 16, 16), (6, 16, 16), (4, 6, 16, 16), (12, 16, 16), (12, 16, 16)]
 
 
-def test_other_families_have_no_bias_to_fold() -> None:
-    for name in ("vit_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"):
-        assert fold_biases(trained(name)) == ()
-
-
 def test_fold_biases_requires_evaluation_mode() -> None:
     with pytest.raises(FoldError, match="training mode"):
         fold_biases(trained("swin_plain").train())
@@ -56,18 +55,6 @@ def test_pit_masks_leave_the_class_token_alone() -> None:
         assert bool((record.trained[:, 0] == 1).all())
         assert bool((record.trained[:, :, 0] == 1).all())
         assert not bool((record.trained[:, 1:, 1:] == 1).all())
-
-
-def test_layer_scale_is_merged_as_the_product() -> None:
-    model = trained("cait_gmm")
-    branch = model.patch_blocks[0].mlp
-    gamma, last = branch.gamma.flatten().clone(), branch.inner[-1]
-    weight, bias = last.weight.clone(), last.bias.clone()
-    assert len(merge_layer_scale(model)) == 2 * (3 + 2)
-    assert branch.gamma is None
-    assert last.weight.equal(gamma[:, None] * weight)
-    assert last.bias.equal(gamma * bias)
-    assert merge_layer_scale(model) == ()
 
 
 def test_layer_scale_requires_a_linear_map_to_go_into() -> None:
@@ -113,19 +100,31 @@ def test_unfold_as_convolution_is_exact(side: int) -> None:
     assert UnfoldConvolution(Unfold(3, stride=2, padding=1), 5)(lattice).equal(expected)
 
 
-def test_t2t_loses_what_it_never_reads() -> None:
-    model = trained("t2t_gmm")
-    image = torch.randn(1, 3, 32, 32)
-    expected = model(image)
-    dropped = {"unused.class_token", "unused.token_norm_weight", "unused.token_norm_bias"}
-    assert set(drop_unused(model)) == dropped
-    assert drop_unused(model) == ()
-    assert model(image).equal(expected)
-    assert not [name for name in model.state_dict() if name.startswith("unused")]
-
-
 def test_passes_of_a_family_change_no_other_family() -> None:
     vit = trained("vit_gmm")
     for run in (fold_biases, merge_layer_scale, merge_scale_into_mixing, unfold_as_convolution, drop_unused):
         assert run(vit) == ()
     assert isinstance(next(attention_scores(fold(trained("swin_gmm")).model))[1].before.bias, Constant)
+
+
+@pytest.mark.rest
+@pytest.mark.export
+def test_the_graph_has_less_to_compute() -> None:
+    model = trained("vit_gmm")
+    narrowed = fold(model).model
+    assert narrowed.blocks[-1].gives == "mean"
+    whole = fold(model).model
+    whole.blocks[-1].gives = "tokens"
+    operations = [
+        work_of_graph(onnx_from_model(form, preprocessing=None, max_batch=2), 1).operations
+        for form in (narrowed, whole)
+    ]
+    spec = model.spec
+    spared = 2 * (spec.tokens - 1) * spec.mlp_dim * spec.dim
+    assert operations[1] - operations[0] == pytest.approx(spared, rel=0.01)
+
+
+def test_a_mean_that_is_not_the_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mlp, "mean_over_tokens", lambda mlp, x: mlp(x[:, :1]))
+    with pytest.raises(FoldError, match="narrow_last_block changed the mean of the output tokens by"):
+        narrow_last_block(trained("vit_gmm"))

@@ -23,7 +23,7 @@ from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay
 from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
-from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
+from gmmvit_deploy.models.scores.heads import HeadMixing
 from gmmvit_deploy.models.scores.masks import ElementwiseMask
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.models.scores.step import Constant, Multiply
@@ -96,13 +96,6 @@ def test_decay_becomes_a_constant_and_leaves_the_scale_alone() -> None:
     assert weights(scores).equal(before)
 
 
-def test_norm_and_mixing_behind_softmax_are_left_as_they_are() -> None:
-    norm, mixing = HeadNorm(torch.rand(HEADS), torch.rand(HEADS)), HeadMixing(torch.randn(HEADS, HEADS))
-    scores = AttentionScores({"scale": Scale(0.5)}, {"mixing": mixing, "norm": norm})
-    assert folded(scores) == {}
-    assert [step for _, step in scores.steps_after()] == [mixing, norm]
-
-
 def test_infinity_on_purpose_is_allowed_and_by_accident_is_not() -> None:
     assert fold_biases(attention(AttentionScores({"diagonal": MaskedDiagonal(N)}))) == ("attention",)
     wrong = ManhattanDecay(torch.tensor([-1.0, -math.inf]), 2)
@@ -148,18 +141,8 @@ def test_a_scale_is_left_alone_where_another_step_stands_between() -> None:
     assert roles(mixes) == ["scale", "score_bias", "mixing"]
 
 
-def test_two_scales_go_into_the_mask_behind_them() -> None:
-    scores = AttentionScores({"temperature": temperature(), "scale": Scale(0.5), "diagonal": ZeroDiagonal(N)})
-    before = weights(scores)
-    assert list(folded(scores)) == ["fold_scales", "fold_masks", "merge_scale"]
-    assert roles(scores) == ["mask"]
-    torch.testing.assert_close(weights(scores), before)
-
-
 def test_a_bias_and_a_masked_diagonal_become_a_single_bias() -> None:
-    scores = AttentionScores(
-        {"decay": ManhattanDecay(-torch.rand(HEADS), 2), "diagonal": MaskedDiagonal(N, -math.inf)},
-    )
+    scores = AttentionScores({"decay": ManhattanDecay(-torch.rand(HEADS), 2), "diagonal": MaskedDiagonal(N, -math.inf)})
     before, model = weights(scores), attention(scores)
     fold_biases(model)
     assert merge_biases(model) == ("attention",)

@@ -11,11 +11,9 @@ from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.folding.passes import fold_masks, merge_scale
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
-from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.models.scores.step import Constant
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import Golden, golden
-from tests.exact import assert_same_logits, exact_logits
 
 MASKED = {
     "gmm": MaskSpec(kind="gmm", kernels=3),
@@ -124,15 +122,6 @@ def test_fold_first_cast_second() -> None:
         fold_masks(small(MASKED["gmm"]).half())
 
 
-@pytest.mark.parametrize("mask", MASKED.values(), ids=MASKED.keys())
-def test_a_float64_model_is_folded_in_float64(mask: MaskSpec) -> None:
-    model, images = small(mask).double(), torch.randn(2, 3, 16, 16, dtype=torch.float64)
-    folded = fold(model)
-    assert folded.passes["fold_masks"]
-    assert all(record.constant.dtype == torch.float64 for record in folded.masks)
-    assert_same_logits(exact_logits(folded.model, images), exact_logits(model, images))
-
-
 def test_a_mask_that_is_not_finite_is_refused() -> None:
     model = small(MASKED["elm"])
     with torch.no_grad():
@@ -158,9 +147,3 @@ def test_256_tokens_keep_their_zeros() -> None:
     case = golden("vit_gmm_256_tokens")
     for record in fold(load_checkpoint(case.path).model).masks:
         assert int((record.constant == 0).all(0).sum()) >= 21792
-
-
-def test_elm_masks_start_near_one() -> None:
-    mask = mask_from_spec(MaskSpec(kind="elm"), heads=2, grid=4)
-    assert mask is not None
-    assert float(mask.matrix().detach().mean()) == pytest.approx(1, abs=0.05)

@@ -28,9 +28,7 @@ from gmmvit_deploy.models.families.rmt.folding import (
     fold_rotations,
     merge_batch_norms,
     merge_branch_scales,
-    merge_residual_convolutions,
     merge_scale_into_keys,
-    merge_token_weight,
     share_decays,
 )
 from gmmvit_deploy.models.families.rmt.model import LayerScale
@@ -41,37 +39,15 @@ from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.conftest import MANIFEST, golden
-from tests.exact import assert_same_logits, exact_logits
+from tests.exact import exact_logits
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
 each_file = pytest.mark.parametrize("name", NAMES)
-CHANGED = {
-    "merge_batch_norms": {"rmt_2023": 4 + 3 + 1, "others": 4 + 3 + 1},
-    "merge_scale_into_keys": {"rmt_tiny_like": 4, "others": 5},
-    "merge_branch_scales": {"rmt_2023": 6, "rmt_layerscale": 6, "others": 0},
-    "merge_residual_convolutions": {"rmt_2023": 5, "rmt_tiny_like": 8, "others": 10},
-    "fold_rotations": {"rmt_2023": 0, "others": 4},
-    "merge_token_weight": {"rmt_token_label": 1, "others": 0},
-    "share_decays": {"others": 0},  # the decays are not folded there
-}
 
 
 def trained(name: str) -> Model:
     case = golden(name)
     return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
-
-
-@pytest.mark.first(2)
-@each_file
-def test_each_pass_is_exact_and_idempotent(name: str) -> None:
-    model, images = trained(name).double(), torch.from_numpy(golden(name).inputs).double()
-    with torch.inference_mode():
-        expected = model(images)
-        for run in RMT.folding_passes():
-            counts = CHANGED[run.__name__]
-            assert len(run(model)) == counts.get(name, counts["others"]), run.__name__
-            assert_same_logits(model(images), expected, run.__name__)
-            assert run(model) == ()
 
 
 @each_file
@@ -124,54 +100,6 @@ def test_rotation_tables_are_those_of_the_formula_bit_for_bit(name: str) -> None
         sin = torch.sin(angles).unflatten(1, (-1, 2)).transpose(1, 2)
         for head in sins.split(head_dim, dim=1):
             assert head.unflatten(1, (2, -1)).equal(torch.stack((-sin[:, 0], sin[:, 1]), dim=1))
-
-
-def test_queries_and_keys_are_reordered_alike_and_values_stay() -> None:
-    model = trained("rmt_tiny_like")
-    attention = model.stages[3].blocks[0].attention
-    before = attention.qkv.weight.clone()
-    fold_rotations(model)
-    for part, ours in zip(before.chunk(3)[:2], attention.qkv.weight.chunk(3)[:2], strict=True):
-        heads = part.unflatten(0, (4, 6))
-        assert ours.unflatten(0, (4, 6)).equal(heads[:, [0, 2, 4, 1, 3, 5]])
-    assert attention.qkv.weight.chunk(3)[2].equal(before.chunk(3)[2])
-
-
-def test_scale_is_in_the_keys_only() -> None:
-    model = trained("rmt_2023")
-    attention = model.stages[3].blocks[0].attention
-    weight, bias = attention.qkv.weight.clone(), attention.qkv.bias.clone()
-    merge_scale_into_keys(model)
-    for ours, before in ((attention.qkv.weight, weight), (attention.qkv.bias, bias)):
-        query, key, value = before.chunk(3)
-        assert ours.equal(torch.cat((query, (12**-0.5 * key.double()).float(), value)))
-
-
-def test_residual_convolutions_change_only_the_centre_of_a_kernel() -> None:
-    model = trained("rmt_layerscale")
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    changed = merge_residual_convolutions(model)
-    for name, parameter in model.named_parameters():
-        difference = parameter.double() - before[name].double()
-        if name.removesuffix(".convolution.weight") in changed:
-            assert difference[..., 1, 1].sub(1).abs().max() < 1e-6
-            difference[..., 1, 1] = 0
-        assert not difference.any(), name
-    assert not any(".local" in name for name in changed)
-
-
-def test_token_head_is_halved_bit_for_bit() -> None:
-    model, images = trained("rmt_token_label"), torch.from_numpy(golden("rmt_token_label").inputs)
-    expected = model(images)
-    assert merge_token_weight(model) == ("token_head",)
-    assert model.token_weight == 1
-    assert model(images).equal(expected)
-
-
-def test_the_norm_of_2023_is_merged_into_the_head() -> None:
-    model = trained("rmt_2023")
-    assert "norm" in merge_batch_norms(model)
-    assert model.norm is None
 
 
 def test_a_factor_that_no_branch_ends_in_is_reported() -> None:

@@ -2,39 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores, scaled_scores
+from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay
 from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
-from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMask, PrefixMask, stored_base
+from gmmvit_deploy.models.scores.masks import GaussianMixtureMask, PrefixMask, stored_base
 from gmmvit_deploy.models.scores.scales import Scale
-from gmmvit_deploy.models.scores.step import Constant
-
-
-def test_steps_are_named_by_their_side_in_the_order_of_use() -> None:
-    scores = AttentionScores(
-        {"scale": Scale(0.5), "mask": ElementwiseMask(torch.ones(4, 4)), "bias": None},
-        {"mixing": HeadMixing(torch.eye(2))},
-    )
-    assert [name for name, _ in scores.steps()] == ["before.scale", "before.mask", "after.mixing"]
-    assert [name for name, _ in scores.steps_before()] == ["before.scale", "before.mask"]
-    assert list(scores.state_dict()) == ["before.mask.weight", "after.mixing.weight"]
-
-
-def test_a_step_is_replaced_in_its_place() -> None:
-    scores = AttentionScores({"scale": Scale(0.5), "mask": ElementwiseMask(torch.ones(4, 4)), "decay": None})
-    constant = Constant(torch.zeros(4, 4), like=ElementwiseMask(torch.ones(4, 4)))
-    scores.put("before.mask", constant)
-    assert [step for _, step in scores.steps()][1] is constant
-    scores.put("before.scale", None)
-    assert [name for name, _ in scores.steps()] == ["before.mask"]
-
-
-def test_no_steps_are_softmax_alone() -> None:
-    query = torch.randn(1, 2, 3, 4)
-    assert AttentionScores({}).weights(query, query).equal(torch.softmax(query @ query.transpose(-2, -1), -1))
 
 
 def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
@@ -54,14 +28,6 @@ def test_a_step_on_q_behind_a_step_on_the_product_is_refused() -> None:
     for before, after in (({"decay": decay, "scale": on_query}, {}), ({}, {"scale": on_query})):
         with pytest.raises(ValueError, match="attention steps are out of order"):
             AttentionScores(before, after)
-
-
-def test_attentions_are_listed_with_their_names() -> None:
-    block = nn.Module()
-    block.attention = nn.Module()
-    block.attention.scores = scaled_scores(1.0)
-    assert [name for name, _ in attention_scores(nn.ModuleList([block]))] == ["0.attention"]
-    assert list(attention_scores(nn.Linear(2, 2))) == []
 
 
 def test_numbers_are_those_of_the_patches() -> None:

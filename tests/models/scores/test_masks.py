@@ -50,13 +50,6 @@ def test_base_is_rounded_once_whatever_the_processor() -> None:
         assert base[number].equal(nearest.sqrt()), number
 
 
-def test_distances_follow_rows_then_columns() -> None:
-    distances = squared_distances(3)
-    assert distances[0, 2] == 4  # two columns away
-    assert distances[0, 6] == 4  # two rows away
-    assert distances[1, 5] == 2  # one row, one column
-
-
 def test_underflow_is_where_it_was_measured() -> None:
     base, distances = stored_base(16)[0, 0], squared_distances(16)
     assert bool((base[distances >= 104] == 0).all())
@@ -71,13 +64,6 @@ def test_closed_form_is_another_network_at_256_tokens() -> None:
     near = squared_distances(16) < 88
     torch.testing.assert_close(stored[:, near], closed[:, near], rtol=1e-5, atol=1e-6)
     assert float((stored - closed).abs().max()) > 0.5
-
-
-def test_closed_form_and_stored_base_agree_on_a_small_grid() -> None:
-    alpha, sigma = torch.randn(3, 2, 1, 1), torch.rand(3, 2, 1, 1) + 0.5
-    stored = GaussianMixtureMask(alpha, sigma, stored_base(4)).matrix()
-    closed = ClosedFormGaussianMask(alpha, sigma, squared_distances(4)).matrix()
-    torch.testing.assert_close(stored, closed, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_stay_finite_where_the_base_is_zero() -> None:
@@ -103,12 +89,6 @@ def test_distances_on_grids_that_are_not_square(grid: tuple[int, int]) -> None:
     assert manhattan_distances(grid).equal(by_definition(*grid, lambda down, across: abs(down) + abs(across)))
 
 
-@pytest.mark.parametrize("side", [1, 3, 16])
-def test_an_integer_is_a_square_grid(side: int) -> None:
-    for function in (squared_distances, stored_base, manhattan_distances):
-        assert function(side).equal(function((side, side)))
-
-
 @pytest.mark.parametrize("kind", ["gmm", "elm"])
 def test_mask_of_a_spec_on_a_grid_that_is_not_square(kind: MaskKind) -> None:
     mask = mask_from_spec(MaskSpec(kind=kind, kernels=3 if kind == "gmm" else 0), heads=2, grid=(2, 6))
@@ -126,21 +106,3 @@ def test_prefix_mask_leaves_its_first_rows_and_columns_unmasked(prefix: int) -> 
     assert bool((matrix[:prefix] == 1).all())
     assert bool((matrix[:, :prefix] == 1).all())
     assert [name for name, _ in PrefixMask(patches, prefix).named_parameters()] == ["patches.weight"]
-
-
-def test_prefix_mask_needs_a_prefix() -> None:
-    with pytest.raises(ValueError, match="prefix: expected at least 1 token, got 0"):
-        PrefixMask(ElementwiseMask(torch.ones(4, 4)), 0)
-
-
-def test_mistakes_name_the_class_token_or_the_prefix_tokens() -> None:
-    patches = ElementwiseMask(torch.randn(4, 4))
-    assert "the class token's row masked with zeros" in dict(PrefixMask(patches).mistakes())
-    several = dict(PrefixMask(patches, 2).mistakes())
-    rows = several["the rows of the prefix tokens masked with zeros"]
-    both = several["the rows and columns of the prefix tokens masked with zeros"]
-    assert rows is not None
-    assert both is not None
-    assert not bool(rows.matrix()[:2, 2:].any())
-    assert bool((rows.matrix()[2:, :2] == 1).all())
-    assert not bool(both.matrix()[:, :2].any())

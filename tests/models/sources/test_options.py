@@ -74,14 +74,6 @@ def test_the_name_of_the_source_of_the_file_changes_nothing(name: str) -> None:
     assert named.taken_from == {**plain.taken_from, "source": f"--set source={code}"}
 
 
-def test_the_message_names_the_source() -> None:
-    case = golden("rmt_2023")
-    with pytest.raises(
-        CheckpointError, match="--set pool=mean does not apply to a file of the paper authors' code of RMT"
-    ):
-        load_checkpoint(case.path, replace(case.hints, pool="mean"))
-
-
 def test_every_source_of_a_family_reads_the_same_options() -> None:
     for family in FAMILIES:
         assert all({*source.own_hints} == READ.get(family.name, set()) for source in family.sources), family.name

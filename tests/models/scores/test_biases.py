@@ -1,17 +1,25 @@
-"""The bias of a foreign network: computed in one run for all attentions, and again only when a weight has changed."""
+"""Biases on the scores: behind prefix tokens, and of a foreign network, whose biases are computed in a single run."""
 
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.biases import PassedBias
+from gmmvit_deploy.models.scores.biases import (
+    ManhattanDecay,
+    PassedBias,
+    PrefixBias,
+    manhattan_distances,
+    retention_decays,
+)
 
 HEADS, N = 2, 3
+DECAY = torch.tensor([-0.1, -0.5])
 
 
 class Network(nn.Module):
@@ -76,3 +84,19 @@ def test_only_the_bias_that_depends_on_the_images_is_refused() -> None:
     assert network.steps[0].matrix().equal(network.tables[0][0])
     with pytest.raises(FoldError, match="depends on the image"):
         network.steps[1].matrix()
+
+
+def test_prefix_tokens_get_a_bias_of_zero() -> None:
+    step = PrefixBias(ManhattanDecay(DECAY, (2, 3)), 2)
+    matrix, scores = step.matrix(), torch.randn(4, 2, 8, 8)
+    assert matrix[:, 2:, 2:].equal(DECAY[:, None, None] * manhattan_distances((2, 3)))
+    assert not matrix[:, :2].any()
+    assert not matrix[:, :, :2].any()
+    assert step(scores).equal(scores + matrix)
+    assert step.folded()(scores).equal(step(scores))
+
+
+def test_decay_rates() -> None:
+    expected = [math.log(1 - 2 ** (-2 - 4 * head / 3)) for head in range(3)]
+    torch.testing.assert_close(retention_decays(3), torch.tensor(expected))
+    assert retention_decays(1).tolist() == pytest.approx([math.log(0.75)])
