@@ -17,7 +17,6 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.hugging_face.names import names_in_network
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
-from gmmvit_deploy.models.sources.hints import WeightsKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +27,7 @@ INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _HINT = "copy or download the folder again, with all parts of the weights"
 
 
-def read_parts(index: Path, weights: WeightsKind | None = None) -> TensorFile:
+def read_parts(index: Path, weights: str | None = None) -> TensorFile:
     """Read the weights whose parts an index names.
 
     index: a file of `INDEX_FILES`.

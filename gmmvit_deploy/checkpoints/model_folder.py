@@ -19,7 +19,6 @@ from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE
-from gmmvit_deploy.models.sources.hints import WeightsKind
 
 __all__ = ["read_checkpoint"]
 
@@ -31,7 +30,7 @@ _HINT = (
 )
 
 
-def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFile:
+def read_checkpoint(path: Path, weights: str | None = None) -> TensorFile:
     """Read a checkpoint file (`read_tensors`), or a model folder of timm or of transformers.
 
     Errors: CheckpointError as in `read_tensors` and `hugging_face_folder.read_parts`, and when the folder has no

@@ -284,8 +284,8 @@ _BLOCK0 = "transformer.layers.0.0.fn"
         (_set("stowaway", torch.zeros(3)), r"unknown key stowaway \(3,\)"),
         (_set("mlp_head.0.weight", torch.zeros(7)), r"mlp_head\.0\.weight has shape \(7,\), expected \(48,\)"),
         (
-            _set("mlp_head.0.weight", torch.zeros(48, dtype=torch.float16)),
-            r"is torch\.float16, expected torch\.float32",
+            _set("mlp_head.0.weight", torch.zeros(48, dtype=torch.int32)),
+            r"is torch\.int32, expected torch\.float32",
         ),
         (_set(f"{_BLOCK0}.mask.alpha", torch.zeros(5)), "4 dimensions"),
         (

@@ -20,7 +20,7 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.torch_file import TorchFile
 from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
-from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints, WeightsKind
 from gmmvit_deploy.models.sources.record import TrainingRecord
 from gmmvit_deploy.models.sources.shapes import Shapes
@@ -218,10 +218,6 @@ class TestTrainedAndAveraged:
                 read_tensors(path, "trained")
             assert caught.value.hint == "leave --set weights out"
 
-    def test_unknown_kind(self) -> None:
-        with pytest.raises(InputError, match="expected trained or averaged, got 'best'"):
-            LoadHints(weights="best")  # type: ignore[arg-type]
-
 
 class TestRecord:
     def test_values_beside_the_weights(self, state: dict[str, Tensor], tmp_path: Path) -> None:
@@ -262,8 +258,7 @@ class TestStorages:
         }
         tensors = read_tensors(saved(tmp_path, content, _use_new_zipfile_serialization=not old)).tensors
         for name, tensor in content.items():
-            assert tensors[name].equal(tensor), name
-            assert tensors[name].dtype == tensor.dtype
+            assert tensors[name].equal(tensor.float() if name in ("half", "brain") else tensor), name
             assert tensors[name].stride() == tensor.stride()
         shared = {tensors[name].untyped_storage().data_ptr() for name in ("a", "tied", "transposed", "row")}
         assert len(shared) == 1
@@ -335,7 +330,7 @@ def test_option_of_the_command_line(
     assert "'state_dict_ema'" in refused.stderr
     assert "hint: type --set weights=trained" in refused.stderr
     assert not (tmp_path / "bundle").exists()
-    assert "expected trained or averaged" in gmmvit("inspect", path, "--set", "weights=best").stderr
+    assert "no weights under 'best'" in gmmvit("inspect", path, "--set", "weights=best").stderr
     inspected = gmmvit("inspect", path, "--set", "weights=averaged")
     assert inspected.returncode == 0, inspected.stderr
     assert "state_dict_ema" in inspected.stdout
