@@ -99,7 +99,7 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
                 "logits differ",
                 hint=f"type --set weights=trained to take '{trained}', or --set weights=averaged to take '{averaged}'",
             )
-        return _wrapped(loaded, key=trained if asked == "trained" else averaged, kind=asked)  # type: ignore[arg-type]
+        return _wrapped(loaded, key=trained if asked == "trained" else averaged, kind=asked)
     only = trained or averaged
     kind: WeightsKind = "averaged" if trained is None else "trained"
     if asked not in (None, kind):

@@ -52,10 +52,10 @@ def test_a_second_set_of_weights_is_asked_for(content: Any, raw: str, average: s
 
 def test_averages_without_names_are_asked_for(tmp_path: Path) -> None:
     content = {"model": STATE, "ema": {"shadow_params": list(AVERAGE.values())}}
-    with pytest.raises(CheckpointError, match="and weights of the same shapes under 'ema.shadow_params'"):
+    with pytest.raises(CheckpointError, match=r"and weights of the same shapes under 'ema\.shadow_params'"):
         loaded_head(content, tmp_path)
     assert loaded_head(content, tmp_path, "model").equal(STATE["mlp_head.1.weight"])
-    with pytest.raises(CheckpointError, match="tensors without names under 'ema.shadow_params'"):
+    with pytest.raises(CheckpointError, match=r"tensors without names under 'ema\.shadow_params'"):
         loaded_head(content, tmp_path, "ema.shadow_params")
 
 
