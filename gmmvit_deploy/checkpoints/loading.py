@@ -14,7 +14,8 @@ from gmmvit_deploy.checkpoints.model_folder import read_checkpoint, with_linear_
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.resizing import resized_as_asked
-from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, tensor_from_file
+from gmmvit_deploy.checkpoints.weights import ROUNDED, filled_model, listed, misfits, tensor_from_file
+from gmmvit_deploy.checkpoints.wrapping import prefix_of_network
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.images.spec import image_from_json
 from gmmvit_deploy.models.families import (
@@ -91,6 +92,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         model, used = load_own_class(file, hints, *own_class)
         model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
+    file = _network_of(file)
     given, hints = hints, _with_own_spec(file, hints)
     if hints.head is not None:
         file = with_linear_head(file, Path(hints.head))
@@ -135,6 +137,20 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     loaded = _audited(file, model, used=used, unused=unused)
     taken = {**source.taken_from(shapes, hints, spec), **given.typed()}
     return replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
+
+
+def _network_of(file: TensorFile) -> TensorFile:
+    """Return the part of the tensors that has the classifier, without its prefix (`wrapping.prefix_of_network`)."""
+    prefix = prefix_of_network(file.path, {name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
+    if not prefix or file.record.of_transformers:
+        return file
+    reason = f"outside of '{prefix}', under which the network is"
+    return replace(
+        file,
+        wrapping=f"{file.wrapping}, network under '{prefix}'",
+        tensors={name.removeprefix(prefix): t for name, t in file.tensors.items() if name.startswith(prefix)},
+        left_out={**file.left_out, **{name: reason for name in file.tensors if not name.startswith(prefix)}},
+    )
 
 
 @contextmanager
@@ -309,6 +325,9 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
     _refuse(str(file.path), findings)
     findings += audit_model(model, unused={key: file.tensors[key] for key in unused})
     _refuse(str(file.path), findings)
+    model_types = {str(tensor.dtype) for tensor in model.state_dict().values()}
+    if ROUNDED[0] in {str(file.tensors[key].dtype) for key in used} and ROUNDED[0] not in model_types:
+        file = replace(file, wrapping=f"{file.wrapping}, float64 rounded to float32")
     return LoadedCheckpoint(
         file=file, spec=model.spec, model=model, unused={**unused, **file.left_out}, findings=tuple(findings)
     )

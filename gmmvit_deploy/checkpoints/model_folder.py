@@ -30,7 +30,6 @@ from gmmvit_deploy.models.families.hugging_face.names import names_in_network
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.families.timm.checkpoint import HEAD_FILE
 from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
-from gmmvit_deploy.models.sources.hints import WeightsKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +49,7 @@ _HINT = (
 )
 
 
-def read_checkpoint(path: Path, weights: WeightsKind | None = None) -> TensorFile:
+def read_checkpoint(path: Path, weights: str | None = None) -> TensorFile:
     """Read a checkpoint file (`read_tensors`), or a model folder of timm or of transformers.
 
     Errors: CheckpointError as in `read_tensors`, when the parts of the weights contradict their index, and when the
@@ -105,7 +104,7 @@ def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-def _read_parts(index: Path, weights: WeightsKind | None = None) -> TensorFile:
+def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
     """Read the weights whose parts an index names.
 
     index: a file of `_INDEX_FILES`.

@@ -111,7 +111,7 @@ class TensorFile:
         return data
 
 
-def read_tensors(path: Path, weights: WeightsKind | None = None, *, sha256: str = "") -> TensorFile:
+def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") -> TensorFile:
     """Read a checkpoint file.
 
     Supports safetensors files and both formats of `torch.save`. A PyTorch file holds a bare state dict, or a dict with
@@ -136,35 +136,40 @@ def read_tensors(path: Path, weights: WeightsKind | None = None, *, sha256: str 
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
 
 
-def _from_safetensors(path: Path, weights: WeightsKind | None, sha256: str) -> TensorFile:
-    refuse_choice(path, weights)
+def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFile:
     entries, metadata = _read_safetensors(path)
+    if within := {name: tensor for name, tensor in entries.items() if name.startswith(f"{weights}.")}:
+        entries = within
+    else:
+        refuse_choice(path, weights)
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors")
     own = MODEL_METADATA_KEY in metadata  # the tensors have the names of this package's modules
     plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
+    tensors, widened = _widened({short: entries[name] for name, short in plain.names.items()})
     return TensorFile(
         path=path,
         sha256=sha256 or sha256_of_file(path),
-        wrapping="safetensors" + _prefix_in_words(plain.prefix),
-        tensors={short: entries[name] for name, short in plain.names.items()},
+        wrapping="safetensors" + _prefix_in_words(plain.prefix) + widened,
+        tensors=tensors,
         metadata=metadata,
         left_out=plain.left_out,
     )
 
 
-def _from_pytorch(path: Path, weights: WeightsKind | None) -> TensorFile:
+def _from_pytorch(path: Path, weights: str | None) -> TensorFile:
     with open_torch_file(path) as file:
         record = record_of(path, file.value, file.namespaces)
         own = _own_entries(record)
         chosen = choose_weights(path, file.value, weights or _kind_in(own))
         refs = _only_tensors(path, chosen.entries)
         plain = PlainNames(names={name: name for name in refs}) if own else names_without_prefix(refs)
+        tensors, widened = _widened({short: file.tensor(name, refs[name]) for name, short in plain.names.items()})
         return TensorFile(
             path=path,
             sha256=sha256_of_file(path),
-            wrapping=chosen.wrapping + _prefix_in_words(plain.prefix),
-            tensors={short: file.tensor(name, refs[name]) for name, short in plain.names.items()},
+            wrapping=chosen.wrapping + _prefix_in_words(plain.prefix) + widened,
+            tensors=tensors,
             metadata=own,
             weights=chosen.kind,
             record=record,
@@ -181,6 +186,17 @@ def _own_entries(record: TrainingRecord) -> dict[str, str]:
 
 def _kind_in(own: Mapping[str, str]) -> WeightsKind | None:
     return next((kind for kind in WEIGHTS_KINDS if kind == own.get(WEIGHTS_METADATA_KEY)), None)
+
+
+def _widened(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors with bfloat16 and float16 as float32, which changes no value, and words about it."""
+    import torch
+
+    half = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.dtype in (torch.bfloat16, torch.float16)}
+    if not half:
+        return tensors, ""
+    wide = {name: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for name, t in tensors.items()}
+    return wide, f", {' and '.join(sorted(half))} read as float32"
 
 
 def _prefix_in_words(prefix: str) -> str:

@@ -246,8 +246,7 @@ class TestStorages:
         }
         tensors = read_tensors(saved(tmp_path, content, _use_new_zipfile_serialization=not old)).tensors
         for name, tensor in content.items():
-            assert tensors[name].equal(tensor), name
-            assert tensors[name].dtype == tensor.dtype
+            assert tensors[name].equal(tensor.float() if name in ("half", "brain") else tensor), name
             assert tensors[name].stride() == tensor.stride()
         shared = {tensors[name].untyped_storage().data_ptr() for name in ("a", "tied", "transposed", "row")}
         assert len(shared) == 1
@@ -312,7 +311,7 @@ def test_option_of_the_command_line(
     assert "'state_dict_ema'" in refused.stderr
     assert "hint: type --set weights=trained" in refused.stderr
     assert not (tmp_path / "bundle").exists()
-    assert "expected trained or averaged" in gmmvit("inspect", path, "--set", "weights=best").stderr
+    assert "no weights under 'best'" in gmmvit("inspect", path, "--set", "weights=best").stderr
     inspected = gmmvit("inspect", path, "--set", "weights=averaged")
     assert inspected.returncode == 0, inspected.stderr
     assert "state_dict_ema" in inspected.stdout

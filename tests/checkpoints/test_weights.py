@@ -107,7 +107,7 @@ def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: P
     del tensors["head.bias"]
     tensors["stowaway"] = torch.zeros(3)
     tensors["head.weight"] = torch.zeros(10, 7)
-    tensors["head_norm.weight"] = tensors["head_norm.weight"].double()
+    tensors["head_norm.weight"] = tensors["head_norm.weight"].int()
     broken = with_weights(bundle, tmp_path / "bundle", tensors, {})
     with pytest.raises(BundleError) as caught:
         model_from_bundle(broken.manifest, broken.weights_path)
@@ -116,7 +116,7 @@ def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: P
         "the file has no tensor head.bias",
         "unknown key stowaway (3,)",
         "head.weight has shape (10, 7), expected (10, 48)",
-        "head_norm.weight is torch.float64, expected torch.float32",
+        "head_norm.weight is torch.int32, expected torch.float32",
     ):
         assert line in str(caught.value)
 

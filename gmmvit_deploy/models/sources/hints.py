@@ -112,11 +112,10 @@ class LoadHints:
         "3",
         int,
     )
-    weights: WeightsKind | None = setting(
-        "weights to take from a checkpoint that holds both, required there: trained, as the optimiser left them, or "
-        "averaged, their moving average (EMA)",
+    weights: str | None = setting(
+        "weights to take from a checkpoint that holds several sets, required there: trained, as the optimiser left "
+        "them, averaged, their moving average (EMA), or the key of the set, such as ema.shadow",
         "averaged",
-        names=WEIGHTS_KINDS,
     )
     model: str | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
@@ -181,8 +180,6 @@ class LoadHints:
             raise InputError(f"--set channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
         if self.heads is not None and self.heads < 1:
             raise InputError(f"--set heads: expected at least 1, got {self.heads}")
-        if self.weights not in (None, *WEIGHTS_KINDS):
-            raise InputError(f"--set weights: expected {' or '.join(WEIGHTS_KINDS)}, got {self.weights!r}")
         if self.head is not None and (self.head_blocks is None or self.head_blocks < 1):
             raise InputError(
                 "--head: expected the number of blocks whose class tokens the head reads",

@@ -2,6 +2,7 @@
 
 stem:      [3×3 convolution without bias, BatchNorm, ReLU] for each entry of ``stem``, then a 1×1 convolution
 ViT:       class token, learned positions, pre-norm blocks, norm, head on the class token
+head:      linear; with ``representation_size``, a linear layer to this width and tanh before it
 
 torchvision's own class computes attention with ``torch.nn.MultiheadAttention``, in which this package cannot replace
 the fused attention function (`layers.fused_call`). The tensors are the same under other names:
@@ -10,6 +11,7 @@ the fused attention function (`layers.fused_call`). The tensors are the same und
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +57,8 @@ def conv_stem_vit(model_args: Mapping[str, Any]) -> nn.Module:
     """Build torchvision's vision transformer.
 
     model_args: ``img_size`` [height, width], ``in_chans``, ``num_classes``, ``embed_dim``, ``depth``, ``num_heads``,
-    ``mlp_dim``, and ``stem`` (as in `ConvStem`) or ``patch_size`` for a stem of a single convolution.
+    ``mlp_dim``, and ``stem`` (as in `ConvStem`) or ``patch_size`` for a stem of a single convolution; optional
+    ``representation_size``.
     """
     from timm.models.vision_transformer import VisionTransformer
 
@@ -85,4 +88,10 @@ def conv_stem_vit(model_args: Mapping[str, Any]) -> nn.Module:
     )
     if stem:
         network.patch_embed = ConvStem(model_args["in_chans"], stem, model_args["embed_dim"], (height, width))
+    if hidden := model_args.get("representation_size"):
+        # timm applies fc_norm to the class token, directly before the head.
+        network.fc_norm = nn.Sequential(
+            OrderedDict(pre_logits=nn.Linear(model_args["embed_dim"], hidden), act=nn.Tanh())
+        )
+        network.head = nn.Linear(hidden, model_args["num_classes"])
     return network

@@ -7,6 +7,7 @@ conv_proj.conv_last                             1×1 convolution
 encoder.pos_embedding                           (1, n+1, D)
 encoder.layers.encoder_layer_{i}                ln_1, self_attention.in_proj_weight (3D, D), ln_2, mlp.0, mlp.3
 encoder.ln, heads.head                          last norm, linear map to the logits
+heads.pre_logits                                with representation_size: linear layer, and tanh, before heads.head
 
 The file determines everything but the number of heads and the strides of a convolution stem.
 """
@@ -74,11 +75,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
         model_args["patch_size"] = patch
         side = grid * patch
     classes = shapes.of("heads.head.weight", rank=2)[0]
-    if shapes.of("heads.head.weight", rank=2)[1] != dim:
-        raise CheckpointError(
-            f"{source}: the head has a hidden layer (heads.pre_logits), which is not supported",
-            hint="fine-tune with representation_size=None, torchvision's default",
-        )
+    if "heads.pre_logits.weight" in shapes:
+        model_args["representation_size"] = shapes.of("heads.pre_logits.weight", rank=2)[0]
     return TimmSpec(
         architecture=CONV_STEM_VIT,
         model_args={**model_args, "img_size": [side, side], "in_chans": channels, "num_classes": classes},
@@ -138,6 +136,7 @@ def _file_name(name: str) -> str:
     name = re.sub(r"^patch_embed\.last\.", "conv_proj.conv_last.", name)
     name = re.sub(r"^patch_embed\.proj\.", "conv_proj.", name)
     name = re.sub(r"^norm\.", "encoder.ln.", name)
+    name = re.sub(r"^fc_norm\.pre_logits\.", "heads.pre_logits.", name)
     name = re.sub(r"^head\.", "heads.head.", name)
     return {"cls_token": "class_token", "pos_embed": "encoder.pos_embedding"}.get(name, name)
 

@@ -1,0 +1,91 @@
+"""Files as other training scripts write them: a second set of weights, prefixes of wrappers, other data types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.sources.hints import LoadHints
+from tests.golden_files import golden
+
+VIT = golden("vit_gmm")
+STATE: dict[str, Tensor] = torch.load(VIT.path, weights_only=True)["model_state_dict"]
+AVERAGE = {name: tensor * 1.01 for name, tensor in STATE.items()}
+
+
+def under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def loaded_head(content: Any, folder: Path, weights: str | None = None) -> Tensor:
+    torch.save(content, folder / "file.pth")
+    return load_checkpoint(folder / "file.pth", LoadHints(weights=weights)).model.get_parameter("head.weight")
+
+
+@pytest.mark.parametrize(
+    ("content", "raw", "average"),
+    [
+        ({"model": STATE, "ema": AVERAGE}, "model", "ema"),
+        ({"model": STATE, "ema": {"decay": 0.9, "shadow": AVERAGE}}, "model", "ema.shadow"),
+        ({"model": STATE, "ema_model": under("module.", AVERAGE)}, "model", "ema_model"),
+        ({"net": STATE, "net_ema": AVERAGE}, "net", "net_ema"),
+        ({"model_state_dict": STATE, "ema_model_state_dict": AVERAGE}, "model_state_dict", "ema_model_state_dict"),
+        ({"raw": STATE, "avg": AVERAGE}, "raw", "avg"),
+        ({"state_dict": under("model.", STATE) | under("ema.", AVERAGE)}, "model", "ema"),
+    ],
+)
+def test_a_second_set_of_weights_is_asked_for(content: Any, raw: str, average: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        loaded_head(content, tmp_path)
+    assert raw in str(caught.value)
+    assert average in str(caught.value)
+    assert caught.value.hint == f"type --set weights={raw} or --set weights={average}"
+    assert loaded_head(content, tmp_path, raw).equal(STATE["mlp_head.1.weight"])
+    assert loaded_head(content, tmp_path, average).equal(AVERAGE["mlp_head.1.weight"])
+
+
+def test_averages_without_names_are_asked_for(tmp_path: Path) -> None:
+    content = {"model": STATE, "ema": {"shadow_params": list(AVERAGE.values())}}
+    with pytest.raises(CheckpointError, match=r"and weights of the same shapes under 'ema\.shadow_params'"):
+        loaded_head(content, tmp_path)
+    assert loaded_head(content, tmp_path, "model").equal(STATE["mlp_head.1.weight"])
+    with pytest.raises(CheckpointError, match=r"tensors without names under 'ema\.shadow_params'"):
+        loaded_head(content, tmp_path, "ema.shadow_params")
+
+
+def test_the_state_of_an_optimiser_is_no_second_set(tmp_path: Path) -> None:
+    moments = {index: {"exp_avg": tensor, "exp_avg_sq": tensor} for index, tensor in enumerate(STATE.values())}
+    content = {"model": STATE, "optimizer": {"state": moments}}
+    assert loaded_head(content, tmp_path).equal(STATE["mlp_head.1.weight"])
+
+
+@pytest.mark.parametrize("prefix", ["net.", "timm_model.", "lightning.net."])
+def test_the_prefix_under_which_the_network_is_is_removed(prefix: str, tmp_path: Path) -> None:
+    beside = {"criterion.weight": torch.ones(10), "val_acc.tp": torch.ones(10)}
+    torch.save({"state_dict": under(prefix, STATE) | beside}, tmp_path / "last.ckpt")
+    loaded = load_checkpoint(tmp_path / "last.ckpt")
+    assert loaded.model.get_parameter("head.weight").equal(STATE["mlp_head.1.weight"])
+    assert beside.keys() <= loaded.unused.keys()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.bfloat16, "bfloat16 read as float32"),
+        (torch.float16, "float16 read as float32"),
+        (torch.float64, "float64 rounded to float32"),
+    ],
+)
+def test_weights_of_other_types_become_float32(dtype: torch.dtype, said: str, tmp_path: Path) -> None:
+    torch.save({name: tensor.to(dtype) for name, tensor in STATE.items()}, tmp_path / "file.pth")
+    loaded = load_checkpoint(tmp_path / "file.pth")
+    head = loaded.model.get_parameter("head.weight")
+    assert head.dtype == torch.float32
+    assert head.equal(STATE["mlp_head.1.weight"].to(dtype).float())
+    assert said in loaded.file.wrapping
