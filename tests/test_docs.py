@@ -23,7 +23,7 @@ from typer.main import get_command
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
-from gmmvit_deploy.demo import digits
+from gmmvit_deploy.demo import _digits as digits
 from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
 from gmmvit_deploy.demo.run import _save_images
 from gmmvit_deploy.images.data.open import KINDS

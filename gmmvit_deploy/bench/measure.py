@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.loadgen import ScenarioName, Work, drive
+from gmmvit_deploy.bench._loadgen import ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
 from gmmvit_deploy.progress import OnProgress, Progress, ignore

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.bench.plots import latency_plot, load_plot, roofline_plot, throughput_plot, waterfall_plot
+from gmmvit_deploy.bench._plots import latency_plot, load_plot, roofline_plot, throughput_plot, waterfall_plot
 from gmmvit_deploy.bench.report import MOST_OTHERS, MOST_SPREAD
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.loadgen import Work, drive
+from gmmvit_deploy.bench._loadgen import Work, drive
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.progress import OnProgress, Progress, ignore

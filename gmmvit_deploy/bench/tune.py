@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.loadgen import Work, drive
+from gmmvit_deploy.bench._loadgen import Work, drive
 from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_state
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate

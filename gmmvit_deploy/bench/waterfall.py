@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.loadgen import Program, Work, drive
+from gmmvit_deploy.bench._loadgen import Program, Work, drive
 from gmmvit_deploy.bench.measure import REST_S
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import NotOfferedError

@@ -8,10 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gmmvit_deploy.bulk.plan import Settings, ShardRecord, read_plan, require_same, shard_name
-from gmmvit_deploy.bulk.shard import ShardProgram
+from gmmvit_deploy.bulk._plan import Settings, ShardRecord, read_plan, require_same, shard_name
+from gmmvit_deploy.bulk._shard import ShardProgram
+from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.source import Source
-from gmmvit_deploy.bulk.storage import Claims, Storage
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING

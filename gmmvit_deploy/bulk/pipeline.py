@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gmmvit_deploy.bulk.filesystems import UnreadableImage
+from gmmvit_deploy.bulk._filesystems import UnreadableImage
 from gmmvit_deploy.images.preprocess import UnusableImage
 
 if TYPE_CHECKING:

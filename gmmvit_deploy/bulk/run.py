@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gmmvit_deploy.bulk._local import classify_locally
+from gmmvit_deploy.bulk._page import page_of
+from gmmvit_deploy.bulk._plan import Plan, ShardRecord, settled_plan, shard_name
+from gmmvit_deploy.bulk._report import reference_of, report_of
+from gmmvit_deploy.bulk._shard import count_of_shard
+from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of
-from gmmvit_deploy.bulk.local import classify_locally
-from gmmvit_deploy.bulk.page import page_of
-from gmmvit_deploy.bulk.plan import Plan, ShardRecord, settled_plan, shard_name
-from gmmvit_deploy.bulk.report import reference_of, report_of
-from gmmvit_deploy.bulk.shard import count_of_shard
 from gmmvit_deploy.bulk.source import open_source
-from gmmvit_deploy.bulk.storage import Claims, Storage
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
@@ -183,7 +183,7 @@ def _launch(
     launcher: Launcher, job: Job, shards: Sequence[ShardRecord], workers: int, on_images: Callable[[int], None]
 ) -> None:
     if launcher == "ray":
-        from gmmvit_deploy.bulk.ray_tasks import classify_with_ray
+        from gmmvit_deploy.bulk._ray_tasks import classify_with_ray
 
         classify_with_ray(job, shards, on_images=on_images)
     else:

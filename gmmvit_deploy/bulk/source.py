@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gmmvit_deploy.bulk.filesystems import is_local, open_filesystem, read_range
-from gmmvit_deploy.bulk.parquet_rows import image_column, row_count, rows
+from gmmvit_deploy.bulk._filesystems import is_local, open_filesystem, read_range
+from gmmvit_deploy.bulk._parquet_rows import image_column, row_count, rows
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import SUFFIXES
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head, with_network_names
+from gmmvit_deploy.checkpoints._resizing import resized_as_asked
+from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
-from gmmvit_deploy.checkpoints.model_folder import read_checkpoint, with_linear_head, with_network_names
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
-from gmmvit_deploy.checkpoints.resizing import resized_as_asked
 from gmmvit_deploy.checkpoints.weights import ROUNDED, filled_model, listed, misfits, tensor_from_file
-from gmmvit_deploy.checkpoints.wrapping import prefix_of_network
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.images.spec import image_from_json
 from gmmvit_deploy.models.families import (

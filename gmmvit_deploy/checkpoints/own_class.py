@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits
-from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
 from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.custom.permission import OwnFile, permit

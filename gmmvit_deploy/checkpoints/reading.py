@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.checkpoints.inert import OtherTensor, TensorRef, kind_of
-from gmmvit_deploy.checkpoints.torch_file import EXPECTED, open_torch_file
-from gmmvit_deploy.checkpoints.wrapping import (
+from gmmvit_deploy.checkpoints._inert import OtherTensor, TensorRef, kind_of
+from gmmvit_deploy.checkpoints._torch_file import EXPECTED, open_torch_file
+from gmmvit_deploy.checkpoints._wrapping import (
     WRAPPER_KEYS,
     PlainNames,
     choose_weights,

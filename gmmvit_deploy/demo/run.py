@@ -17,7 +17,7 @@ from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.demo.digits import load_digit_images, train
+from gmmvit_deploy.demo._digits import load_digit_images, train
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
 from gmmvit_deploy.errors import ExportError, GmmvitError, MissingDependencyError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
@@ -169,7 +169,7 @@ def run_demo(
 def _model(name: str | None, mask: MaskKind) -> DemoModel[Any]:
     if name is None:
         return OwnModel(mask)
-    from gmmvit_deploy.demo.timm_model import DemoTimmModel
+    from gmmvit_deploy.demo._timm_model import DemoTimmModel
 
     return DemoTimmModel(name, mask)
 

@@ -21,8 +21,8 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError, OutputError
+from gmmvit_deploy.export._numeric_proof import proven_programs, require_batches
 from gmmvit_deploy.export.golden import golden_from_model
-from gmmvit_deploy.export.numeric_proof import proven_programs, require_batches
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle

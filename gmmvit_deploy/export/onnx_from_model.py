@@ -16,8 +16,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
-from gmmvit_deploy.export.declared_roles import declare_roles, name_nodes
-from gmmvit_deploy.export.numeric_proof import DYNAMIC_BATCH_HINT
+from gmmvit_deploy.export._declared_roles import declare_roles, name_nodes
+from gmmvit_deploy.export._numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.exact_optimization import optimized_graph

@@ -32,8 +32,8 @@ from gmmvit_deploy.bundle.variants import (
 )
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
-from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes

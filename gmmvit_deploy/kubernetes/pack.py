@@ -20,7 +20,7 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_folder
-from gmmvit_deploy.kubernetes.sizes import measurement_from_file
+from gmmvit_deploy.kubernetes._sizes import measurement_from_file
 from gmmvit_deploy.kubernetes.templates import docker_file
 from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import TUNING_FILE

@@ -16,9 +16,9 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_folder
-from gmmvit_deploy.kubernetes.dockerfiles import bulk_docker_files, docker_files
+from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, docker_files
+from gmmvit_deploy.kubernetes._sizes import Sizes, measurement_from_file, sizes_from_measurement, unknown_sizes
 from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
-from gmmvit_deploy.kubernetes.sizes import Sizes, measurement_from_file, sizes_from_measurement, unknown_sizes
 from gmmvit_deploy.kubernetes.templates import yaml_files
 from gmmvit_deploy.precision import precision_behind
 from gmmvit_deploy.serving.gateway.files import ALERTS

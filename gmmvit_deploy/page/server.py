@@ -92,7 +92,7 @@ def page_app(trial: Trial, *, host: str) -> Any:
     ui = require_page_library().ui
     from fastapi import FastAPI
 
-    from gmmvit_deploy.page.view import PageView
+    from gmmvit_deploy.page._view import PageView
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     view = PageView(trial)

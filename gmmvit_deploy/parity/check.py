@@ -47,21 +47,21 @@ from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.parity.accuracy import Accuracy, accuracy_of_resized, classes_of, gate_of
-from gmmvit_deploy.parity.calibration import check_calibration
-from gmmvit_deploy.parity.constants import check_constants
-from gmmvit_deploy.parity.decisions import decisions_of
+from gmmvit_deploy.parity._accuracy import Accuracy, accuracy_of_resized, classes_of, gate_of
+from gmmvit_deploy.parity._calibration import check_calibration
+from gmmvit_deploy.parity._constants import check_constants
+from gmmvit_deploy.parity._decisions import decisions_of
+from gmmvit_deploy.parity._invariance import check_invariance
+from gmmvit_deploy.parity._localize import localize
+from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
+from gmmvit_deploy.parity._numeric import Distances, SetNumbers, check_numeric, check_stored
+from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
+from gmmvit_deploy.parity._served import check_served
+from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.inputs import Batch, ImageStream, OnBroken, golden_batch, random_batch
-from gmmvit_deploy.parity.invariance import check_invariance
-from gmmvit_deploy.parity.localize import localize
-from gmmvit_deploy.parity.multi_label import MultiLabelAccuracy
-from gmmvit_deploy.parity.numeric import Distances, SetNumbers, check_numeric, check_stored
-from gmmvit_deploy.parity.preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity.reference import Reference, why_no_model
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
-from gmmvit_deploy.parity.served import check_served
 from gmmvit_deploy.parity.suspects import explain
-from gmmvit_deploy.parity.verdict import Check, skipped_check
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.runners.runner import Runner

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.parity.plots import block_plot, class_plot, margin_plot
+from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot
+from gmmvit_deploy.parity._summary import summary_of
+from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
-from gmmvit_deploy.parity.summary import summary_of
-from gmmvit_deploy.parity.verdict import Check
 from gmmvit_deploy.reports.pages import Plot, VerdictWord, figure, rendered, written_page
 
 __all__ = ["page_of", "write_page"]

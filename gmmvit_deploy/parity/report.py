@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.parity.verdict import Check, Verdict, overall
+from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.reports.reporting import plain
 
 __all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport"]

@@ -18,8 +18,8 @@ from types import TracebackType
 from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
+from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
-from gmmvit_deploy.serving.local_http import answers
 from gmmvit_deploy.serving.ports import free_ports
 from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
 from gmmvit_deploy.serving.served_models import ServedModels, read_models

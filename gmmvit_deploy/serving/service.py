@@ -13,14 +13,14 @@ from functools import partial
 from types import TracebackType
 
 from gmmvit_deploy.errors import MissingDependencyError
+from gmmvit_deploy.serving._local_http import MetricsEndpoint
+from gmmvit_deploy.serving._metric_text import filesystem_metrics
+from gmmvit_deploy.serving._supervisor import Supervisor
 from gmmvit_deploy.serving.front.options import DEFAULT_BUFFERED_BYTES, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
-from gmmvit_deploy.serving.local_http import MetricsEndpoint
-from gmmvit_deploy.serving.metric_text import filesystem_metrics
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.supervisor import Supervisor
 
 __all__ = ["Service", "metric_sources", "started_front"]
 

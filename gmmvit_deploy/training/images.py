@@ -15,7 +15,7 @@ from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
-from gmmvit_deploy.training.batches import Key, seed_image
+from gmmvit_deploy.training._batches import Key, seed_image
 from gmmvit_deploy.training.recipe import Recipe
 
 __all__ = ["Batch", "LabelledTensors", "TrainingData", "collated", "labels_of", "mean_and_std"]

@@ -19,8 +19,8 @@ from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec, ResizeRule
 from gmmvit_deploy.models.specs import MaskKind, ModelSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.training.batches import seed_everything
-from gmmvit_deploy.training.files import CHECKPOINT, LOG, Log, Settings, load, save
+from gmmvit_deploy.training._batches import seed_everything
+from gmmvit_deploy.training._files import CHECKPOINT, LOG, Log, Settings, load, save
 from gmmvit_deploy.training.images import TrainingData, labels_of, mean_and_std
 from gmmvit_deploy.training.networks import network_for_training, spec_of_preset, spec_of_timm
 from gmmvit_deploy.training.processes import Device, Processes, processes

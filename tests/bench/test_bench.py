@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench import products, served_load
+from gmmvit_deploy.bench import _products as products
+from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.measure import Plan, measure, ratios

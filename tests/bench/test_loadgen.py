@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench.loadgen import ScenarioName, Work, drive
+from gmmvit_deploy.bench._loadgen import ScenarioName, Work, drive
 from gmmvit_deploy.bench.statistics import ENOUGH, percentiles, ratio, spread
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(40, 1)

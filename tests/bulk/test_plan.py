@@ -12,10 +12,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from gmmvit_deploy.bulk.plan import Plan, Settings, entries_of, settled_plan
+from gmmvit_deploy.bulk._plan import Plan, Settings, entries_of, settled_plan
+from gmmvit_deploy.bulk._storage import JOB_FOLDER, Claims, Storage
 from gmmvit_deploy.bulk.run import INDEX_VARIABLE, Part, part_from
 from gmmvit_deploy.bulk.source import open_source
-from gmmvit_deploy.bulk.storage import JOB_FOLDER, Claims, Storage
 from gmmvit_deploy.errors import InputError, OutputError
 from tests.bulk.sources import images, png, write_folder, write_tar
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.bulk.plan import read_plan
-from gmmvit_deploy.bulk.report import reference_of, report_of
+from gmmvit_deploy.bulk._plan import read_plan
+from gmmvit_deploy.bulk._report import reference_of, report_of
+from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bulk.run import REPORT, classify_source
-from gmmvit_deploy.bulk.storage import Storage
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner

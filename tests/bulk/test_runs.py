@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from gmmvit_deploy.bulk._storage import JOB_FOLDER
 from gmmvit_deploy.bulk.run import classify_source
-from gmmvit_deploy.bulk.storage import JOB_FOLDER
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner

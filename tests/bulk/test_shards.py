@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from gmmvit_deploy.bulk._plan import Plan, settled_plan, shard_name
+from gmmvit_deploy.bulk._shard import count_of_shard
+from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.job import Job, OpenJob, require_bulk_runner, settings_of
-from gmmvit_deploy.bulk.plan import Plan, settled_plan, shard_name
-from gmmvit_deploy.bulk.shard import count_of_shard
 from gmmvit_deploy.bulk.source import open_source
-from gmmvit_deploy.bulk.storage import Claims, Storage
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint

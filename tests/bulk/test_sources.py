@@ -16,7 +16,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from gmmvit_deploy.bulk.filesystems import UnreadableImage
+from gmmvit_deploy.bulk._filesystems import UnreadableImage
 from gmmvit_deploy.bulk.source import Entry, Source, open_source
 from gmmvit_deploy.errors import InputError
 from tests.bulk.sources import images, png, write_folder, write_parquet, write_tar

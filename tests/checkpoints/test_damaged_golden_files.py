@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.sources.hints import SETTINGS

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from gmmvit_deploy.checkpoints import pickled
+from gmmvit_deploy.checkpoints import _pickled as pickled
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
 
@@ -314,7 +314,7 @@ def test_pickle_of_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_list_of_tensors_larger_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gmmvit_deploy.checkpoints import torch_file
+    from gmmvit_deploy.checkpoints import _torch_file as torch_file
 
     monkeypatch.setattr(torch_file, "_MAX_PICKLE_BYTES", 100)
     with pytest.raises(CheckpointError, match="at most 100 bytes"):

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gmmvit_deploy.checkpoints._torch_file import TorchFile
+from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
-from gmmvit_deploy.checkpoints.torch_file import TorchFile
-from gmmvit_deploy.checkpoints.wrapping import names_without_prefix
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints, WeightsKind
 from gmmvit_deploy.models.sources.record import TrainingRecord

@@ -17,7 +17,7 @@ from gmmvit_cli.main import app
 from gmmvit_cli.progress import LINE_MARK
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.demo.digits import load_digit_images
+from gmmvit_deploy.demo._digits import load_digit_images
 from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import GmmvitError, OutputError

@@ -18,15 +18,15 @@ from torch import nn
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
-from gmmvit_deploy.bench import products
+from gmmvit_deploy.bench import _products as products
 from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo import run as module
-from gmmvit_deploy.demo.digits import Digits, load_digit_images, train
+from gmmvit_deploy.demo._digits import Digits, load_digit_images, train
+from gmmvit_deploy.demo._timm_model import DemoTimmModel
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
 from gmmvit_deploy.demo.run import run_demo
-from gmmvit_deploy.demo.timm_model import DemoTimmModel
 from gmmvit_deploy.errors import InputError, MissingDependencyError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.data.open import open_data

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gmmvit_deploy.errors import ExportError, ServerError
-from gmmvit_deploy.export.numeric_proof import require_batches
+from gmmvit_deploy.export._numeric_proof import require_batches
 from gmmvit_deploy.export.onnx_from_model import require_dynamic_batch
 
 INPUTS = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)

@@ -22,7 +22,7 @@ from gmmvit_deploy.errors import BundleError, OutputError
 from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.parity.calibration import check_calibration
+from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner

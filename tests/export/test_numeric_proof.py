@@ -22,12 +22,12 @@ from gmmvit_deploy.errors import (
 )
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export import variants
+from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.numeric_proof import proven_programs
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.conftest import golden
 from tests.parity.faults import with_graph
 from tests.runtimes.kernels.test_masked_attention import needs_kernel

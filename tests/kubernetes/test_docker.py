@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.kubernetes.dockerfiles import docker_files, image_packages
+from gmmvit_deploy.kubernetes._dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import COMPILERS, hadolint, linked_environment, write
@@ -92,7 +92,7 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             assert answer.headers["x-gmmvit-bundle"] == bundle.sha256
             assert json.loads(answer.read())["bundle"] == bundle.sha256
-        probe = [python, "-m", "gmmvit_deploy.serving.pod_probe", "infer", "--port", url.rpartition(":")[2]]
+        probe = [python, "-m", "gmmvit_deploy.serving._pod_probe", "infer", "--port", url.rpartition(":")[2]]
         (tmp_path / "probe.key").write_text(KEY)
         done = subprocess.run(
             [*probe, "--key-file", "probe.key", "--bundle", bundle.sha256, "--timeout", "10"],

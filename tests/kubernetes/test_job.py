@@ -18,7 +18,7 @@ import pytest
 from gmmvit_deploy.bulk.run import INDEX_VARIABLE, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.kubernetes.dockerfiles import bulk_docker_files, bulk_packages
+from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, bulk_packages
 from gmmvit_deploy.kubernetes.options import JobOptions, place
 from gmmvit_deploy.kubernetes.write import WrittenManifests, job_manifests_from_bundle
 from tests.bulk.sources import images, write_folder

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.demo.digits import load_digit_images, train
+from gmmvit_deploy.demo._digits import load_digit_images, train
 from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import dataset

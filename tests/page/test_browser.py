@@ -19,7 +19,7 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 from gmmvit_deploy.images.spec import image_from_pixels
-from gmmvit_deploy.page import html
+from gmmvit_deploy.page import _html as html
 from gmmvit_deploy.page.trial import Trial
 from gmmvit_deploy.reports.pictures.attention_report import rollout_image
 from gmmvit_deploy.reports.pictures.drawings import filter_images

@@ -12,9 +12,9 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.page import html
+from gmmvit_deploy.page import _html as html
+from gmmvit_deploy.page._view import data_from_url
 from gmmvit_deploy.page.trial import Answer, Trial
-from gmmvit_deploy.page.view import data_from_url
 from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
 from tests.images.test_preprocess import encoded, photo, png_bomb

@@ -16,11 +16,11 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.parity._summary import summary_of
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs, open_images_of
 from gmmvit_deploy.parity.page import page_of, write_page
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
-from gmmvit_deploy.parity.summary import summary_of
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import RUNNERS, open_runner, open_runners
 from tests.browser import accessibility_problems
@@ -135,7 +135,7 @@ def test_the_verdict_stands_first_and_then_what_would_change_it(report: ParityRe
 
 def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle) -> None:
     """A tie that noise decides is a flip within the noise; no other decision may flip."""
-    from gmmvit_deploy.parity.decisions import Decisions
+    from gmmvit_deploy.parity._decisions import Decisions
     from gmmvit_deploy.tolerances import Limit
 
     decisions = Decisions(["cat", "dog", "frog"])

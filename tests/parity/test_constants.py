@@ -14,9 +14,9 @@ from onnx import numpy_helper
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, bytes_of_array
-from gmmvit_deploy.parity.constants import check_constants
+from gmmvit_deploy.parity._constants import check_constants
+from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.parity.verdict import Check
 
 pytestmark = pytest.mark.export
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.parity.accuracy import Accuracy, Classes, classes_of, gate_of
+from gmmvit_deploy.parity._accuracy import Accuracy, Classes, classes_of, gate_of
+from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar, score_interval
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
-from gmmvit_deploy.parity.paired import Paired, images_needed, mcnemar, score_interval
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 
 

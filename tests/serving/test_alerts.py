@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gmmvit_deploy.serving._metric_text import filesystem_metrics
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from gmmvit_deploy.serving.metric_text import filesystem_metrics
 from tests.certificates import self_signed
 from tests.documented import PAGES, blocks
 

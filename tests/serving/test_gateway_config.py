@@ -18,12 +18,12 @@ import pytest
 from gmmvit_deploy import doctor
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
+from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_transport
 from gmmvit_deploy.runtimes.programs.access import Access
-from gmmvit_deploy.runtimes.programs.triton_errors import Request, error_from_transport
-from gmmvit_deploy.serving.gateway.access_log import AccessLog
+from gmmvit_deploy.serving.gateway._access_log import AccessLog
+from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import ALERTS, config_text, gateway_options, options_for, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
-from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.options import (
     Front,
     GatewayOptions,

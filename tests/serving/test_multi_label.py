@@ -31,7 +31,7 @@ from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.page import html
+from gmmvit_deploy.page import _html as html
 from gmmvit_deploy.page.trial import Trial
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import SCHEMA_PATH

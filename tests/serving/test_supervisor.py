@@ -18,14 +18,14 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.parity._served import _mix
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.parity.served import _mix
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.probes import Address, successes
+from gmmvit_deploy.serving._probes import Address, successes
+from gmmvit_deploy.serving._supervisor import Supervisor, SupervisorOptions
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.supervisor import Supervisor, SupervisorOptions
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, stub_of
 from tests.serving.stand_in import MODEL, write_stand_in
@@ -244,7 +244,7 @@ def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_s: list[float] = []
-    monkeypatch.setattr("gmmvit_deploy.serving.supervisor._slept", lambda seconds, stopped: waits_s.append(seconds))
+    monkeypatch.setattr("gmmvit_deploy.serving._supervisor._slept", lambda seconds, stopped: waits_s.append(seconds))
     models = write_stand_in(tmp_path / "models")
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
         supervisor = Supervisor(server, SupervisorOptions(most_failed_restarts=8))

@@ -20,8 +20,8 @@ from torch import Tensor
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.export import _numeric_proof as numeric_proof
 from gmmvit_deploy.export import bundle_from_checkpoint as export
-from gmmvit_deploy.export import numeric_proof
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise

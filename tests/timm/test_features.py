@@ -20,8 +20,8 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.conftest import GOLDEN, has_bf16, once
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 

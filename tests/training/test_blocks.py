@@ -18,8 +18,8 @@ from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.training.batches import Batches
-from gmmvit_deploy.training.files import CHECKPOINT, Settings, save
+from gmmvit_deploy.training._batches import Batches
+from gmmvit_deploy.training._files import CHECKPOINT, Settings, save
 from gmmvit_deploy.training.images import LabelledTensors, TrainingData, collated, mean_and_std
 from gmmvit_deploy.training.networks import network_for_training, spec_of_preset, spec_of_timm
 from gmmvit_deploy.training.recipe import RECIPES, Recipe, recipe_from

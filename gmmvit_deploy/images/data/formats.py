@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images.data.archives import member, members
+from gmmvit_deploy.images.data._archives import member, members
 from gmmvit_deploy.images.data.files import SUFFIXES
 from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images, Label
 from gmmvit_deploy.images.datasets import DATASETS

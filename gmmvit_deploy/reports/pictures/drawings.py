@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gmmvit_deploy.reports.pages import Figure
-from gmmvit_deploy.reports.pictures.embedding_numbers import (
+from gmmvit_deploy.reports.pictures._embedding_numbers import (
     LARGEST_SHEET,
     FilterSheet,
     PositionSimilarity,

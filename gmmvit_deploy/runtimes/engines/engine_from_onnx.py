@@ -20,6 +20,8 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.progress import OnProgress, ignore
+from gmmvit_deploy.runtimes.engines._graph_source import GraphSource, source_from_onnx
+from gmmvit_deploy.runtimes.engines._mask_cost import mask_cost_of
 from gmmvit_deploy.runtimes.engines.builder import BuiltPlan, build_plan
 from gmmvit_deploy.runtimes.engines.card import (
     CARD_FILE,
@@ -31,8 +33,6 @@ from gmmvit_deploy.runtimes.engines.card import (
     open_engine,
 )
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, refuse, visible_gpu
-from gmmvit_deploy.runtimes.engines.graph_source import GraphSource, source_from_onnx
-from gmmvit_deploy.runtimes.engines.mask_cost import mask_cost_of
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile, trtexec_line
 from gmmvit_deploy.runtimes.engines.proof import (
     AttentionProof,

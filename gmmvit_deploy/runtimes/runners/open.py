@@ -23,11 +23,11 @@ from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, protocol_o
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
 from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph, read_graph, why_no_openvino
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
+from gmmvit_deploy.runtimes.runners._engine import EngineRunner
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.eager import CompiledRunner, EagerRunner
-from gmmvit_deploy.runtimes.runners.engine import EngineRunner
 from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner, cuda_runner, tensorrt_runner
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 

@@ -17,10 +17,10 @@ from types import TracebackType
 import gmmvit_deploy
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.serving._local_http import answers
+from gmmvit_deploy.serving._metric_text import metric_text
 from gmmvit_deploy.serving.front.options import READY_PATH, FrontOptions
 from gmmvit_deploy.serving.gateway.options import Front
-from gmmvit_deploy.serving.local_http import answers
-from gmmvit_deploy.serving.metric_text import metric_text
 from gmmvit_deploy.serving.ports import listening_socket
 
 __all__ = ["FrontProcess"]

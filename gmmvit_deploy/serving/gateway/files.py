@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.serving.gateway.keys import map_text
+from gmmvit_deploy.serving.gateway._keys import map_text
 from gmmvit_deploy.serving.gateway.options import (
     BUNDLE_HEADER,
     CLIENT_HEADER,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.writing import new_folder
+from gmmvit_deploy.serving.gateway._keys import read_keys
 from gmmvit_deploy.serving.gateway.files import ALERTS, CONFIG_FILE, gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
-from gmmvit_deploy.serving.gateway.keys import read_keys
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, Upstream
 from gmmvit_deploy.serving.served_models import read_models
 

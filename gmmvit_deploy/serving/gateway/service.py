@@ -28,14 +28,14 @@ from typing import Any
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.serving.gateway.access_log import AccessLog
+from gmmvit_deploy.serving._local_http import MetricsEndpoint, text_from_socket, text_from_url
+from gmmvit_deploy.serving._metric_text import joined_metrics, metric_text
+from gmmvit_deploy.serving.gateway._access_log import AccessLog
+from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import gateway_options, options_for, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
-from gmmvit_deploy.serving.gateway.keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
-from gmmvit_deploy.serving.local_http import MetricsEndpoint, text_from_socket, text_from_url
-from gmmvit_deploy.serving.metric_text import joined_metrics, metric_text
 from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.served_models import ServedModels
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer

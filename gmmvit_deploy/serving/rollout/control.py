@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
-from gmmvit_deploy.serving.rollout.state import State, socket_address
+from gmmvit_deploy.serving.rollout._state import State, socket_address
 
 __all__ = ["ControlServer", "Send", "send_order"]
 

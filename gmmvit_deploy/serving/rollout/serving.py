@@ -13,9 +13,9 @@ from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import CpuKernels
-from gmmvit_deploy.serving.rollout.service import Rollouts, first_bundle
-from gmmvit_deploy.serving.rollout.slots import Slots
-from gmmvit_deploy.serving.rollout.state import State
+from gmmvit_deploy.serving.rollout._service import Rollouts, first_bundle
+from gmmvit_deploy.serving.rollout._slots import Slots
+from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.service import metric_sources
 from gmmvit_deploy.serving.serving import Signals, repository_options

@@ -16,7 +16,7 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from gmmvit_deploy.demo.digits import load_digit_images
+from gmmvit_deploy.demo._digits import load_digit_images
 from gmmvit_deploy.demo.models import OwnModel
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages

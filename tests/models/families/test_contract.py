@@ -28,7 +28,7 @@ from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engi
 from gmmvit_deploy.models.layers.attention import attention_names
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
-from gmmvit_deploy.parity.localize import last_tensors
+from gmmvit_deploy.parity._localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision

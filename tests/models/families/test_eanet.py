@@ -32,7 +32,7 @@ from gmmvit_deploy.models.layers.attention import attention_names
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import PRECISIONS, Precision
-from gmmvit_deploy.runtimes.engines.graph_source import source_from_onnx
+from gmmvit_deploy.runtimes.engines._graph_source import source_from_onnx
 from gmmvit_deploy.runtimes.engines.proof import prove_attentions
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits

@@ -23,8 +23,8 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from tests.conftest import LATER, MANIFEST, Golden, golden, once
 from tests.runtimes.kernels.test_masked_attention import needs_bf16, needs_kernel

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gmmvit_deploy.checkpoints._model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
-from gmmvit_deploy.checkpoints.model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError

@@ -27,6 +27,7 @@ from gmmvit_deploy.models.scores.heads import HeadMixing
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Add
 from gmmvit_deploy.reports.pictures import drawings as module
+from gmmvit_deploy.reports.pictures._embedding_numbers import LARGEST_SHEET, FilterSheet, filters_of, similarities_of
 from gmmvit_deploy.reports.pictures.drawings import (
     drawings_of,
     filter_images,
@@ -35,7 +36,6 @@ from gmmvit_deploy.reports.pictures.drawings import (
     step_image,
     step_maps_image,
 )
-from gmmvit_deploy.reports.pictures.embedding_numbers import LARGEST_SHEET, FilterSheet, filters_of, similarities_of
 from gmmvit_deploy.reports.pictures.mask_report import page_of
 from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, steps_of
 from tests.conftest import golden

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from gmmvit_deploy.errors import EngineError
 from gmmvit_deploy.graphs.roles import Attention
-from gmmvit_deploy.runtimes.engines.graph_source import source_from_onnx
+from gmmvit_deploy.runtimes.engines._graph_source import source_from_onnx
 from gmmvit_deploy.runtimes.engines.proof import Layer, layers_from_text, prove_attentions, shares_of, unreached
 
 LINE = (

@@ -26,8 +26,8 @@ from gmmvit_deploy.runtimes.kernels.openvino_kernels import kernels_from
 from gmmvit_deploy.runtimes.programs import openvino as runner_module
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.conftest import swin_graph
 
 _KERNELS, _WHY = our_kernels("fp32")

@@ -22,7 +22,7 @@ from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from tests.conftest import small_swin
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 

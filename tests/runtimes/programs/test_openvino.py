@@ -21,8 +21,8 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.conftest import has_bf16
 
 FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")

@@ -14,7 +14,7 @@ from gmmvit_deploy.runtimes.engines.card import Engine
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.runtimes.engines.flavors import Gpu, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, profile_from
-from gmmvit_deploy.runtimes.runners.engine import EngineRunner
+from gmmvit_deploy.runtimes.runners._engine import EngineRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 
 NO_GPU = visible_gpu() is None
@@ -45,7 +45,7 @@ def test_an_engine_of_another_gpu_is_refused(
     engine: Engine, precise_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopper = Gpu(name="NVIDIA H200", capability="9.0", driver="580")
-    monkeypatch.setattr("gmmvit_deploy.runtimes.runners.engine.visible_gpu", lambda: hopper)
+    monkeypatch.setattr("gmmvit_deploy.runtimes.runners._engine.visible_gpu", lambda: hopper)
     with pytest.raises(EngineError, match=r"built for compute capability 8\.9; NVIDIA H200 has 9\.0"):
         EngineRunner(precise_bundle, engine)
 

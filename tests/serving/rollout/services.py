@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.serving.rollout.state import State
+from gmmvit_deploy.serving.rollout._state import State
 from tests.serving.gateways import KEY, Answer, request
 from tests.serving.processes import kinds_of
 from tests.serving.rollout.checked_load import CheckedLoad

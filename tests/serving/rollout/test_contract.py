@@ -10,7 +10,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, Manifest
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.rollout.checks import contract_changes, require_same_contract
+from gmmvit_deploy.serving.rollout._checks import contract_changes, require_same_contract
 
 pytestmark = pytest.mark.export
 

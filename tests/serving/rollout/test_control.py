@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
-from gmmvit_deploy.serving.rollout.state import State
 
 
 def count(order: dict[str, Any], send: Send) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.serving.rollout.state import State
+from gmmvit_deploy.serving.rollout._state import State
 from tests.conftest import once
 from tests.random_bundles import bundle_of, random_vit
 from tests.serving.gateways import KEY, key_file, require_haproxy

@@ -16,10 +16,10 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.serving.rollout._service import Rollouts
+from gmmvit_deploy.serving.rollout._state import State
+from gmmvit_deploy.serving.rollout._steps import RolloutOptions
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
-from gmmvit_deploy.serving.rollout.service import Rollouts
-from gmmvit_deploy.serving.rollout.state import State
-from gmmvit_deploy.serving.rollout.steps import RolloutOptions
 from tests.cli.terminal import gmmvit_here
 from tests.serving.rollout.state_service import ORDER
 

@@ -18,9 +18,9 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
+from gmmvit_deploy.serving.rollout._service import first_bundle
+from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
-from gmmvit_deploy.serving.rollout.service import first_bundle
-from gmmvit_deploy.serving.rollout.state import State
 from tests.documented import ROOT
 from tests.serving.gateways import key_file, request, require_haproxy
 from tests.serving.rollout.services import classifying, load, other_bundle, png, processes, promoted

@@ -9,7 +9,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.serving.rollout.state import State, socket_address
+from gmmvit_deploy.serving.rollout._state import State, socket_address
 
 pytestmark = pytest.mark.export
 

@@ -23,8 +23,8 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtimes.runners.openvino import OpenVinoRunner
 from tests.cli.terminal import gmmvit_here, without_progress
 from tests.models.families.custom.own_files import documented_code, forget_files, save_weights
 

@@ -1,0 +1,230 @@
+"""Classify a shard: images → batches of a fixed size → logits → rows of a Parquet file.
+
+Every batch has the same size and the same images in the same places, whatever was interrupted before: in the place of
+an image that cannot be decoded, and after the last image, the network gets black pixels. With the same program on the
+same kind of processor, the rows of a shard are therefore always the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.bulk._plan import Plan, ShardRecord, entries_of, shard_name
+from gmmvit_deploy.bulk._storage import Storage
+from gmmvit_deploy.bulk.pipeline import Decoded, decoded_batches
+from gmmvit_deploy.bulk.source import Entry, Source
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.runtimes.runners.runner import Runner
+
+__all__ = ["ShardCount", "ShardProgram", "count_of_shard", "opened_shard"]
+
+_ROW_GROUP = 1024
+"""Rows that are collected before they are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCount:
+    """The number of rows of a shard, and the number of rows with an error."""
+
+    rows: int
+    errors: int
+
+
+class ShardProgram:
+    """Classifies any shard of a job, until it is closed."""
+
+    def __init__(
+        self, plan: Plan, source: Source, storage: Storage, bundle: Bundle, runner: Runner, *, decode_threads: int
+    ) -> None:
+        self._plan, self._source, self._storage = plan, source, storage
+        self._bundle, self._runner = bundle, runner
+        self._threads = decode_threads
+        self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+        self._image = bundle.manifest.image
+        self._outputs = bundle.manifest.output_names
+        self._schema = _schema(bundle)
+
+    def write(self, shard: ShardRecord, on_images: Callable[[int], None]) -> None:
+        """Classify a shard and write its file.
+
+        on_images: called with the number of images of each batch that is done.
+        Errors: OutputError when the file cannot be written; InputError when the source has changed or cannot be read.
+        """
+        import pyarrow
+        import pyarrow.parquet as parquet
+
+        entries = entries_of(self._storage, self._plan, shard)
+        contents = self._source.contents(shard.file, entries)
+        batches = decoded_batches(
+            contents, self._image, batch=self._plan.settings.batch, pool=self._pool, threads=self._threads
+        )
+        with self._storage.written(shard_name(shard.number)) as file:
+            writer = parquet.ParquetWriter(_Unclosed(file), self._schema)
+            waiting: list[Any] = []
+            start = waiting_rows = 0
+            for images in batches:
+                waiting.append(self._rows(entries[start : start + len(images)], images))
+                start, waiting_rows = start + len(images), waiting_rows + len(images)
+                if waiting_rows >= _ROW_GROUP or start == len(entries):
+                    writer.write_table(pyarrow.Table.from_batches(waiting), row_group_size=waiting_rows)
+                    waiting, waiting_rows = [], 0
+                on_images(len(images))
+            writer.close()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._runner.close()
+
+    def _rows(self, entries: Sequence[Entry], images: Sequence[Decoded]) -> Any:
+        import pyarrow
+
+        usable = [row for row, image in enumerate(images) if image.pixels is not None]
+        answers = self._answers(images) if usable else {}
+        columns: dict[str, Any] = {
+            "id": [_text(entry.id) for entry in entries],
+            "sha256": [image.sha256 for image in images],
+            "error": [None if image.error is None else _text(image.error) for image in images],
+            "bundle_sha256": [self._plan.settings.bundle_sha256] * len(images),
+        }
+        for name in self._outputs:
+            columns[name] = _at(usable, answers.get(name), len(images))
+        if "logits" in self._outputs:
+            labels, probabilities = self._labels(answers["logits"][usable]) if usable else ([], [])
+            columns["label"] = _at(usable, labels, len(images), compact=True)
+            columns["probability"] = _at(usable, probabilities, len(images), compact=True)
+        arrays = [pyarrow.array(columns[field.name], field.type) for field in self._schema]
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _answers(self, images: Sequence[Decoded]) -> dict[str, NDArray[Any]]:
+        import numpy as np
+
+        pixels = np.zeros((self._plan.settings.batch, *self._image.pixels_shape), np.uint8)
+        for row, image in enumerate(images):
+            if image.pixels is not None:
+                pixels[row] = image.pixels
+        answers = self._runner.run_all(self._bundle.inputs_from_pixels(pixels))
+        return {str(name): rows for name, rows in answers.items()}
+
+    def _labels(self, logits: NDArray[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return (labels, probabilities) of logits (N, C): of a multi-label network, a list of each for an image."""
+        label_set = self._bundle.manifest.label_set
+        probabilities = label_set.probabilities(logits)
+        names = label_set.names or tuple(str(index) for index in range(logits.shape[1]))
+        if label_set.task == "single-label":
+            best = logits.argmax(-1)
+            return [names[index] for index in best], [
+                row[index] for row, index in zip(probabilities, best, strict=True)
+            ]
+        present = [[c for c, limit in enumerate(label_set.thresholds) if row[c] >= limit] for row in probabilities]
+        return (
+            [[names[c] for c in chosen] for chosen in present],
+            [[row[c] for c in chosen] for row, chosen in zip(probabilities, present, strict=True)],
+        )
+
+
+class _Unclosed:
+    """A file that its owner closes: pyarrow's writer closes what it gets, also after an error."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        return int(self._file.write(data))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Leave the file open."""
+
+
+def _text(text: str) -> str:
+    """Return text that Parquet can store: names of files need not be UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _at(usable: Sequence[int], values: Any, count: int, *, compact: bool = False) -> list[Any]:
+    """Return a value for each of ``count`` images: None for those that are not usable.
+
+    compact: True if ``values`` has a value for each usable image only.
+    """
+    row_values: list[Any] = [None] * count
+    for place, row in enumerate(usable):
+        row_values[row] = values[place if compact else row]
+    return row_values
+
+
+def _schema(bundle: Bundle) -> Any:
+    import pyarrow as pa
+
+    manifest = bundle.manifest
+    several = manifest.label_set.task == "multi-label"
+
+    def maybe_list(kind: Any) -> Any:
+        return pa.list_(kind) if several else kind
+
+    labels = [("label", maybe_list(pa.string())), ("probability", maybe_list(pa.float64()))]
+    outputs = [(name, pa.list_(pa.float32())) for name in manifest.output_names]
+    return pa.schema(
+        [
+            ("id", pa.string()),
+            ("sha256", pa.string()),
+            *(labels if manifest.has_logits else []),
+            *outputs,
+            ("error", pa.string()),
+            ("bundle_sha256", pa.string()),
+        ]
+    )
+
+
+@contextmanager
+def opened_shard(storage: Storage, number: int) -> Iterator[Any]:
+    """Yield a complete shard as pyarrow's ParquetFile.  Errors: InputError when the file is damaged."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    name = shard_name(number)
+    try:
+        with storage.open(name) as file:
+            yield parquet.ParquetFile(file)
+    except (OSError, pyarrow.ArrowException) as exc:
+        raise InputError(
+            f"{storage.url}/{name}: expected a complete shard: {exc}",
+            hint="remove this file and type the same command again",
+        ) from exc
+
+
+def count_of_shard(storage: Storage, number: int) -> ShardCount:
+    """Count the rows of a complete shard from the statistics in its file, without reading rows.
+
+    Errors: InputError when the file is damaged.
+    """
+    with opened_shard(storage, number) as shard:
+        metadata = shard.metadata
+    column = next(c for c in range(metadata.num_columns) if metadata.schema.column(c).path == "error")
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    errors = sum(group.num_rows - group.column(column).statistics.null_count for group in groups)
+    return ShardCount(rows=metadata.num_rows, errors=errors)

@@ -1,0 +1,377 @@
+"""Choose the weights in the object that a training script saved, and remove prefixes from the names of the tensors.
+
+    {"epoch": ..., "args": Namespace, "state_dict": {"module.cls_token": ...}}  ->  {"cls_token": ...}
+
+The wrapping is everything around the state dict: outer dicts and prefixes. The wrapping does not determine the
+architecture, which `loading` recognises by the names of the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, TensorRef, kind_of
+from gmmvit_deploy.checkpoints._pickled import RESAVE_HINT
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
+from gmmvit_deploy.models.sources.record import PlainValue, TrainingRecord
+
+__all__ = [
+    "WRAPPER_KEYS",
+    "ChosenWeights",
+    "PlainNames",
+    "choose_weights",
+    "names_without_prefix",
+    "prefix_of_network",
+    "record_of",
+    "refuse_choice",
+]
+
+_TRAINED = ("model_state_dict", "state_dict", "model", "net")
+_AVERAGED = ("state_dict_ema", "model_ema")
+_TEACHER = "teacher"  # the key of DINO, which trains a student to match a teacher and evaluates the teacher
+WRAPPER_KEYS = (*_TRAINED, *_AVERAGED, _TEACHER)
+_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+_BACKBONE = "backbone."
+_COMPILED_INSIDE = "._orig_mod."  # torch.compile of a part of the model puts this into the names of the part
+_DINO_HEAD = re.compile(r"head\.(mlp|last_layer)\.")
+_CLASSIFIER = re.compile(r"(head|heads|fc|classifier|mlp_head|linear_head|last_linear)(\.(\d+|fc|head|l))*\.weight")
+_AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
+_MOST_KEYS = 3  # in the key of a set of weights, such as ema.shadow
+_MAX_DEPTH = 32
+_MAX_VALUES = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenWeights:
+    """The state dict of a file that is to be loaded.
+
+    entries: name → `TensorRef`, or another value of the state dict.
+    wrapping: a description of the place of the state dict in the file.
+    kind: ``trained`` or ``averaged``; None when the file does not state the kind of its weights.
+    """
+
+    entries: Mapping[Any, Any]
+    wrapping: str
+    kind: WeightsKind | None = None
+
+
+def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeights:
+    """Return the state dict of a file.
+
+    loaded: the object in the file.
+    asked: ``trained``, ``averaged``, or the key of the weights in the file, such as ``ema.shadow`` for the weights
+    under the key ``shadow`` of the dict under ``ema``; None if the user did not choose.
+    Errors: CheckpointError when the file holds no dict, when it holds a second set of weights with the same names and
+    shapes and ``asked`` is None, or when it does not hold the weights that the user chose.
+    """
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}")
+    if asked not in (None, *WEIGHTS_KINDS):
+        return _named(path, loaded, str(asked))
+    wrapped = [key for key in WRAPPER_KEYS if isinstance(loaded.get(key), dict)]
+    filled = [key for key in wrapped if any(isinstance(v, TensorRef | OtherTensor) for v in loaded[key].values())]
+    _refuse_several(path, filled)
+    trained = next((key for key in _TRAINED if key in filled), None)
+    averaged = next((key for key in _AVERAGED if key in filled), None)
+    if trained is None and averaged is None:
+        if not wrapped and (only := _only_set(path, loaded)) is not None:
+            refuse_choice(path, asked)
+            return _named(path, loaded, only)
+        key = next(iter(filled or wrapped), None)
+        if asked is not None and key == _TEACHER:
+            raise CheckpointError(
+                f"{path}: --set weights={asked}, but the file holds a teacher and no trained and averaged weights; the "
+                "teacher is taken",
+                hint="leave --set weights out",
+            )
+        refuse_choice(path, asked)
+        return _wrapped(loaded, key=key)
+    if trained is not None and averaged is not None:
+        if asked is None:
+            raise CheckpointError(
+                f"{path}: holds trained weights under '{trained}' and averaged weights (EMA) under '{averaged}', whose "
+                "logits differ",
+                hint=f"type --set weights=trained to take '{trained}', or --set weights=averaged to take '{averaged}'",
+            )
+        return _wrapped(loaded, key=trained if asked == "trained" else averaged, kind=asked)
+    only = trained or averaged
+    kind: WeightsKind = "averaged" if trained is None else "trained"
+    if asked not in (None, kind):
+        raise CheckpointError(
+            f"{path}: --set weights={asked}, but the file holds only {kind} weights, under '{only}'",
+            hint=f"leave --set weights out, or type --set weights={kind}",
+        )
+    if asked is None:
+        _refuse_second_set(path, loaded, str(only))
+    return _wrapped(loaded, key=only, kind=kind)
+
+
+def _sets_of_weights(value: object, place: str = "") -> Iterator[tuple[str, Mapping[str, Any] | list[Any]]]:
+    """Yield (key, tensors) for each dict by name, and each list, of at least two tensors in an object of the file."""
+    if isinstance(value, list | tuple):
+        if len(value) > 1 and all(isinstance(entry, TensorRef) for entry in value):
+            yield place, list(value)
+        return
+    if not isinstance(value, dict) or place.count(".") >= _MOST_KEYS:
+        return
+    named = {name: entry for name, entry in value.items() if isinstance(name, str)}
+    tensors = {name: entry for name, entry in named.items() if isinstance(entry, TensorRef)}
+    if place and len(tensors) > 1:
+        yield place, tensors
+        return
+    for name, entry in named.items():
+        yield from _sets_of_weights(entry, f"{place}.{name}" if place else name)
+
+
+def _only_set(path: Path, loaded: Mapping[Any, Any]) -> str | None:
+    """Return the key of the only weights by name in a file that holds no tensors itself; None for another file.
+
+    Errors: CheckpointError when the file holds several sets of weights with the same names and shapes.
+    """
+    if any(isinstance(value, TensorRef | OtherTensor) for value in loaded.values()):
+        return None
+    sets = {key: tensors for key, tensors in _sets_of_weights(loaded) if isinstance(tensors, dict)}
+    if not sets:
+        return None
+    largest = max(sets, key=lambda key: len(sets[key]))
+    _refuse_second_set(path, loaded, largest)
+    return largest if len(sets) == 1 else None
+
+
+def _named(path: Path, loaded: Mapping[Any, Any], asked: str) -> ChosenWeights:
+    """Return the weights under a key.  Errors: CheckpointError when the file holds no weights by name under the key."""
+    sets = dict(_sets_of_weights(loaded))
+    entries = sets.get(asked)
+    if isinstance(entries, dict):
+        return ChosenWeights(entries=entries, wrapping=f"training checkpoint, weights under '{asked}'")
+    for state in (loaded, *(tensors for tensors in sets.values() if isinstance(tensors, dict))):
+        within = {
+            name: entry for name, entry in state.items() if isinstance(name, str) and name.startswith(f"{asked}.")
+        }
+        if within:
+            return ChosenWeights(entries=within, wrapping=f"training checkpoint, keys that begin with '{asked}.'")
+    known = [key for key, tensors in sets.items() if isinstance(tensors, dict)]
+    what = "tensors without names" if entries is not None else "no weights"
+    raise CheckpointError(
+        f"{path}: --set weights={asked}, but the file holds {what} under '{asked}'",
+        hint=f"type --set weights={' or --set weights='.join(known)}" if known else "leave --set weights out",
+    )
+
+
+def _refuse_second_set(path: Path, loaded: Mapping[Any, Any], chosen: str) -> None:
+    """Errors: CheckpointError when another key holds weights with the same names and shapes, such as an average."""
+    sets = dict(_sets_of_weights(loaded))
+    own = _shapes(sets.pop(chosen, {}))
+    others = [key for key, tensors in sets.items() if own and _same_weights(own, tensors)]
+    if others:
+        keys = (chosen, *(key for key in others if isinstance(sets[key], dict)))
+        raise CheckpointError(
+            f"{path}: holds weights under '{chosen}', and weights of the same shapes under "
+            f"{' and '.join(map(repr, others))}: an average of the weights (EMA), for example, whose logits differ",
+            hint=f"type --set weights={' or --set weights='.join(keys)}",
+        )
+
+
+def _same_weights(own: Mapping[str, tuple[int, ...]], other: Mapping[str, Any] | list[Any]) -> bool:
+    """Return True if most tensors of ``other`` have the name and shape, or in a list the shape, of one of ``own``."""
+    if isinstance(other, list):
+        shared = sum((Counter(own.values()) & Counter(entry.shape for entry in other)).values())
+    else:
+        shared = len(own.items() & _shapes(other).items())
+    return 2 * shared > max(len(own), len(other))
+
+
+def _shapes(tensors: Mapping[str, Any] | list[Any]) -> dict[str, tuple[int, ...]]:
+    """Return name without prefix → shape."""
+    if isinstance(tensors, list):
+        return {}
+    return {short: tensors[name].shape for name, short in names_without_prefix(tensors).names.items()}
+
+
+def _refuse_several(path: Path, filled: list[str]) -> None:
+    """Errors: CheckpointError when several keys hold weights of the same kind, so that none can be taken unasked."""
+    for kind, keys in (("trained", (*_TRAINED, _TEACHER)), ("averaged", _AVERAGED)):
+        held = [key for key in keys if key in filled]
+        if len(held) > 1:
+            raise CheckpointError(
+                f"{path}: holds several sets of {kind} weights, under {' and '.join(map(repr, held))}",
+                hint=f"type --set weights={' or --set weights='.join(held)}",
+            )
+
+
+def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | None = None) -> ChosenWeights:
+    """Return the state dict under ``key``; if ``key`` is None, the whole file is the state dict."""
+    if key is None:
+        return ChosenWeights(entries=loaded, wrapping="bare state dict")
+    return ChosenWeights(entries=loaded[key], wrapping=f"training checkpoint, weights under '{key}'", kind=kind)
+
+
+def refuse_choice(path: Path, asked: str | None) -> None:
+    """Check that the user chose no kind of weights for a file with a single set of weights.
+
+    Errors: CheckpointError when ``asked`` is not None.
+    """
+    if asked is not None:
+        raise CheckpointError(
+            f"{path}: --set weights={asked}, but the file holds a single set of weights and does not state its kind",
+            hint="leave --set weights out",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainNames:
+    """The names of the tensors in a state dict without the prefixes of wrappers.
+
+    names: name in the file → name without prefix.  prefix: the removed prefix, such as ``_orig_mod.module.``.
+    left_out: name in the file → the reason why the entry is no tensor of the model.
+    """
+
+    names: dict[str, str]
+    prefix: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def names_without_prefix(names: Iterable[str]) -> PlainNames:
+    """Remove the prefixes that wrappers put before the name of every tensor.
+
+    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number.
+    ``_orig_mod.`` is also removed inside of names, where compiled parts of a model have it.
+    """
+    left = {name: name for name in names}
+    left_out: dict[str, str] = {}
+    prefix = ""
+    if _AVERAGES_SEEN in left and all(name.startswith("module.") for name in left if name != _AVERAGES_SEEN):
+        left_out[_AVERAGES_SEEN] = "the number of steps that were averaged"
+        del left[_AVERAGES_SEEN]
+    while True:
+        projection = {name for name, short in left.items() if _DINO_HEAD.match(short)}
+        others = [short for name, short in left.items() if name not in projection]
+        if projection and others and all(short.startswith(_BACKBONE) for short in others):
+            left_out |= dict.fromkeys(projection, "the projection head of DINO's training, which is no classifier")
+            left = {name: short for name, short in left.items() if name not in left_out}
+        common = next((p for p in _PREFIXES if left and all(short.startswith(p) for short in left.values())), None)
+        if common is None:
+            inside = {name: short.replace(_COMPILED_INSIDE, ".") for name, short in left.items()}
+            if len(set(inside.values())) < len(inside):
+                inside = left  # a compiled part beside a part of the same name: no name is changed, so both are seen
+            return PlainNames(names=inside, prefix=prefix, left_out=left_out)
+        left = {name: short.removeprefix(common) for name, short in left.items()}
+        prefix += common
+
+
+def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]], *, depth: int = _MOST_KEYS) -> str:
+    """Return the prefix of the only part of a state dict that has a classifier, such as ``net.``; else "".
+
+    shapes: name → shape.  A state dict whose names without prefix have a classifier has no prefix. Other parts, such as
+    ``criterion.weight``, do not belong to the network.
+    depth: the most names in the prefix.
+    Errors: CheckpointError when several parts have a classifier and the same names and shapes.
+    """
+    if _has_classifier(shapes) or depth == 0:
+        return ""
+    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        first, dot, rest = name.partition(".")
+        if dot:
+            parts.setdefault(first, {})[rest] = shape
+    inner = {first: prefix_of_network(path, names, depth=depth - 1) for first, names in parts.items()}
+    networks = [first for first, names in parts.items() if inner[first] or _has_classifier(names)]
+    if len(networks) > 1 and parts[networks[0]] == parts[networks[1]]:
+        raise CheckpointError(
+            f"{path}: holds weights of the same names and shapes under {' and '.join(f'{n}.' for n in networks)}: an "
+            "average of the weights (EMA), for example, whose logits differ",
+            hint=f"type --set weights={' or --set weights='.join(networks)}",
+        )
+    return f"{networks[0]}.{inner[networks[0]]}" if len(networks) == 1 else ""
+
+
+def _has_classifier(names: Iterable[str]) -> bool:
+    return any(_CLASSIFIER.fullmatch(name) for name in names)
+
+
+def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> TrainingRecord:
+    """Return the plain values that the training script stored beside the weights.
+
+    namespaces: every namespace in the file, also namespaces whose values are not part of the result.
+    Errors: CheckpointError when a namespace holds a value that is not plain; the message names the first such value.
+    """
+    checked = {id(namespace): _plain_namespace(path, namespace) for namespace in namespaces}
+    if not isinstance(loaded, dict):
+        return TrainingRecord()
+    held = [loaded.get("args"), *loaded.values()]
+    first = next((value for value in held if isinstance(value, Namespace)), None)
+    return TrainingRecord(
+        args=checked[id(first)] if first is not None else _plain_args(loaded.get("args")),
+        entries={
+            key: value
+            for key, value in loaded.items()
+            if isinstance(key, str) and isinstance(value, str | int | float | bool)
+        },
+    )
+
+
+def _plain_args(args: object) -> dict[str, PlainValue]:
+    """Return the options of a training script that saved its options as a dict.
+
+    The result is empty if the options are absent, are no dict, or hold a value that is not plain.
+    """
+    if not isinstance(args, dict):
+        return {}
+    try:
+        return {str(key): _Plain().value(value, str(key)) for key, value in args.items()}
+    except _NotPlainError:
+        return {}
+
+
+def _plain_namespace(path: Path, namespace: Namespace) -> dict[str, PlainValue]:
+    try:
+        plain = _Plain()
+        return {name: plain.value(value, name) for name, value in namespace.values.items()}
+    except _NotPlainError as exc:
+        raise CheckpointError(
+            f"{path}: its argparse.Namespace holds {exc}; expected plain values: text, numbers, booleans, None, and "
+            "lists and dicts of them",
+            hint=RESAVE_HINT,
+        ) from exc
+
+
+class _NotPlainError(Exception):
+    """A value is not plain; the message names the value and its type."""
+
+
+class _Plain:
+    """Copies plain values, and limits their number.
+
+    The limit is necessary because lists that contain the same list many times can expand to billions of values.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def value(self, value: Any, where: str, depth: int = 0) -> PlainValue:
+        """Return a copy of a plain value.
+
+        where: the name of the value, for messages.  depth: the number of containers around the value.
+        Errors: _NotPlainError when the value, or a value in it, is not plain, or when the limits are exceeded.
+        """
+        self._count += 1
+        if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
+            raise _NotPlainError(f"more than {_MAX_VALUES:,} values, or a value nested more than {_MAX_DEPTH} deep")
+        if value is None or isinstance(value, str | bytes | int | float):
+            return value
+        if isinstance(value, Namespace):
+            value = value.values
+        if isinstance(value, dict):
+            return {
+                self.value(key, where, depth + 1): self.value(item, f"{where}.{key}", depth + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple | set):
+            return type(value)(self.value(item, where, depth + 1) for item in value)
+        raise _NotPlainError(f"{where}, a {value.path if isinstance(value, Name) else kind_of(value)}")

@@ -1,0 +1,300 @@
+"""Compare a runner's accuracy with PyTorch's accuracy, and judge the confidence interval of the difference.
+
+A runner is a runtime, an engine or a server that computes the logits. Top-1 is the share of images for which the true
+class has the largest logit; for top-5, the true class has one of the five largest logits.
+
+gate g      the share of PyTorch's top-1 that the runner must reach; as in MLPerf, 0.999 for fp32, fp16 and bf16, and
+            0.99 for int8 and fp8
+difference  the runner's top-1 − PyTorch's top-1
+bound       (g − 1) · PyTorch's top-1: the lowest difference that passes
+passed      the whole interval of the difference lies at or above the bound
+failed      the whole interval of the difference lies below the bound
+undecided   the interval of the difference contains the bound: too few images to decide
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.data.images import Label
+from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar
+from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
+from gmmvit_deploy.precision import Precision
+
+__all__ = ["Accuracy", "Classes", "accuracy_of_resized", "classes_of", "gate_of", "numbers_of", "verdict_of"]
+
+GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
+_TOP = 5
+_IMAGES_A_CLASS = 5
+_SEPARATED_SHARE = 0.5
+"""Labels are reported as permuted only if, in another order, they are correct for at least this share of the images."""
+
+
+def gate_of(precision: Precision, requested: float | None) -> float:
+    """Return the requested gate, or MLPerf's gate for the precision.
+
+    Errors: InputError when the gate lies outside (0, 1].
+    """
+    if requested is not None and not 0 < requested <= 1:
+        raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {requested}")
+    return requested if requested is not None else GATES[precision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """The map from the class indices of the data to the indices of the bundle's logits.
+
+    to_logit: the index of the logit for each class of the data; None if the data has the bundle's classes in the same
+    order, or names no classes.  note: a sentence about how the classes were matched; empty if the classes are the same.
+    """
+
+    to_logit: tuple[int, ...] | None
+    note: str
+
+
+def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Classes:
+    """Match the data's classes with the bundle's labels, by name.
+
+    A label that several classes of the bundle have is matched by its distinct name, such as ``crane (134)``.
+
+    data: the names of the data's classes; empty if the data names no classes.  labels: the names of the bundle's
+    classes.  source: the name of the data, for messages.
+    Errors: InputError when the data has classes that the bundle lacks, or a label that several classes of the bundle
+    have.
+    """
+    if not data:
+        return Classes(to_logit=None, note="the data names no classes; its labels are used as indices of the logits")
+    names = distinct_names(labels)
+    if tuple(data) in (tuple(labels), names):
+        return Classes(to_logit=None, note="")
+    index = {name: number for number, name in enumerate(names)}
+    alien = [name for name in data if name not in index]
+    if len(data) <= len(labels) and not alien:
+        order = "the data lists the classes in another order than the bundle; they were matched by name"
+        part = f"the data has {len(data)} of the bundle's {len(labels)} classes"
+        note = order if len(data) == len(labels) else part
+        return Classes(to_logit=tuple(index[name] for name in data), note=note)
+    for name in alien:
+        if alike := [f"'{names[number]}'" for number, label in enumerate(labels) if label == name]:
+            raise InputError(
+                f"{source}: the bundle has {len(alike)} classes with the label {name}, so the label does not tell "
+                "which class the images belong to",
+                hint=f"name the folder of each class by label and index: {', '.join(alike)}",
+            )
+    raise InputError(
+        f"{source}: expected the bundle's {len(labels)} classes, such as {', '.join(labels[:3])}; "
+        f"the data has {len(data)} classes, such as {', '.join(alien[:3] or data[:3])}",
+        hint="type --data with the data set that the model was trained on, or export the checkpoint again with "
+        "the labels of this data",
+    )
+
+
+class Accuracy:
+    """Count correct and wrong predictions of PyTorch and of a runner, batch by batch."""
+
+    def __init__(self, labels: Sequence[str], classes: Classes) -> None:
+        count = len(labels)
+        self._labels, self._classes = distinct_names(labels), classes
+        self._top1 = np.zeros((count, 2, 2), np.int64)  # axes: true class, PyTorch correct, runner correct
+        self._top5 = np.zeros((2, 2), np.int64)
+        self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts
+        self._unlabelled = 0
+
+    def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
+        """Add a batch; logits of the runner that are not finite count as −∞.
+
+        labels: the data's class index of each image; None for an unlabelled image, which only counts as unlabelled.
+        trained: (B, C), the logits of PyTorch.  logits: (B, C), the logits of the runner.
+        Errors: InputError when a label lies outside the model's classes, or when an image has a set of labels.
+        """
+        known = np.array([label is not None for label in labels], bool)
+        self._unlabelled += int((~known).sum())
+        if any(isinstance(label, tuple) for label in labels):
+            raise InputError(
+                "the data has a set of labels for each image, and the bundle is single-label",
+                hint="type --data with data that has a class for each image, or export the checkpoint again with "
+                "--task multi",
+            )
+        raw = np.array([label for label in labels if label is not None], np.int64)
+        if not len(raw):
+            return
+        if raw.min() < 0 or raw.max() >= len(self._labels):
+            raise InputError(
+                f"labels of the data: expected class indices 0..{len(self._labels) - 1}, got {raw.min()}..{raw.max()}"
+            )
+        trained, logits = trained[known], np.where(np.isfinite(logits[known]), logits[known], -np.inf)
+        true = raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
+        np.add.at(self._answers, (true, trained.argmax(1)), 1)
+        right, also = _right(trained, true, 1), _right(logits, true, 1)
+        np.add.at(self._top1, (true, right.astype(int), also.astype(int)), 1)
+        right, also = _right(trained, true, _TOP), _right(logits, true, _TOP)
+        np.add.at(self._top5, (right.astype(int), also.astype(int)), 1)
+
+    @property
+    def top1(self) -> Paired:
+        return _paired(self._top1.sum(0))
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """Return, for each class with images: the number of images, and how many PyTorch and the runner get right."""
+        return [
+            {
+                "class": self._labels[index],
+                "images": int(counts.sum()),
+                "pytorch": int(counts[1].sum()),
+                "runner": int(counts[:, 1].sum()),
+            }
+            for index, counts in enumerate(self._top1)
+            if counts.sum()
+        ]
+
+    def check(self, gate: float) -> Check:
+        """Judge the difference of top-1 by the gate; top-5 is reported without a verdict."""
+        if not self._top1.sum():
+            return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without a true class")
+        pairs = self.top1
+        low, high = pairs.interval()
+        verdict, allowed = verdict_of(pairs, gate)
+        needed = images_needed(pairs, allowed)
+        summary = (
+            f"top-1 {pairs.runner_accuracy:.2%}, PyTorch {pairs.pytorch_accuracy:.2%}; "
+            f"difference {pairs.difference:+.2%} ({low:+.2%} to {high:+.2%}), "
+            f"gate {allowed:+.3%}, on {pairs.images:,} images"
+        )
+        reasons = [*_why(verdict, pairs, allowed, needed)]
+        if mixed_up := self._order_problem(pairs):
+            verdict = "failed"
+            reasons.append(mixed_up)
+        return Check(
+            name="accuracy",
+            verdict=verdict,
+            summary=summary,
+            reasons=tuple(reasons),
+            details={
+                "images": pairs.images,
+                "unlabelled": self._unlabelled,
+                "gate": gate,
+                "lowest_difference_allowed": allowed,
+                "top1": numbers_of(pairs),
+                "top5": numbers_of(_paired(self._top5)) if len(self._labels) > _TOP else None,
+                "images_needed": needed if verdict == "undecided" else None,
+                "classes": self._classes.note,
+                "per_class": self.per_class(),
+            },
+        )
+
+    def _order_problem(self, pairs: Paired) -> str:
+        """Return a message if PyTorch separates the classes under other names, so that the labels may be permuted.
+
+        With few images, some permutation always fits, so at least `_IMAGES_A_CLASS` images per class are required.
+        If the labels seem correct, or if there are too few images, the message is empty.
+        """
+        if pairs.images < _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1)):
+            return ""
+        renamed = _best_renaming(self._answers)
+        share = sum(int(self._answers[true, answer]) for true, answer in renamed.items()) / pairs.images
+        if share < max(_SEPARATED_SHARE, 2 * pairs.pytorch_accuracy + 0.1):
+            return ""
+        wrong = [f"{self._labels[true]} is called {self._labels[new]}" for true, new in renamed.items() if true != new]
+        return (
+            f"the labels are probably permuted: PyTorch classifies {pairs.pytorch_accuracy:.1%} of the images "
+            f"correctly with the bundle's labels, and {share:.1%} with the same labels in another order: "
+            f"{', '.join(wrong[:3])}"
+        )
+
+
+def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
+    """Map each true class to a class that PyTorch predicts for it, and each predicted class to at most one true class.
+
+    The map is greedy: the most frequent pairs come first.
+
+    answers: (C, C), the number of images for each pair (true class, class that PyTorch predicts).
+    """
+    rows, columns = np.unravel_index(np.argsort(-answers, axis=None, kind="stable"), answers.shape)
+    renamed: dict[int, int] = {}
+    taken: set[int] = set()
+    for true, answer in zip(rows.tolist(), columns.tolist(), strict=True):
+        if answers[true, answer] == 0:
+            break
+        if true not in renamed and answer not in taken:
+            renamed[true] = answer
+            taken.add(answer)
+    return renamed
+
+
+def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
+    """Return for each row (B,) whether the true class has one of the ``top`` largest logits.
+
+    Of two equal logits, the logit with the lower class index counts as larger.
+    """
+    own = logits[np.arange(len(true)), true][:, None]
+    classes = np.arange(logits.shape[1])
+    before = (logits > own) | ((logits == own) & (classes < true[:, None]))
+    right: NDArray[Any] = (before.sum(1) < top) & np.isfinite(own[:, 0])
+    return right
+
+
+def _paired(counts: NDArray[Any]) -> Paired:
+    return Paired(both=int(counts[1, 1]), lost=int(counts[1, 0]), gained=int(counts[0, 1]), neither=int(counts[0, 0]))
+
+
+def verdict_of(pairs: Paired, gate: float) -> tuple[Verdict, float]:
+    """Return (the verdict on the interval of the difference, the lowest difference that passes)."""
+    low, high = pairs.interval()
+    allowed = (gate - 1) * pairs.pytorch_accuracy
+    return "passed" if low >= allowed else "failed" if high < allowed else "undecided", allowed
+
+
+def numbers_of(pairs: Paired) -> dict[str, Any]:
+    """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
+    low, high = pairs.interval()
+    return {
+        "pytorch": pairs.pytorch_accuracy,
+        "runner": pairs.runner_accuracy,
+        "difference": pairs.difference,
+        "interval": [low, high],
+        "mcnemar_p": mcnemar(pairs.lost, pairs.gained),
+        **asdict(pairs),
+    }
+
+
+def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) -> list[str]:
+    changed = f"of {pairs.images:,} images, only PyTorch is right on {pairs.lost} and only the runner on {pairs.gained}"
+    if verdict == "failed":
+        return [
+            f"the loss of accuracy is too large: {changed}; expected a loss of at most {-allowed:.3%} "
+            f"(McNemar p = {mcnemar(pairs.lost, pairs.gained):.2g})"
+        ]
+    if verdict == "undecided":
+        more = (
+            f"{needed:,} images with the same shares would decide"
+            if needed
+            else "PyTorch is right on no image, so the labels or the data do not fit the model"
+            if pairs.pytorch_accuracy == 0
+            else "more images would not help, because the measured difference itself is beyond the gate"
+        )
+        return [f"too few images to decide: {changed}; {more}"]
+    return []
+
+
+def accuracy_of_resized(accuracy: Check, spec: ModelSpec) -> Check:
+    """Return the accuracy check for the spec of a bundle; unchanged if export did not resize the model.
+
+    PyTorch runs the resized model too, so every check can pass although the resized model predicts wrong classes: only
+    labelled images show its accuracy. If the model was resized and the check was skipped, the result is therefore
+    undecided. If the check ran, the verdict stays, and the summary states what PyTorch's top-1 must be compared with.
+    """
+    if not spec.resizing:
+        return accuracy
+    if accuracy.verdict != "skipped":
+        note = f"the model was {spec.resizing}: compare PyTorch's top-1 with the top-1 before the resizing"
+        return replace(accuracy, summary=f"{accuracy.summary}; {note}")
+    why = f"the model was {spec.resizing}, and its accuracy at this size was not checked: {accuracy.summary}"
+    return replace(accuracy, verdict="undecided", summary=why, reasons=(why,))

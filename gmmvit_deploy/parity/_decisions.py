@@ -1,0 +1,176 @@
+"""Compare the classes that a runner gives to an image with the classes that PyTorch gives.
+
+t is PyTorch's float64 logits of an input.
+
+    single-label  flip      an input for which the two predicted classes differ
+                  margin    t[PyTorch's class] − t[the runner's class] for a flip;
+                            largest logit − second largest logit of t for every other input
+    multi-label   θ         the threshold of a label as a logit: log(p / (1 − p)) for the probability p
+                  crossing  a label whose logit is at or above θ in PyTorch and below θ in the runner, or the reverse
+                  margin    |t − θ| for a label; for an input, the smallest margin of its labels
+
+Each logit of the runner may differ from t by the limit of the numeric check. Two logits that differ by at most twice
+the limit can therefore change places: such a flip is within the noise. A crossing is within the noise if its margin is
+at most the limit. A flip or a crossing with a larger margin is a wrong prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.images.labels import LabelSet, distinct_names
+from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.tolerances import Limit
+
+__all__ = ["Crossings", "Decisions", "decisions_of"]
+
+_MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """An input that the runner and PyTorch classify differently.
+
+    where: a text that identifies the input.  pytorch_class, runner_class: the distinct names of the predicted classes;
+    for a crossing, the name of the label, and ``not`` before the name.
+    margin: as defined at the head of this module.  within_noise: True if noise explains the margin.
+    """
+
+    where: str
+    pytorch_class: str
+    runner_class: str
+    margin: float
+    within_noise: bool
+
+
+class Decisions:
+    """Accumulate predicted classes batch by batch, with the margin and the largest error of each input."""
+
+    _limits = 2
+    """The largest margin that noise explains, in limits of the numeric check."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._labels = distinct_names(labels)
+        self._margins = [np.zeros(0, np.float32)]
+        self._errors = [np.zeros(0, np.float32)]
+        self._changed = [np.zeros(0, bool)]
+        self._of_flips = [np.zeros(0)]
+        self._flips: list[tuple[str, str, str, float]] = []
+
+    def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add a batch.
+
+        where: a text that identifies each input.  logits: (B, C), the finite logits of the runner.
+        trained, exact: (B, C), PyTorch's float32 and float64 logits.
+        """
+        pytorch_class, runner_class = trained.argmax(1), logits.argmax(1)
+        rows = np.arange(len(logits))
+        runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
+        flipped = pytorch_class != runner_class
+        margins = np.where(flipped, exact[rows, pytorch_class] - exact[rows, runner_class], exact.max(1) - runner_up)
+        self._collect(margins, np.abs(logits - exact).max(1), flipped, margins[flipped])
+        for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
+            names = (self._labels[pytorch_class[row]], self._labels[runner_class[row]])
+            self._flips.append((where[row], *names, float(margins[row])))
+
+    def _collect(
+        self, margins: NDArray[Any], errors: NDArray[Any], changed: NDArray[Any], of_flips: NDArray[Any]
+    ) -> None:
+        """Add the margins, the largest errors and the changed decisions of inputs, and the margins of all flips."""
+        self._margins.append(margins.astype(np.float32))
+        self._errors.append(errors.astype(np.float32))
+        self._changed.append(changed)
+        self._of_flips.append(of_flips)
+
+    def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return three arrays (N,) over all inputs: the margins, the largest errors, and True for a changed class."""
+        return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._changed)
+
+    def check(self, limit: Limit) -> Check:
+        """Fail if noise does not explain the margin of a flip, or if no logits could be compared.
+
+        limit: the limit of the numeric check.
+        """
+        margins, errors, changed = self.points()
+        of_flips = np.concatenate(self._of_flips)
+        threshold = self._limits * limit.largest
+        count, same, wrong = len(changed), int((~changed).sum()), int((of_flips > threshold).sum())
+        flips = [
+            Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= threshold)
+            for where, ours, theirs, margin in self._flips
+        ]
+        reasons = tuple(self._reasons((flip for flip in flips if not flip.within_noise), threshold))
+        steady = ~changed & (margins > 0)
+        return Check(
+            name="decisions",
+            verdict="failed" if wrong or not count else "passed",
+            summary=self._summary(same, count, len(of_flips) - wrong, wrong),
+            reasons=reasons if count else ("no row of the runner's logits is finite and has the expected shape",),
+            details={
+                "inputs": count,
+                "agreement": same / count if count else 0.0,
+                "flips_within_noise": len(of_flips) - wrong,
+                "flips_wrong": wrong,
+                "noise_margin": threshold,
+                "smallest_margin": float(margins.min()) if count else None,
+                # At 1 or above, a flip is possible.
+                "nearest_to_flipping": float((self._limits * errors[steady] / margins[steady]).max())
+                if steady.any()
+                else None,
+                "flips": [asdict(flip) for flip in flips],
+                "flips_not_listed": len(of_flips) - len(flips),
+            },
+        )
+
+    def _summary(self, same: int, count: int, within_noise: int, wrong: int) -> str:
+        flips = f"; {within_noise} flips within the noise, {wrong} wrong" if within_noise or wrong else ""
+        return f"the same class on {same:,} of {count:,} inputs{flips}"
+
+    def _reasons(self, wrong: Iterable[Flip], threshold: float) -> Iterable[str]:
+        return (
+            f"{flip.where}: PyTorch predicts {flip.pytorch_class}, the runner {flip.runner_class}; "
+            f"the margin is {flip.margin:.3g}, but noise explains at most {threshold:.3g}"
+            for flip in wrong
+        )
+
+
+class Crossings(Decisions):
+    """Accumulate the labels of each input of a multi-label network batch by batch."""
+
+    _limits = 1
+
+    def __init__(self, label_set: LabelSet) -> None:
+        super().__init__(label_set.labels)
+        self._thresholds = np.array(label_set.threshold_logits)
+
+    def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add a batch.  The arguments are those of `Decisions.add`."""
+        there = trained >= self._thresholds
+        crossed = there != (logits >= self._thresholds)
+        margins = np.abs(exact - self._thresholds)
+        self._collect(margins.min(1), np.abs(logits - exact).max(1), crossed.any(1), margins[crossed])
+        for row, label in np.argwhere(crossed)[: _MOST_LISTED - len(self._flips)]:
+            names = (self._labels[label], f"not {self._labels[label]}")
+            ours, theirs = names if there[row, label] else names[::-1]
+            self._flips.append((where[row], ours, theirs, float(margins[row, label])))
+
+    def _summary(self, same: int, count: int, within_noise: int, wrong: int) -> str:
+        crossings = f"; {within_noise} labels crossed their threshold within the noise, {wrong} wrongly"
+        return f"the same labels on {same:,} of {count:,} inputs{crossings if within_noise or wrong else ''}"
+
+    def _reasons(self, wrong: Iterable[Flip], threshold: float) -> Iterable[str]:
+        return (
+            f"{flip.where}: PyTorch: {flip.pytorch_class}, the runner: {flip.runner_class}; the logit is "
+            f"{flip.margin:.3g} from the threshold, but noise explains at most {threshold:.3g}"
+            for flip in wrong
+        )
+
+
+def decisions_of(label_set: LabelSet) -> Decisions:
+    """Return what collects the decisions of a network with these labels."""
+    return Crossings(label_set) if label_set.task == "multi-label" else Decisions(label_set.labels)

@@ -1,0 +1,186 @@
+"""Localise an error: compare the output of every block with the output of the same block in float64 PyTorch.
+
+The runner's graph, with this project's CPU kernels if the runner uses these kernels, runs twice: unchanged, and with
+the outputs of the blocks as additional outputs of the graph. Additional outputs can keep a runtime from fusing
+operators across blocks. The check therefore reports the difference between the logits of the two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gmmvit_deploy.models.families import family_of
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity.measures import ErrorMeasure
+from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtimes.runners.inspection import LOGITS
+from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = ["last_tensors", "localize"]
+
+NAME = "localize"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockError:
+    """The error of a block's output, relative to the output of the same block in float64 PyTorch.
+
+    block: the name of the block's module, or ``logits``.  largest: the largest absolute error.
+    relative_l2: ‖error‖ / ‖float64 output‖.
+    growth: ``relative_l2`` divided by ``relative_l2`` of the preceding block; 1 for the first block.
+    limit: the largest absolute error allowed; None if the precision has no tolerance for single blocks.
+    passed: True if the output is finite, and the largest error and the rms error are within the limits; also True if
+    ``limit`` is None.
+    """
+
+    block: str
+    largest: float
+    relative_l2: float
+    growth: float
+    limit: float | None
+    passed: bool
+
+
+def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Check:
+    """Name the first block of the runner's graph whose error exceeds the limit.
+
+    The program of an engine or of a server cannot be inspected. In place of such a program, the bundle's graph of the
+    same precision runs in ONNX Runtime, and the summary of the check reports the replacement.
+    inputs: (B, …) in the form of the graph's input.
+    Errors: BundleError when the runtime cannot run the graph.
+    """
+    graph, why_not = runner.inspectable()
+    if graph is None:
+        return skipped_check(NAME, why_not)
+    precision = runner.precision
+    # The graph has no mask without influence on the logits, so the tokens that the network does not read differ.
+    dead = reference.dead_attentions
+    blocks_of_model = family_of(reference.model.spec).blocks(reference.model.spec)
+    names = tuple(name for name in blocks_of_model if not any(a.startswith(f"{name}.") for a in dead))
+    if not names:
+        return skipped_check(NAME, "gmmvit does not know the blocks of this model")
+    tensors = last_tensors(graph.proto, names)
+    values = graph.values(inputs, [*tensors.values()])
+    untouched = graph.values(inputs, [])[LOGITS]
+    trained = _outputs(reference.model, names, reference.tensors(inputs))
+    exact = _outputs(reference.exact, names, reference.tensors(inputs).double())
+    if reference.model.foreign:
+        trained, exact = (_as_narrow_as(values, tensors, outputs) for outputs in (trained, exact))
+    tensors[LOGITS] = LOGITS
+    blocks = _errors(tensors, values, trained, exact, precision)
+    moved = float(np.abs(values[LOGITS] - untouched).max())
+    first = next((block for block in blocks if not block.passed), None)
+    steepest = max(blocks, key=lambda block: block.growth)
+    of = f"{why_not}, so {graph.name} ran in ONNX Runtime: " if why_not else ""
+    if first is not None:
+        summary = (
+            f"{of}the first block out of tolerance is {first.block}: its error is {first.largest:.3g}, "
+            f"expected at most {first.limit:.3g}"
+        )
+    elif blocks[-1].limit is None:
+        summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest.block}"
+    else:
+        summary = f"{of}all {len(blocks)} blocks are within tolerance"
+    return Check(
+        name=NAME,
+        verdict="failed" if first else "passed",
+        summary=summary,
+        reasons=(f"{first.block}: its output differs by up to {first.largest:.3g} from PyTorch's float64 output",)
+        if first
+        else (),
+        details={
+            "graph": graph.name,
+            "first": first.block if first else None,
+            "looking_changed_logits_by": moved,
+            "blocks": [asdict(block) for block in blocks],
+        },
+    )
+
+
+def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
+    """Return, for each block, the output of the last node of this block in the graph: name of the block → tensor."""
+    last: dict[str, str] = {}
+    for node in proto.graph.node:
+        module = node.name.partition("/")[0]
+        for name in names:
+            if module == name or module.startswith(f"{name}."):
+                last[name] = node.output[0]
+    return {name: last[name] for name in names if name in last}
+
+
+def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[str, NDArray[Any]]:
+    """Run the model, and return the output of each named module and the logits: name → array."""
+    caught: dict[str, NDArray[Any]] = {}
+
+    def catch(name: str) -> Any:
+        return lambda module, given, output: caught.update({name: output.numpy()})
+
+    hooks = [model.get_submodule(name).register_forward_hook(catch(name)) for name in names]
+    try:
+        with torch.inference_mode():
+            caught[LOGITS] = model(tensors).numpy()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return caught
+
+
+def _as_narrow_as(
+    values: Mapping[str, NDArray[Any]], tensors: Mapping[str, str], outputs: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the outputs of the blocks without the tokens that the graph's blocks do not compute.
+
+    In a graph of a foreign network, the last block may output only the first tokens, which the head reads.
+    """
+    narrowed = dict(outputs)
+    for name, tensor in tensors.items():
+        whole, value = outputs[name], values.get(tensor)
+        if value is not None and whole.ndim == 3 and value.size < whole.size:
+            narrowed[name] = whole[:, : value.size // (whole.shape[0] * whole.shape[2])]
+    return narrowed
+
+
+def _errors(
+    tensors: dict[str, str],
+    values: Mapping[str, NDArray[Any]],
+    trained: dict[str, NDArray[Any]],
+    exact: dict[str, NDArray[Any]],
+    precision: Precision,
+) -> list[BlockError]:
+    blocks: list[BlockError] = []
+    before = 0.0
+    for name, tensor in tensors.items():
+        if tensor not in values or values[tensor].size != exact[name].size:
+            continue  # an optimised graph may have no tensor that equals this block's output
+        noise, error = ErrorMeasure(), ErrorMeasure()
+        noise.add(trained[name], exact[name])
+        error.add(values[tensor].reshape(exact[name].shape), exact[name])
+        errors = error.errors()
+        limit = limit_from_noise(noise.noise(), precision) if precision in UNIT_ROUNDOFFS else None
+        within = limit is None or (
+            not errors.broken and errors.largest <= limit.largest and errors.rms <= (limit.rms or np.inf)
+        )
+        blocks.append(
+            BlockError(
+                block=name,
+                largest=errors.largest,
+                relative_l2=errors.relative_l2,
+                growth=errors.relative_l2 / before if before else 1.0,
+                limit=limit.largest if limit else None,
+                passed=within,
+            )
+        )
+        before = errors.relative_l2
+    return blocks

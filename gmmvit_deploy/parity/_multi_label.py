@@ -1,0 +1,133 @@
+"""Compare the accuracy of a multi-label runner with PyTorch's: mean average precision, F1, and images all right.
+
+    mAP       mean over the classes of the average precision; a class that no image has, or that every image has, is
+              left out
+    F1        with the threshold of each class; macro: the mean over the classes, micro: over all labels of all images
+    all right share of the images whose labels are all right
+
+mAP and F1 are scikit-learn's. As for top-1, the interval of the difference of ``all right`` is compared with the gate
+(`parity.accuracy`). The runner's mAP and macro F1 must also reach the gate, a share of PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.images.data.images import Label
+from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.parity._accuracy import Classes, numbers_of, verdict_of
+from gmmvit_deploy.parity._paired import Paired
+from gmmvit_deploy.parity._verdict import Check, skipped_check
+
+__all__ = ["MultiLabelAccuracy"]
+
+
+class MultiLabelAccuracy:
+    """Collect labels and logits of PyTorch and of a runner, batch by batch.  The methods are those of `Accuracy`."""
+
+    def __init__(self, label_set: LabelSet, classes: Classes) -> None:
+        """Errors: MissingDependencyError when scikit-learn is not installed."""
+        self._metrics = require("sklearn.metrics", package="scikit-learn", extra="metrics")
+        self._label_set, self._classes = label_set, classes
+        self._true: list[NDArray[Any]] = []
+        self._trained: list[NDArray[Any]] = []
+        self._logits: list[NDArray[Any]] = []
+        self._unlabelled = 0
+
+    def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
+        """Add a batch; logits of the runner that are not finite count as −∞.
+
+        labels: the class indices of each image in the data; None for an unlabelled image.
+        trained, logits: (B, C), the logits of PyTorch and of the runner.
+        Errors: InputError when an image has a single class instead of a set of labels, or a label that is no class.
+        """
+        known = np.array([label is not None for label in labels], bool)
+        self._unlabelled += int((~known).sum())
+        true = np.zeros((int(known.sum()), trained.shape[1]), bool)
+        for row, label in enumerate(label for label in labels if label is not None):
+            if isinstance(label, int):
+                raise InputError(
+                    "the data has a single class for each image, and the bundle is multi-label",
+                    hint="type --data table:FILE.csv with a column for each label, or an .npz file whose array labels "
+                    "is (N, classes) of 0 and 1",
+                )
+            if label and max(label) >= (len(self._classes.to_logit) if self._classes.to_logit else trained.shape[1]):
+                raise InputError(f"labels of the data: expected {trained.shape[1]} classes, got the index {max(label)}")
+            true[row, [self._classes.to_logit[index] if self._classes.to_logit else index for index in label]] = True
+        self._true.append(true)
+        self._trained.append(trained[known])
+        self._logits.append(np.where(np.isfinite(logits[known]), logits[known], -np.inf))
+
+    def check(self, gate: float) -> Check:
+        """Judge mAP, F1 and the difference of the share of images whose labels are all right."""
+        true = np.concatenate(self._true) if self._true else np.zeros((0, 0), bool)
+        if not len(true):
+            return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without labels")
+        thresholds = np.array(self._label_set.threshold_logits)
+        scores = {"pytorch": np.concatenate(self._trained), "runner": np.concatenate(self._logits)}
+        right = {who: ((logits >= thresholds) == true).all(1) for who, logits in scores.items()}
+        pairs = _paired(right["pytorch"], right["runner"])
+        measures = {who: self._measures(true, logits, logits >= thresholds) for who, logits in scores.items()}
+        low, high = pairs.interval()
+        verdict, allowed = verdict_of(pairs, gate)
+        reasons = []
+        if verdict != "passed":
+            reasons.append(
+                f"of {pairs.images:,} images, only PyTorch has all labels right on {pairs.lost} and only the runner on "
+                f"{pairs.gained}; the interval of the difference is {low:+.2%} to {high:+.2%}, the gate {allowed:+.3%}"
+            )
+        for name in ("map", "f1_macro"):
+            ours, theirs = measures["runner"][name], measures["pytorch"][name]
+            if ours is not None and theirs is not None and ours < gate * theirs:
+                verdict = "failed"
+                reasons.append(f"{_NAMES[name]} {ours:.4f}, expected at least {gate:g} times PyTorch's {theirs:.4f}")
+        shown = ", ".join(
+            f"{_NAMES[name]} {measures['runner'][name]:.4f} (PyTorch {measures['pytorch'][name]:.4f})"
+            for name in _NAMES
+            if measures["runner"][name] is not None
+        )
+        return Check(
+            name="accuracy",
+            verdict=verdict,
+            summary=f"{shown}; all labels right {pairs.runner_accuracy:.2%} (PyTorch {pairs.pytorch_accuracy:.2%}), "
+            f"on {pairs.images:,} images",
+            reasons=tuple(reasons),
+            details={
+                "images": pairs.images,
+                "unlabelled": self._unlabelled,
+                "gate": gate,
+                "lowest_difference_allowed": allowed,
+                "all_right": numbers_of(pairs),
+                "measures": measures,
+                "classes": self._classes.note,
+            },
+        )
+
+    def _measures(self, true: NDArray[Any], logits: NDArray[Any], present: NDArray[Any]) -> dict[str, float | None]:
+        mixed = true.any(0) & ~true.all(0)
+        scores = np.nan_to_num(logits, neginf=float(np.finfo(np.float32).min))
+        precision = self._metrics.average_precision_score
+        f1 = self._metrics.f1_score
+        return {
+            "map": float(precision(true[:, mixed], scores[:, mixed], average="macro")) if mixed.any() else None,
+            "f1_macro": float(f1(true, present, average="macro", zero_division=0.0)),
+            "f1_micro": float(f1(true, present, average="micro", zero_division=0.0)),
+        }
+
+
+_NAMES = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
+
+
+def _paired(pytorch: NDArray[Any], runner: NDArray[Any]) -> Paired:
+    return Paired(
+        both=int((pytorch & runner).sum()),
+        lost=int((pytorch & ~runner).sum()),
+        gained=int((~pytorch & runner).sum()),
+        neither=int((~pytorch & ~runner).sum()),
+    )

@@ -1,0 +1,163 @@
+"""Measure the distance of a runner's logits from PyTorch's logits, and compare the distance with a limit.
+
+For each set of inputs, the check measures two distances of the runner's logits: from PyTorch's float64 logits, and from
+PyTorch's float32 logits. The limit applies to the first distance. For fp32, fp16 and bf16, the limit is derived from
+the noise, which is the distance of PyTorch's float32 logits from PyTorch's float64 logits. For int8 and fp8, the limit
+is derived from a distance in the bundle: `gmmvit convert` measured how far the
+quantised logits are from PyTorch's (module `tolerances`).
+
+A separate check, ``reference``, compares PyTorch's logits of the golden inputs on this machine with the logits that
+PyTorch computed at export.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
+
+__all__ = ["Distances", "SetNumbers", "check_numeric", "check_stored"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetNumbers:
+    """The measured distances of a set of inputs, and their limit.
+
+    inputs: the name of the set.
+    stored: True if the runner is compared with PyTorch's float32 logits stored at export, which then also take the
+    place of the float64 logits, because this process cannot build the model.
+    noise: the distance of PyTorch's float32 logits from PyTorch's float64 logits.
+    limit: the limit for ``from_exact``.
+    from_exact: the distances of the runner's logits from PyTorch's float64 logits.
+    from_trained: the distances of the runner's logits from PyTorch's float32 logits.
+    misshapen: expected and actual shape of the runner's logits if the two shapes differ; else empty.
+    """
+
+    inputs: str
+    noise: Noise
+    limit: Limit
+    from_exact: Errors
+    from_trained: Errors
+    misshapen: str
+    stored: bool = False
+
+    @property
+    def reference(self) -> str:
+        """The name of the reference logits, for messages."""
+        return "the logits that PyTorch computed at export" if self.stored else "PyTorch's float64 logits"
+
+    def problems(self) -> list[str]:
+        """Return the reasons why this set of inputs does not pass; empty if the set passes."""
+        if self.misshapen:
+            return [f"{self.inputs}: {self.misshapen}"]
+        errors = self.from_exact
+        if errors.broken:
+            return [f"{self.inputs}: the logits of {errors.broken} of {errors.rows} inputs are not finite"]
+        if not self.noise.usable:
+            return [
+                f"{self.inputs}: PyTorch's own float32 logits differ by up to {self.noise.largest:.3g} from float64, "
+                f"at logits of up to {self.noise.scale:.3g}: float32 is too coarse for this model, "
+                "so the runner cannot be judged"
+            ]
+        problems = []
+        if not errors.largest <= self.limit.largest:
+            problems.append(
+                f"{self.inputs}: logits differ by up to {errors.largest:.3g} from {self.reference}; "
+                f"expected at most {self.limit.largest:.3g}; derivation: {self.limit.derivation}"
+            )
+        elif self.limit.rms is not None and not errors.rms <= self.limit.rms:
+            problems.append(
+                f"{self.inputs}: logits differ by {errors.rms:.3g} (rms) from {self.reference}; "
+                f"expected an rms of at most {self.limit.rms:.3g}; derivation: {self.limit.derivation}"
+            )
+        return problems
+
+
+class Distances:
+    """Accumulate the distances of a runner's logits on a set of inputs, batch by batch.
+
+    stored: the float32 noise recorded at export, if ``trained`` and ``exact`` of `add` are both the logits stored at
+    export; None if PyTorch computes them.
+    """
+
+    def __init__(self, inputs: str, *, stored: Noise | None = None) -> None:
+        self.inputs, self._stored = inputs, stored
+        self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
+        self._misshapen = ""
+
+    def add(self, logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add the logits of a batch.
+
+        logits: (B, C), from the runner; another shape makes the check fail.
+        trained, exact: (B, C), from PyTorch in float32 and in float64.
+        """
+        self._noise.add(trained, exact)
+        if logits.shape != exact.shape:
+            self._misshapen = f"expected logits {exact.shape}, got {logits.shape}"
+            return
+        self._exact.add(logits, exact)
+        self._trained.add(logits, trained)
+
+    def numbers(self, precision: Precision, recorded: float | None) -> SetNumbers:
+        noise = self._noise.noise() if self._stored is None else self._stored
+        limit = limit_from_noise if self._stored is None else limit_from_stored
+        return SetNumbers(
+            inputs=self.inputs,
+            noise=noise,
+            limit=limit(noise, precision, recorded=recorded),
+            from_exact=self._exact.errors(),
+            from_trained=self._trained.errors(),
+            misshapen=self._misshapen,
+            stored=self._stored is not None,
+        )
+
+
+def check_numeric(sets: list[SetNumbers]) -> Check:
+    """Fail if any set of inputs has a problem, or if there are no sets."""
+    reasons = [problem for numbers in sets for problem in numbers.problems()]
+    whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
+    summary = "no comparable logits"
+    if whole:
+        worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
+        errors = worst.from_exact
+        summary = (
+            f"{worst.inputs}: at most {errors.largest:.2g} from {worst.reference} (99 %: {errors.p99:.2g}, "
+            f"relative L2 {errors.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
+        )
+    return Check(
+        name="numeric",
+        verdict="failed" if reasons or not sets else "passed",
+        summary=summary,
+        reasons=tuple(reasons),
+        details={"sets": [asdict(numbers) for numbers in sets]},
+    )
+
+
+def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:
+    """Compare PyTorch's logits on this machine with the golden logits, to check the reference itself.
+
+    stored: (B, C), the golden logits, which PyTorch computed at export.
+    trained, exact: (B, C), PyTorch's float32 and float64 logits of the same inputs on this machine.
+    """
+    noise = ErrorMeasure()
+    noise.add(trained, exact)
+    largest = distance(stored, trained)
+    limit = limit_from_noise(noise.noise()).largest
+    passed = largest <= limit
+    reason = (
+        f"PyTorch's logits here differ by {largest:.3g} from PyTorch's logits at export; expected at most {limit:.3g}"
+    )
+    return Check(
+        name="reference",
+        verdict="passed" if passed else "failed",
+        summary=f"PyTorch's logits here differ by at most {largest:.2g} from its logits at export (limit {limit:.2g})",
+        reasons=() if passed else (reason,),
+        details={"largest": largest, "limit": limit},
+    )

@@ -1,0 +1,225 @@
+"""Check a served model: every request gets the logits of the images in this request, however the server batches.
+
+single      requests with a single image, sent in sequence
+batches     requests with several images, sent in sequence
+mixed       requests of different sizes from concurrent clients, which the server should join into batches;
+            the server's number of executions shows whether requests were joined
+images      concurrent requests to the ensemble, each with an encoded image
+labels      the class names on the server equal the bundle's class names, in the same order
+bundle      the SHA-256 that the server reports is the SHA-256 of this bundle
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import NotOfferedError
+from gmmvit_deploy.parity._invariance import mixed_up
+from gmmvit_deploy.parity._verdict import Check, Verdict
+from gmmvit_deploy.parity.measures import distance
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtimes.runners.runner import Runner, Served
+from gmmvit_deploy.tolerances import Limit
+
+__all__ = ["check_served"]
+
+_CLIENTS = 16
+_REQUESTS = 160
+_MOST_IN_A_REQUEST = 4
+_SINGLES = 8
+_ROUNDS = 3
+_SEED = 3
+
+
+def check_served(
+    bundle: Bundle,
+    runner: Runner,
+    server: Served,
+    inputs: NDArray[Any],
+    exact: NDArray[Any],
+    limit: Limit,
+    *,
+    reference: str,
+    on_progress: OnProgress = ignore,
+) -> Check:
+    """Send the requests listed at the head of this module, and compare the server's logits with PyTorch's logits.
+
+    server: the models on the runner's server.  inputs: (N, …), distinct images.
+    exact: (N, C), PyTorch's float64 logits of ``inputs``.  limit: the limit for the distance of the server's logits.
+    reference: the name of ``exact``, for messages.
+    Errors: ServerError when the server fails.
+    """
+    judged = _Judged(limit, reference)
+    if server.other_bundle:
+        judged.reasons.append(f"bundle: {server.other_bundle}")
+    generator = np.random.default_rng(_SEED)
+    on_progress(Progress("single requests"))
+    for row in range(min(_SINGLES, len(inputs))):
+        judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
+    on_progress(Progress("client batches"))
+    for size in sorted({2, 3, min(len(inputs), runner.max_batch)} & set(range(2, runner.max_batch + 1))):
+        rows = np.resize(np.arange(len(inputs)), size)
+        judged.add("client batches", runner.run(inputs[rows]), exact[rows])
+    on_progress(Progress("many clients at once"))
+    mixed = _mix(runner, server, inputs, exact, generator, judged)
+    if bundle.manifest.image.normalisation is not None:
+        on_progress(Progress("encoded images"))
+        _images_at_once(bundle, server, generator, judged)
+        if bundle.manifest.has_logits:
+            judged.reasons += _label_problems(bundle, server, runner.max_batch)
+    verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
+    reasons = list(judged.reasons)
+    if verdict == "undecided":
+        reasons.append(_why_undecided(mixed))
+    return Check(
+        name="served",
+        verdict=verdict,
+        summary=f"{judged.answers:,} answers, each to its own request; {_executions(mixed)}"
+        if not judged.reasons
+        else server.other_bundle or f"{len(judged.reasons)} problems with the server's answers",
+        reasons=tuple(reasons),
+        details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
+    )
+
+
+def _executions(mixed: dict[str, Any]) -> str:
+    if mixed["executions"] is None:
+        return f"{mixed['requests']} concurrent requests; the server does not offer the number of executions"
+    return f"{mixed['requests']} concurrent requests ran as {mixed['executions']} executions"
+
+
+def _why_undecided(mixed: dict[str, Any]) -> str:
+    if mixed["executions"] is None:
+        return (
+            f"the server does not offer its statistics, so whether it joined any of the {mixed['requests']} concurrent "
+            "requests is not known; repeat the check on the server itself, not through its gateway"
+        )
+    return (
+        f"the server ran each of the {mixed['requests']} concurrent requests alone, so mixing of requests was not "
+        "tested; type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
+    )
+
+
+class _Judged:
+    """Compare the server's logits with the expected logits, and keep the first reason for each kind of request."""
+
+    def __init__(self, limit: Limit, reference: str) -> None:
+        self._limit, self._reference = limit, reference
+        self._failed: set[str] = set()
+        self.reasons: list[str] = []
+        self.answers = 0
+        self.largest = 0.0
+
+    def add(self, kind: str, logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
+        """Judge the logits with which the server answered a request.
+
+        kind: the kind of request, for messages.  logits: (B, C), from the server.
+        exact: (B, C), the expected logits.
+        among: the expected logits of all concurrent requests, to detect an answer that belongs to another request;
+        None if there are no concurrent requests.
+        """
+        self.answers += len(logits)
+        largest = distance(logits, exact)
+        self.largest = float(np.fmax(self.largest, largest))
+        if largest <= self._limit.largest or kind in self._failed:
+            return
+        self._failed.add(kind)
+        whose = _whose(logits, exact, exact if among is None else among)
+        self.reasons.append(
+            f"{kind}: logits differ by up to {largest:.3g} from {self._reference}; "
+            f"expected at most {self._limit.largest:.3g}{whose}"
+        )
+
+
+def _whose(logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> str:
+    if logits.shape != exact.shape:
+        return f": expected logits {exact.shape}, got {logits.shape}"
+    for row, own in zip(logits, exact, strict=True):
+        strays = mixed_up(np.repeat(row[None], 2, 0), np.stack([own, among[np.square(among - row).sum(1).argmin()]]))
+        if any(stray == (0, 1) for stray in strays):
+            return ": a request got the answer to another request"
+    return ""
+
+
+def _mix(
+    runner: Runner,
+    server: Served,
+    inputs: NDArray[Any],
+    exact: NDArray[Any],
+    generator: np.random.Generator,
+    judged: _Judged,
+) -> dict[str, Any]:
+    """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
+
+    Other clients, such as the probes of a supervisor, can only add executions. ``executions`` is therefore the largest
+    number that can have run the requests, and ``joined``, its difference to the number of requests, is never too high.
+    Returns ``requests``, ``executions`` and ``joined``. If the server does not offer its statistics, as behind a
+    gateway, a single round is sent, and executions and ``joined`` are None.
+    """
+    most = min(_MOST_IN_A_REQUEST, runner.max_batch)
+    requests = executions = 0
+    for _ in range(_ROUNDS):
+        asked = [
+            np.resize(generator.permutation(len(inputs)), int(size))
+            for size in generator.integers(1, most + 1, _REQUESTS)
+        ]
+        before = _counts(server)
+        with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
+            answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
+        for rows, logits in zip(asked, answers, strict=True):
+            judged.add("many clients at once", logits, exact[rows], among=exact)
+        after = None if before is None else _counts(server)
+        if before is None or after is None:
+            return {"requests": len(asked), "executions": None, "joined": None}
+        requests += len(asked)
+        executions += min(after - before, len(asked))
+        if executions < requests:
+            break
+    return {"requests": requests, "executions": executions, "joined": requests - executions}
+
+
+def _counts(server: Served) -> int | None:
+    """Return the network's executions since the server started; None if the server does not offer its statistics."""
+    try:
+        return server.connection.counts(server.network)[1]
+    except NotOfferedError:
+        return None
+
+
+def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generator, judged: _Judged) -> None:
+    golden = bundle.golden_set()
+    chosen: Sequence[int] = generator.integers(0, len(golden.images), _REQUESTS // 2).tolist()
+
+    def ask(index: int) -> NDArray[Any]:
+        image = np.array([[golden.images[index]]], dtype=np.object_)
+        return server.infer(image)
+
+    with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
+        answers = list(pool.map(ask, chosen))
+    for index, logits in zip(chosen, answers, strict=True):
+        expected = golden.image_logits[index : index + 1]
+        judged.add("encoded images, many clients at once", logits, expected, among=golden.image_logits)
+
+
+def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:
+    labels = bundle.manifest.labels
+    reasons = []
+    if server.connection.model(server.ensemble).label_set != bundle.manifest.label_set:
+        reasons.append(
+            f"labels: expected the bundle's classes in the bundle's order, its task and thresholds, got others from "
+            f"{server.ensemble} on the server"
+        )
+    golden = bundle.golden_set()
+    size = min(max_batch, len(golden.images))
+    images = np.array([[image] for image in golden.images[:size]], dtype=np.object_)
+    for index, label in server.connection.best_classes(server.ensemble, "IMAGE", images):
+        if labels[index] != label:
+            reasons.append(f"labels: expected {labels[index]!r} for class {index}, got {label!r} from the server")
+            break
+    return reasons

@@ -1,0 +1,175 @@
+"""The front: ``POST /classify`` takes images as files and answers with labels and probabilities as JSON.
+
+    image, or multipart/form-data with several images
+      → {"model": …, "bundle": …, "predictions": [[{"label": …, "index": …, "probability": …}, …], …]}
+
+A list of predictions for each image, in the order of the images. For a multi-label model, a prediction also has the
+label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed.
+
+A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
+is an image:
+
+    400  bad image, too many images or pixels, bad ``top``     411  no content-length
+    403  without the secret of the gateway                     415  no image
+    404, 405  another path or method                           503  overload, with Retry-After
+    408  the body did not arrive                               502, 504  the server failed, or did not answer
+
+Requests wait in the gateway, which also limits the size of a body. The front writes no file, and sends no traceback.
+The images are decoded and checked by Triton's preprocessing model.
+
+As a program, it reads a line of JSON from stdin: the secret, the file descriptor of the listening socket, and the
+options. The secret is not on the command line, which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gmmvit_deploy.serving.front._triton import Triton
+from gmmvit_deploy.serving.front._uploads import Refusal, Room, body_length, boundary_of, images_from_body, receive_body
+from gmmvit_deploy.serving.front.options import (
+    BUNDLE_HEADER,
+    CLASSIFY_PATH,
+    FRONT_HEADER,
+    READY_PATH,
+    FrontOptions,
+)
+
+__all__ = ["front_app", "main"]
+
+_EXIT_TIMEOUT_S = 15
+_HEADER_BYTES = 32 * 2**10
+_DEFAULT_TOP = 5
+_log = logging.getLogger(__name__)
+
+
+def front_app(options: FrontOptions, secret: str) -> ASGIApp:
+    """Return the ASGI application.
+
+    secret: the value that the header `FRONT_HEADER` of each request must have, except of requests for readiness.
+    """
+    front = _Front(options)
+    app = Starlette(
+        routes=[
+            Route(CLASSIFY_PATH, front.classify, methods=["POST"]),
+            Route(READY_PATH, front.ready, methods=["GET"]),
+        ],
+        exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
+        lifespan=front.lifespan,
+    )
+    return _OnlyGateway(app, secret)
+
+
+class _Front:
+    def __init__(self, options: FrontOptions) -> None:
+        self._options = options
+        self._room = Room(options.max_buffered_bytes)
+        self._triton: Triton
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with Triton(self._options) as self._triton:
+            yield
+
+    async def ready(self, request: Request) -> JSONResponse:
+        ready = await self._triton.ready()
+        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
+
+    async def classify(self, request: Request) -> JSONResponse:
+        boundary, length = boundary_of(request), body_length(request)
+        with self._room.taken(length):
+            body = await receive_body(request, length, self._options.body_timeout_s)
+            model = await self._triton.model()
+            if not model.classifies:
+                raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
+            top = _top(request, len(model.label_set.labels))
+            logits = await self._triton.logits(images_from_body(body, boundary, model.max_batch))
+        predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
+        answer = {"model": self._options.model, "bundle": model.bundle, "predictions": predictions}
+        return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle})
+
+
+class _OnlyGateway:
+    """Refuses requests without the secret, before their bodies are received."""
+
+    def __init__(self, app: ASGIApp, secret: str) -> None:
+        self._app = app
+        self._secret = secret.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != READY_PATH:
+            given = dict(scope["headers"]).get(FRONT_HEADER.encode(), b"")
+            if not hmac.compare_digest(given, self._secret):
+                refusal = _refused(Request(scope), Refusal(403, "this port answers only the gateway"))
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _top(request: Request, classes: int) -> int:
+    """Return the number of predictions for each image, the query's ``top``.  Errors: Refusal, 400."""
+    text = request.query_params.get("top", str(min(_DEFAULT_TOP, classes)))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= classes):
+        raise Refusal(400, f"top: expected a number from 1 to {classes}, got {text[:20]!r}")
+    return int(text)
+
+
+def _refused(request: Request, exc: Any) -> JSONResponse:
+    answer: dict[str, Any] = {"error": exc.reason}
+    if exc.image is not None:
+        answer["image"] = exc.image
+    return JSONResponse(answer, status_code=exc.status, headers=exc.headers)
+
+
+def _not_routed(request: Request, exc: Any) -> JSONResponse:
+    if exc.status_code == 405:
+        reason = f"{request.method[:20]}: this path takes only {(exc.headers or {}).get('Allow', 'other methods')}"
+    else:
+        reason = f"there is no such path; send images with POST to {CLASSIFY_PATH}"
+    return JSONResponse({"error": reason}, status_code=exc.status_code, headers=exc.headers)
+
+
+def _failed(request: Request, exc: Exception) -> JSONResponse:
+    _log.error("the front failed on a request: %s: %s", type(exc).__name__, exc)
+    return JSONResponse({"error": "the front failed on this request"}, status_code=500)
+
+
+def main() -> None:
+    """Serve until SIGTERM; then answer the requests that were received, for at most 15 s."""
+    settings = json.loads(sys.stdin.readline())
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="front: %(message)s")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs every malformed body
+    config = uvicorn.Config(
+        front_app(FrontOptions(**settings["options"]), settings["secret"]),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        timeout_keep_alive=75,  # longer than the gateway keeps idle connections
+        timeout_graceful_shutdown=_EXIT_TIMEOUT_S,
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=settings["socket"])])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Ask a Triton server on this machine for logits, over gRPC."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np  # here, so that no request waits for the imports
+from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.runtimes.programs.triton import label_set_from
+from gmmvit_deploy.serving.front._uploads import Refusal, overloaded
+from gmmvit_deploy.serving.front.options import FrontOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Model", "Triton"]
+
+_READY_S = 2.0
+_CHANNEL = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    # A server that is started again is reached at once; by default, the pauses grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+_OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
+"""The begin of an error of a model inside the ensemble."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The served model: its labels with the task, the hash of its bundle, and the maximum batch of a request.
+
+    classifies: True if the model has logits.
+    """
+
+    label_set: LabelSet
+    bundle: str
+    max_batch: int
+    classifies: bool = True
+
+
+class Triton:
+    """A connection to Triton's gRPC port.  Use it inside ``async with Triton(options) as triton:``.
+
+    Errors of every method: Refusal with status 503 when Triton is overloaded or not reachable, 504 when Triton does
+    not answer in time, 400 when Triton refuses the images, and 502 for every other error. The texts with status 502
+    name no detail, because an error inside the server can contain names that strangers must not know.
+    """
+
+    def __init__(self, options: FrontOptions) -> None:
+        self._options = options
+        self._model: Model | None = None
+        self._client: InferenceServerClient
+
+    async def __aenter__(self) -> Triton:
+        address = self._options.triton_url.removeprefix("grpc://")
+        self._client = InferenceServerClient(address, channel_args=_CHANNEL)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def ready(self) -> bool:
+        """Return whether the server and the model are ready."""
+        try:
+            return bool(
+                await self._client.is_server_ready(client_timeout=_READY_S)
+                and await self._client.is_model_ready(self._options.model, client_timeout=_READY_S)
+            )
+        except InferenceServerException:
+            return False
+
+    async def model(self) -> Model:
+        """Return the description of the model, which is read again after the server could not be reached."""
+        if self._model is None:
+            answer = await self._answered(
+                self._client.get_model_config(self._options.model, client_timeout=self._options.answer_timeout_s)
+            )
+            try:
+                self._model = _model(answer.config)
+            except (KeyError, TypeError, ValueError) as exc:
+                raise Refusal(502, "the server sent no description of its model") from exc
+        return self._model
+
+    async def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
+        """Return the logits, float32 (images, classes)."""
+        tensor = InferInput("IMAGE", [len(images), 1], "BYTES")
+        tensor.set_data_from_numpy(np.array(images, dtype=object).reshape(-1, 1))
+        answer = await self._answered(
+            self._client.infer(
+                self._options.model,
+                [tensor],
+                outputs=[InferRequestedOutput("logits")],
+                client_timeout=self._options.answer_timeout_s,
+            )
+        )
+        logits = answer.as_numpy("logits")
+        if logits is None or logits.dtype != np.float32 or logits.ndim != 2 or len(logits) != len(images):
+            raise Refusal(502, "the server sent no logits for the images")
+        return logits  # type: ignore[no-any-return]
+
+    async def _answered(self, call: Awaitable[Any]) -> Any:
+        try:
+            return await call
+        except InferenceServerException as exc:
+            if str(exc.status()) == "StatusCode.UNAVAILABLE":
+                self._model = None  # a server that is started again may serve another bundle
+            raise _refusal(exc) from exc
+
+
+def _model(config: Any) -> Model:
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    return Model(
+        label_set=label_set_from(parameters),
+        bundle=parameters["gmmvit_bundle_sha256"],
+        max_batch=config.max_batch_size,
+        classifies=any(output.name == "logits" for output in config.output),
+    )
+
+
+def _refusal(error: InferenceServerException) -> Refusal:
+    """Return what the client of the front gets in place of an error of Triton, or of the connection to Triton."""
+    status, text = str(error.status()).removeprefix("StatusCode."), str(error.message() or "")
+    reason = _OF_TRITON.sub("", text)
+    if status == "DEADLINE_EXCEEDED":
+        return Refusal(504, "the server did not answer in time")
+    if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"):
+        by_a_model = reason != text
+        return overloaded(reason if by_a_model else "the server is not reachable; send the request again later")
+    if status == "INVALID_ARGUMENT":
+        position = re.match(r"image (\d+): ", reason)
+        return Refusal(400, reason or "the server refused the images", image=int(position[1]) if position else None)
+    return Refusal(502, "the server failed to answer")

@@ -1,0 +1,200 @@
+"""A service with a state folder: it serves the bundle that was promoted last, and takes orders for rollouts.
+
+gmmvit serve BUNDLE --gateway --state DIR    starts the service
+gmmvit rollout NEW --to DIR                  gives it an order
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
+from gmmvit_deploy.serving._metric_text import metric_text
+from gmmvit_deploy.serving.rollout._slots import Slots
+from gmmvit_deploy.serving.rollout._state import State
+from gmmvit_deploy.serving.rollout._steps import RolloutOptions, roll_out
+from gmmvit_deploy.serving.rollout.control import ControlServer, Send
+
+__all__ = ["Rollouts", "first_bundle"]
+
+_PATIENCE_S = 30.0
+"""The maximum time in which a rollout that is aborted ends."""
+
+
+def first_bundle(state: State, given: Bundle | None) -> Bundle:
+    """Return the bundle with which the service starts: the bundle that was promoted last, else ``given``, copied.
+
+    Errors: InputError when the folder is new and ``given`` is None, or when another bundle than ``given`` was promoted.
+    """
+    promoted = state.promoted_bundle()
+    if promoted is not None:
+        if given is not None and given.sha256 != promoted.sha256:
+            raise InputError(
+                f"{given.path}: the service in {state.folder} serves bundle {promoted.sha256[:12]}, not this bundle "
+                f"({given.sha256[:12]})",
+                hint=f"type gmmvit serve --gateway --keys FILE --state {state.folder} without a bundle, then gmmvit "
+                f"rollout {given.path} --to {state.folder}",
+            )
+        return promoted
+    if given is None:
+        raise InputError(
+            f"{state.folder}: expected a bundle, because no bundle was promoted in this state folder",
+            hint=f"type gmmvit serve BUNDLE --gateway --keys FILE --state {state.folder}",
+        )
+    copied = state.copy_of(given)
+    state.promote(copied)
+    return copied
+
+
+class Rollouts:
+    """Takes the orders for a running service, and carries out one rollout at a time in a thread of its own.
+
+    The thread lives as long as the process, because Linux ends a server with the thread that started it, and the
+    service completes its requests after the end of this object.
+    """
+
+    def __init__(self, slots: Slots, state: State, *, on_log_line: Callable[[str], None] | None = None) -> None:
+        self._slots, self._state = slots, state
+        self._log = on_log_line or (lambda line: None)
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._busy = threading.Lock()
+        self._order: _Order | None = None
+        self._step = ""
+        self._ended = {"promoted": 0, "failed": 0, "refused": 0}
+        self._thread = threading.Thread(target=self._work, name="gmmvit-rollouts", daemon=True)
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Rollouts:
+        self._thread.start()
+        handlers = {"rollout": self._rollout, "abort": self._abort, "status": self._status}
+        self._closing.enter_context(ControlServer(self._state, handlers))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+        if (order := self._order) is not None:
+            order.aborted.set()
+            order.ended.wait(_PATIENCE_S)
+
+    def metrics_text(self) -> str:
+        """Return the state of the rollouts, in Prometheus's text format."""
+        ended = [(f'{{result="{result}"}}', count) for result, count in self._ended.items()]
+        running = [("", int(self._busy.locked()))]
+        return metric_text("gmmvit_rollout_running", "gauge", "1 while a rollout is running", running) + metric_text(
+            "gmmvit_rollouts_total", "counter", "Orders for rollouts by result; an abort is a failure", ended
+        )
+
+    def _work(self) -> None:
+        while True:
+            order = self._orders.get()
+            order.carry_out(self._slots, self._state, self._report(order))
+            self._step = ""
+
+    def _report(self, order: _Order) -> Callable[[str], None]:
+        def report(step: str) -> None:
+            self._step, order.begun = step, True
+            self._log(f"rollout: {step}")
+            order.send({"step": step})
+
+        return report
+
+    def _rollout(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
+        order = _Order(data, send)
+        if not self._busy.acquire(blocking=False):
+            raise ServerError(
+                f"another rollout is running: {self._step}",
+                hint=f"wait, or type gmmvit rollout --abort --to {self._state.folder}",
+            )
+        try:
+            self._order = order
+            self._orders.put(order)
+            order.ended.wait()
+        finally:
+            self._order = None
+            self._busy.release()
+        result = "promoted" if order.error is None else "failed" if order.begun else "refused"
+        self._ended[result] += 1
+        if order.error is not None:
+            self._log(f"rollout: {result}: {order.error}")
+            raise order.error
+        return {"done": f"the service serves bundle {order.served}", "bundle": order.served}
+
+    def _abort(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
+        order = self._order
+        if order is None:
+            raise InputError(
+                f"{self._state.folder}: no rollout is running",
+                hint=f"type gmmvit rollout --status --to {self._state.folder} to see which bundle is served",
+            )
+        order.aborted.set()
+        order.ended.wait()
+        served = self._slots.served
+        if order.error is None:
+            raise ServerError(
+                f"too late: the rollout has promoted bundle {served.sha256[:12]}",
+                hint=f"type gmmvit rollout {self._before()} --to {self._state.folder} to go back",
+            )
+        return {"done": f"the rollout has ended; the service goes on with bundle {served.sha256[:12]}"}
+
+    def _status(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
+        before = self._before()
+        status = {
+            "bundle": self._slots.served.sha256,
+            "before": before.name if before else "",
+            "before_path": str(before) if before else "",
+            "step": self._step,
+        }
+        lines = [f"serves bundle {status['bundle'][:12]}"]
+        if before:
+            lines.append(f"the previous bundle is {before}")
+        if self._step:
+            lines.append(f"rollout: {self._step}")
+        return {"done": "; ".join(lines), "status": status}
+
+    def _before(self) -> Path | None:
+        """Return the path of the bundle before the promoted bundle, or None after the first bundle."""
+        promoted = self._state.promoted()
+        return self._state.path_of(promoted.before).absolute() if promoted and promoted.before else None
+
+
+class _Order:
+    """A rollout that waits for the worker thread, or is carried out by it."""
+
+    def __init__(self, data: Mapping[str, Any], send: Send) -> None:
+        """Errors: InputError when a value is missing or invalid."""
+        self.send = send
+        self.ended = threading.Event()
+        self.begun = False
+        """False if the order was refused before its first step."""
+        self.aborted = threading.Event()
+        self.error: GmmvitError | None = None
+        self.served = ""
+        try:
+            self._bundle = Path(data["bundle"])
+            self._options = RolloutOptions(
+                images=[Path(path) for path in data["images"]],
+                agreement=float(data["agreement"]),
+                allow_contract_change=bool(data["allow_contract_change"]),
+            )
+        except (KeyError, TypeError, ValueError) as exc:
+            raise InputError(
+                f"the order of the rollout lacks a value, or has an invalid value: {exc}",
+                hint="type gmmvit rollout with the same version of gmmvit as gmmvit serve",
+            ) from exc
+
+    def carry_out(self, slots: Slots, state: State, report: Callable[[str], None]) -> None:
+        try:
+            bundle = roll_out(self._bundle, slots, state, self._options, report=report, aborted=self.aborted.is_set)
+            self.served = bundle.sha256
+        except GmmvitError as exc:
+            self.error = exc
+        except Exception as exc:  # the service goes on with the old server, and the client learns what happened
+            self.error = ServerError(f"the rollout failed: {type(exc).__name__}: {exc}", hint="see the service's log")
+        finally:
+            self.ended.set()

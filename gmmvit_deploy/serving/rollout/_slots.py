@@ -1,0 +1,247 @@
+"""The servers of a service, behind the gateway: the served server, and during a rollout a new server beside it.
+
+The gateway knows two places, ``blue`` and ``green``. The served server takes a place; during a rollout, the new server
+takes the other place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.serving._supervisor import Supervisor
+from gmmvit_deploy.serving.front.process import FrontProcess
+from gmmvit_deploy.serving.gateway.options import PLACES, Front
+from gmmvit_deploy.serving.gateway.places import Places
+from gmmvit_deploy.serving.gateway.service import Gateway
+from gmmvit_deploy.serving.installs import ServerInstall
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.service import started_front
+
+__all__ = ["Slots"]
+
+_WEIGHT = 256
+"""HAProxy's weight of the server that gets the requests; the other has 0."""
+_POLL_S = 0.05
+_SERVES_S = 15.0
+"""The maximum time in which a HAProxy that is started again passes requests to the new server."""
+_DRAIN_S = 95.0
+"""The maximum time of a request in the gateway: images that arrive slowly, and their answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slot:
+    """A running server.
+
+    place: its place in the gateway.  front: its service behind ``/classify``.  resources: closes the server and the
+    front, and removes their files.
+    """
+
+    place: str
+    bundle: Bundle
+    server: TritonServer
+    supervisor: Supervisor
+    front: FrontProcess | None
+    resources: ExitStack
+
+
+class Slots:
+    """The old server of a service, and during a rollout the new server beside it.
+
+    Servers are started by the threads that call `start_first` and `start_new`; these threads must live as long as the
+    service, because Linux ends a server when the thread that started it ends.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        install: ServerInstall,
+        options: ServerOptions,
+        written: RepositoryOptions,
+        *,
+        note: Callable[[str], None],
+        on_log_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """options: of the servers behind the gateway, with free ports of loopback.  written: of their repositories.
+
+        note: called with what an operator should know.
+        """
+        self._gateway, self._install, self._options = gateway, install, options
+        self._written, self._note, self._on_log_line = written, note, on_log_line
+        self._lock = threading.RLock()  # held while a server restarts or ends
+        self._old: _Slot | None = None
+        self._new: _Slot | None = None
+        self._new_death = ""
+
+    @property
+    def _places(self) -> Places:
+        if self._gateway.places is None:
+            raise ServerError("the gateway is not running")
+        return self._gateway.places
+
+    @property
+    def served(self) -> Bundle:
+        """The bundle of the old server."""
+        return self._served().bundle
+
+    @property
+    def server(self) -> TritonServer:
+        """The served server."""
+        return self._served().server
+
+    @property
+    def front(self) -> Front | None:
+        """The service behind ``/classify`` of the served server."""
+        keeper = self._served().front
+        return keeper.front if keeper is not None else None
+
+    def start_first(self, bundle: Bundle, *, cancelled: Callable[[], bool]) -> None:
+        """Start the first server of the service.  Errors: those of `TritonServer.start` and of the repository."""
+        self._old = self._started(PLACES[0], bundle, cancelled)
+
+    def start_new(self, bundle: Bundle, aborted: Callable[[], bool]) -> None:
+        """Start the new server, without traffic, and wait until it is ready.  Errors: ServerError."""
+        place = next(place for place in PLACES if place != self._served().place)
+        slot = self._started(place, bundle, aborted)
+        with self._lock:
+            self._new, self._new_death = slot, ""
+        if aborted():
+            return
+        self._gateway.serve([self.server.models, slot.server.models])
+        self._places.put(place, slot.server, front_port=slot.front.port if slot.front else 0)
+
+    def urls(self) -> tuple[str, str]:
+        """Return the gRPC URLs of the old and of the new server."""
+        return self._served().server.grpc_url, self._begun().server.grpc_url
+
+    def switch(self) -> None:
+        """Send all new requests to the new server."""
+        self._places.set_weights({self._begun().place: _WEIGHT, self._served().place: 0})
+
+    def death_of_new(self) -> str:
+        """Return why the new server is dead; empty while it lives."""
+        new = self._new
+        if new is not None and not self._new_death:
+            try:
+                new.server.require_running()
+            except ServerError as exc:
+                self._new_death = str(exc).partition("\n")[0]
+        return self._new_death
+
+    def require_serving(self) -> None:
+        """Wait until the gateway passes requests to the new server.  Errors: ServerError when it does not."""
+        new, deadline = self._begun(), time.monotonic() + _SERVES_S
+        while not self._places.is_up(new.place):
+            if time.monotonic() > deadline:
+                raise ServerError(f"the gateway passed no request to the new server within {_SERVES_S:g} s")
+            time.sleep(_POLL_S)
+
+    def end_old(self) -> None:
+        """End the old server when its requests are answered; the new server takes its place."""
+        with self._lock:
+            old, self._old, self._new = self._served(), self._begun(), None
+        self._end(old)
+
+    def end_new(self) -> None:
+        """End the new server when its requests are answered; the old server gets all new requests."""
+        new = self._new
+        if new is None:
+            return
+        try:
+            self._places.set_weights({self._served().place: _WEIGHT, new.place: 0})
+        finally:
+            try:
+                self._end(new)
+            finally:
+                self._new = None
+
+    def step(self, stopped: Callable[[], bool]) -> None:
+        """Restart the served server if it is dead, and note the death of a new server; call it often.
+
+        A new server is not restarted: its death ends the rollout.  Errors: ServerError when the served server stays
+        dead.
+        """
+        with self._lock:
+            if self._old is not None:
+                self._old.supervisor.step(stopped)
+            for slot in (self._old, self._new):
+                if slot is not None and slot.front is not None:
+                    slot.front.step()
+            if self._new is not None and not self._new_death:
+                problem = self._new.supervisor.look()
+                self._new_death = problem[1] if problem else ""
+
+    def metrics_text(self) -> str:
+        """Return the metrics of the served server, of its supervisor and of its front."""
+        served = self._served()
+        return served.supervisor.metrics_text() + (served.front.metrics_text() if served.front else "")
+
+    def stop(self) -> None:
+        """End both servers.  The gateway must have ended before."""
+        with self._lock:
+            slots, self._old, self._new = (self._new, self._old), None, None
+            for slot in slots:
+                if slot is not None:
+                    slot.resources.close()
+
+    def kill_now(self) -> None:
+        """Kill both servers at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        for slot in (self._old, self._new):
+            if slot is not None:
+                slot.server.kill_now()
+
+    def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Slot:
+        with ExitStack() as opened:
+            folder: Path = opened.enter_context(temporary_folder("repository"))
+            repository = repository_from_bundle(bundle, folder / "models", self._written)
+            on_line = self._on_log_line
+            log = None if on_line is None else lambda line: on_line(f"{place}: {line}")
+            server = TritonServer(repository.path, install=self._install, options=self._options, on_log_line=log)
+            opened.callback(server.stop)
+            server.start(cancelled=cancelled)
+            supervisor = Supervisor(server)
+            opened.callback(supervisor.close)
+            front = None
+            if not cancelled():
+                front = started_front(self._gateway, server, note=self._note, cancelled=cancelled)
+            if front is not None:
+                opened.callback(front.stop)
+            return _Slot(
+                place=place,
+                bundle=bundle,
+                server=server,
+                supervisor=supervisor,
+                front=front,
+                resources=opened.pop_all(),
+            )
+
+    def _end(self, slot: _Slot) -> None:
+        """Wait until the gateway has no request for the server, then end the server."""
+        deadline = time.monotonic() + _DRAIN_S
+        try:
+            while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            self._places.free(slot.place)
+            self._gateway.serve([self.server.models])
+        finally:
+            with self._lock:
+                slot.resources.close()
+
+    def _served(self) -> _Slot:
+        if self._old is None:
+            raise ServerError("the service has no server; it is starting or ending")
+        return self._old
+
+    def _begun(self) -> _Slot:
+        if self._new is None:
+            raise ServerError("the service has no new server")
+        return self._new
