@@ -1,0 +1,5 @@
+"""Compare what runners compute with PyTorch: logits, decisions, accuracy, preprocessing, and suspects by name.
+
+The face: `check` (all checks), `reference` (PyTorch's logits), `suspects` (usual mistakes), `inputs` and `measures`,
+`report` and `page`.
+"""

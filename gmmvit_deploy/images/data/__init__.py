@@ -1,0 +1,1 @@
+"""Data sets and files of images.  The face: `open` (by ``KIND:PATH``), `images`, `files`, `formats`."""

@@ -1,0 +1,1 @@
+"""Compiled programs of ONNX Runtime and OpenVINO, and the client of a Triton server; used by the runners."""
