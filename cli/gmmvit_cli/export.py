@@ -60,7 +60,9 @@ def export(
         "NUMBERS", "Standard deviation of each channel in training, with pixels scaled to 0..1."
     ),
     labels: str | None = INPUT.option(
-        "FILE|LIST", "Class labels: a text file with a label on each line, or labels separated by commas."
+        "FILE|LIST",
+        "Class labels: a text file with a label on each line, or labels separated by commas. Without this option: what "
+        "the checkpoint or --dataset states, else the class indices.",
     ),
     resize: str | None = INPUT.option(
         "METHOD",
@@ -210,7 +212,9 @@ def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
     rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
     task = " (multi-label)" if bundle.manifest.task == "multi-label" else ""
-    return [*rows, ("labels", f"{len(labels)}{task}: {shown}")] if labels else rows
+    unnamed = labels == tuple(map(str, range(len(labels))))
+    indices = "; these are the class indices, and --labels gives names" if unnamed else ""
+    return [*rows, ("labels", f"{len(labels)}{task}: {shown}{indices}")] if labels else rows
 
 
 def _resized(bundle: Bundle) -> list[tuple[str, str]]:

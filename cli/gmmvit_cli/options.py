@@ -131,14 +131,14 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def labels_from(text: str | None) -> tuple[str, ...] | None:
-    """Read labels from a file with a label on each line, or from text with commas between labels."""
+    """Read labels from a file with a label on each line, or from text: one label, or commas between labels."""
     if text is None:
         return None
     path = Path(text)
-    if "," in text and not path.exists():
+    if not path.exists() and ("," in text or not (path.suffix or "/" in text)):
         return tuple(part.strip() for part in text.split(","))
     try:
-        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        return tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "the file is not UTF-8 text"
         raise InputError(
@@ -160,7 +160,7 @@ def thresholds_from(text: str | None) -> Thresholds | None:
     except ValueError:
         pass
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
         values = json.loads(content) if path.suffix == ".json" else content.split()
         if isinstance(values, dict):
             return {label: float(value) for label, value in values.items()}

@@ -40,7 +40,9 @@ def set_verbosity(value: Verbosity) -> None:
 
 
 def print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False, default=str))
+    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False, default=str)
+    # A byte of a file name that is no UTF-8 is written as an escape of JSON, such as \\udcff.
+    typer.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
 def note(text: str) -> None:

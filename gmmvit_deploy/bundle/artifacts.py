@@ -12,6 +12,7 @@ Contents of a bundle:
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -165,8 +166,8 @@ class Manifest:
         if not all(isinstance(digest, str) for digest in self.files.values()):
             raise ValueError("files: expected a SHA-256 for each file")
         for noise in ("float32_noise", "features_noise"):
-            if not 0 <= getattr(self, noise) < 1:  # False for NaN
-                raise ValueError(f"{noise}: expected a number from 0 to 1, got {getattr(self, noise)!r}")
+            if not 0 <= getattr(self, noise) < math.inf:  # False for NaN
+                raise ValueError(f"{noise}: expected a number of at least 0, got {getattr(self, noise)!r}")
         depths = getattr(self.spec, "depths", (getattr(self.spec, "depth", 1),))
         _ = self.label_set  # checks the task and the thresholds
         if self.output_names not in OUTPUTS:

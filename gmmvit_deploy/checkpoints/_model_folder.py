@@ -153,7 +153,7 @@ def _json_object(path: Path, *, hint: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: the file has more than {_MAX_JSON_BYTES} bytes", hint=hint)
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
     except (ValueError, RecursionError) as exc:

@@ -95,7 +95,7 @@ def bundle_from_checkpoint(
     image = _image(options, loaded.spec)
     loaded.model.outputs = options.outputs
     require_outputs(loaded)
-    labels = _fitting_labels(options.labels, loaded.spec) if options.has_logits else ()
+    labels = _fitting_labels(options, loaded.spec) if options.has_logits else ()
     label_set = LabelSet(labels=labels, task=options.agreed_task, thresholds=options.fitting_thresholds(labels))
     if calibration is not None:
         require_images(calibration, image, options.input_kind)
@@ -192,7 +192,17 @@ def require_outputs(loaded: LoadedCheckpoint) -> None:
         )
 
 
-def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[str, ...]:
+def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
+    """Return the labels; the class indices if nobody states labels.
+
+    Errors: InputError when the labels do not fit the network, or when a single-label network has a single class.
+    """
+    labels = options.labels
+    if spec.classes == 1 and options.agreed_task == "single-label":
+        raise InputError(
+            "the network has one output, and with --task single its softmax is 1 for every image",
+            hint="add --task multi --thresholds 0.5, with the probability from which on an image has the label",
+        )
     if labels is None:
         return tuple(str(index) for index in range(spec.classes))
     if len(labels) != spec.classes:
@@ -200,9 +210,8 @@ def _fitting_labels(labels: tuple[str, ...] | None, spec: ModelSpec) -> tuple[st
             f"expected {spec.classes} labels, one for each class of the model, got {len(labels)}",
             hint="add --labels FILE; the file holds one label per line, in the order of the class index",
         )
-    # Triton's classification extension returns "score:index:label", where ":" in a label would be ambiguous.
-    if broken := [label for label in labels if not label.strip() or len(label.splitlines()) > 1 or ":" in label]:
-        raise InputError(f"labels must not be empty, or contain ':' or a line break, got {broken[:3]}")
+    if broken := [label for label in labels if not label.strip() or len(label.splitlines()) > 1]:
+        raise InputError(f"labels must not be empty, or contain a line break, got {broken[:3]}")
     return labels
 
 

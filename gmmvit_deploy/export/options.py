@@ -22,8 +22,8 @@ Thresholds = tuple[float, ...] | float | Mapping[str, float]
 class ExportOptions:
     """The input and the labels of the network to export.
 
-    input_kind: ``pixels`` or ``tensor``. A graph that takes ``pixels`` (uint8) normalises the images, so mean, std
-    and labels are required. A graph that takes ``tensor`` (float32) expects normalised images; mean and std are then
+    input_kind: ``pixels`` or ``tensor``. A graph that takes ``pixels`` (uint8) normalises the images, so mean and
+    std are required. A graph that takes ``tensor`` (float32) expects normalised images; mean and std are then
     optional, and a server normalises its images with mean and std if given.
     max_batch: the largest batch that the bundle accepts.
     mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1].
@@ -146,7 +146,7 @@ class ExportOptions:
 
         default: the resize rule if neither the checkpoint nor the user states a rule; None if the user must state the
         rule.
-        Errors: InputError when ``input_kind`` is ``pixels`` and mean, std, labels or the resize rule are missing, when
+        Errors: InputError when ``input_kind`` is ``pixels`` and mean, std or the resize rule are missing, when
         the resize rule is not supported or does not take ``crop_pct``, or when the checkpoint states another task.
         """
         self._check_task(known)
@@ -173,16 +173,15 @@ class ExportOptions:
             labels=self.labels or known.labels,
         )
         if options.input_kind == "pixels":
-            needed = ("mean", "std", "labels") if self.has_logits else ("mean", "std")
-            missing = [name for name in needed if getattr(options, name) is None]
+            missing = [name for name in ("mean", "std") if getattr(options, name) is None]
             _require_stated(missing, rule is None, known.usual_resize)
         return options
 
 
 def _require_stated(missing: list[str], misses_resize: bool, usual_resize: str) -> None:
-    """Check that the preprocessing and the labels are stated.
+    """Check that the preprocessing is stated.
 
-    missing: the missing values among mean, std and labels.  misses_resize: True if the resize rule is missing.
+    missing: the missing values among mean and std.  misses_resize: True if the resize rule is missing.
     usual_resize: the options for the usual resize rule of the architecture, for the hint; empty if not known.
     Errors: InputError when a value is missing; the hint names the options for the missing values only.
     """
@@ -190,19 +189,14 @@ def _require_stated(missing: list[str], misses_resize: bool, usual_resize: str) 
         return
     names = [*missing, *(["resize rule"] if misses_resize else [])]
     options = [f"--{name}" for name in missing]
-    normalisation = {"mean", "std"} & {*missing}
-    to_type = [f"--dataset NAME, or {_listed(options)}"] if normalisation else options
+    to_type = [f"--dataset NAME, or {' and '.join(options)}"] if missing else []
     if misses_resize:
         usual = f", such as {usual_resize}, if the model was evaluated with timm's default" if usual_resize else ""
         to_type.append(f"--resize METHOD{usual}")
     methods = f". METHOD: {', '.join(RESIZE_RULES)}" if misses_resize else ""
     raise InputError(
-        "--input pixels needs the mean, the std and the labels of training, and the resize rule of evaluation, because "
+        "--input pixels needs the mean and the std of training, and the resize rule of evaluation, because "
         f"the server prepares the images; the checkpoint does not state the {' and the '.join(names)}",
         hint=f"add {'; also add '.join(to_type)}; or add --input tensor to prepare the images outside the graph"
         f"{methods}",
     )
-
-
-def _listed(options: list[str]) -> str:
-    return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} and {options[-1]}"

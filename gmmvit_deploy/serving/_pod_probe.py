@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=2.0, help="time in seconds for each request")
     chosen = parser.parse_args(arguments)
     try:
-        key = chosen.key_file.read_text(encoding="utf-8").strip() if chosen.key_file else ""
+        key = chosen.key_file.read_text(encoding="utf-8-sig").strip() if chosen.key_file else ""
     except (OSError, UnicodeDecodeError) as exc:
         print(f"{chosen.key_file}: the key cannot be read: {exc}")
         return 1

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gmmvit_cli.options import normalisation_from
+from gmmvit_cli.options import labels_from, normalisation_from
+from gmmvit_cli.output import print_json
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.open import default_runners
 from tests.checkpoints.test_hostile_files import Calls
@@ -166,7 +167,7 @@ LABELS = ("--labels", "0,1,2,3,4,5,6,7,8,9")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--input pixels needs the mean, the std and the labels"),
+        ((), "--input pixels needs the mean and the std of training"),
         (("--dataset", "cifar100"), "expected 10 labels, one for each class of the model, got 100"),
         (("--mean", "0.5,0.5,0.5"), "--mean requires --std"),
         (("--mean", "0.5", "--std", "0.5", *LABELS), "image mean: expected 3 numbers"),
@@ -253,3 +254,16 @@ def test_doctor(gmmvit: Gmmvit) -> None:
         assert checks[name]["works"] or checks["nvidia gpu"]["works"] or "no GPU is visible" in checks[name]["detail"]
     absent = [check for check in checks.values() if check["kind"] == "engine" and not check["works"]]
     assert all(check["fix"].startswith("pip install ") for check in absent)
+
+
+def test_labels_are_read_without_a_byte_order_mark_and_one_label_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat\ndog\n", encoding="utf-8-sig")
+    assert labels_from(str(tmp_path / "labels.txt")) == ("cat", "dog")
+    assert labels_from("defect") == ("defect",)
+    absent = ("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "b", "--labels", "absent.txt", "--dataset", "cifar10")
+    refused(gmmvit_here(*absent), "--labels absent.txt: expected a file with a label on each line")
+
+
+def test_json_of_a_file_name_that_is_no_utf8_is_json(capfd: pytest.CaptureFixture[str]) -> None:
+    print_json({"path": os.fsdecode(b"a\xff.png")})
+    assert os.fsencode(json.loads(capfd.readouterr().out)["path"]) == b"a\xff.png"

@@ -125,11 +125,11 @@ def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
 class TestOptions:
     @pytest.mark.parametrize(
         "options",
-        [{}, {"mean": cifar_options().mean, "std": cifar_options().std}, {"labels": ("a",)}],
-        ids=["neither", "no labels", "no mean and std"],
+        [{}, {"mean": cifar_options().mean}, {"labels": ("a",)}],
+        ids=["neither", "no std", "no mean and std"],
     )
     def test_pixels_have_no_silent_default(self, options: dict[str, Any]) -> None:
-        with pytest.raises(InputError, match="needs the mean, the std and the labels"):
+        with pytest.raises(InputError, match="needs the mean and the std"):
             ExportOptions(**options).completed(KnownImages())
 
     def test_tensor_needs_nothing(self, tensor_bundles: dict[str, Bundle]) -> None:
@@ -141,14 +141,31 @@ class TestOptions:
         ("labels", "message"),
         [
             (("cat", "dog"), "expected 10 labels, one for each class of the model, got 2"),
-            (("a:b", *"bcdefghij"), "must not be empty, or contain"),
             (("", *"bcdefghij"), "must not be empty, or contain"),
+            (("a\u2028b", *"bcdefghij"), "must not be empty, or contain"),
         ],
     )
     def test_labels_that_do_not_fit(self, labels: tuple[str, ...], message: str, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", cifar_options(labels=labels))
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.export
+    def test_one_output_needs_the_multi_label_task(self, tmp_path: Path) -> None:
+        """The softmax of a single logit is 1, whatever the image."""
+        content = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)
+        for part in ("weight", "bias"):
+            content["model_state_dict"][f"mlp_head.1.{part}"] = content["model_state_dict"][f"mlp_head.1.{part}"][:1]
+        torch.save(content, tmp_path / "one.pth")
+        with pytest.raises(InputError, match="softmax is 1 for every image") as caught:
+            bundle_from_checkpoint(tmp_path / "one.pth", tmp_path / "b", cifar_options(labels=("defect",)))
+        assert caught.value.hint.startswith("add --task multi --thresholds 0.5")
+        multi = cifar_options(labels=("n01440764: defect",), task="multi-label", thresholds=0.5)
+        bundle = bundle_from_checkpoint(tmp_path / "one.pth", tmp_path / "b", multi)
+        logits = bundle.golden()[1]
+        given = bundle.manifest.label_set.probabilities(logits)
+        np.testing.assert_allclose(given, 1 / (1 + np.exp(-logits.astype(np.float64))), atol=1e-12)
+        assert bundle.manifest.labels == ("n01440764: defect",)
 
     def test_max_batch_below_one(self) -> None:
         with pytest.raises(InputError, match="at least 1"):

@@ -32,7 +32,7 @@ def read_keys(path: Path) -> dict[str, str]:
     Errors: InputError when the file cannot be read, has no key, or has an invalid line. Messages contain no key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "the file is not UTF-8 text"
         raise InputError(f"{path}: the key file cannot be read: {reason}", hint=_MAKE) from exc
