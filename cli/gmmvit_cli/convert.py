@@ -51,10 +51,11 @@ def convert(
     with progress("convert") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.bundle.variants import onnx_file
-        from gmmvit_deploy.export.variants import variants_from_bundle
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
         opened = open_bundle(bundle)
+        from gmmvit_deploy.export.variants import variants_from_bundle  # imports torch: after the bundle is known
+
         permit_class(opened, model)
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)

@@ -126,13 +126,19 @@ def together(read: Callable[..., Any]) -> Any:
     return _Together(read)
 
 
+class _Group(partial[Any]):
+    """A function with the values of its options.  typed: the names of the options that the user typed."""
+
+    typed: frozenset[str] = frozenset()
+
+
 def typed(group: partial[Any]) -> list[str]:
-    """Return the options of `together` whose values are not their defaults, as the user typed them: ``--keys``."""
+    """Return the options of `together` that the user typed: ``--keys``."""
     options = inspect.signature(group.func).parameters
     return [
         (*options[name].default.param_decls, f"--{name.replace('_', '-')}")[0].partition("/")[0]
-        for name, value in group.keywords.items()
-        if value != options[name].default.default
+        for name in group.keywords
+        if isinstance(group, _Group) and name in group.typed
     ]
 
 
@@ -151,16 +157,26 @@ def with_single_options(function: Callable[..., Any]) -> Callable[..., Any]:
         else:
             parameters += _options(function, parameter.name)
 
-    def command(**values: Any) -> Any:
+    def command(context: typer.Context, **values: Any) -> Any:
         for name, (read, options) in groups.items():
-            values[name] = partial(read, **{option: values.pop(option) for option in options})
+            group = _Group(read, **{option: values.pop(option) for option in options})
+            group.typed = frozenset(option for option in options if _is_typed(context, option))
+            values[name] = group
         return function(**values)
+
+    own_context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters.append(own_context)
 
     update_wrapper(command, function)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     del command.__wrapped__  # type: ignore[attr-defined]  # typer would read its annotations
     return command
+
+
+def _is_typed(context: typer.Context, option: str) -> bool:
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _options(function: Callable[..., Any], only: str = "") -> list[inspect.Parameter]:

@@ -47,7 +47,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cell:
-    """The measurements of a runner in a scenario of LoadGen (`bench.loadgen`) with a batch size.
+    """The measurements of a runner in a scenario of LoadGen (`bench._loadgen`) with a batch size.
 
     outputs: the check of the runner's answers.
     rounds: for each round, the latencies of the queries in milliseconds.

@@ -1,6 +1,6 @@
 """Search the highest rate of random arrivals at which the p99 latency stays within a bound.
 
-The arrivals follow LoadGen's Server scenario (`bench.loadgen`).
+The arrivals follow LoadGen's Server scenario (`bench._loadgen`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from gmmvit_deploy.bulk._local import classify_locally
 from gmmvit_deploy.bulk._page import page_of
@@ -25,10 +25,9 @@ from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 from gmmvit_deploy.runtimes.runners.open import fastest_runner
 
-__all__ = ["INDEX_VARIABLE", "LAUNCHERS", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
+__all__ = ["INDEX_VARIABLE", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
 
 Launcher = Literal["local", "ray"]
-LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 REPORT = "_report.html"
 """Readers of Parquet folders leave out names that begin with an underscore."""
 _MOST_CALIBRATION = 512

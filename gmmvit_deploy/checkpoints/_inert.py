@@ -1,7 +1,7 @@
 """The values that a pickle of a PyTorch file may hold, and the names by which the pickle may build these values.
 
 A name in the file is only compared with the tables of this module. The functions of the tables build plain containers
-and descriptions of tensors; `pickled` refuses any other name.
+and descriptions of tensors; `_pickled` refuses any other name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Name:
 
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """The values of an ``argparse.Namespace`` in the file.  `wrapping.record_of` checks that the values are plain."""
+    """The values of an ``argparse.Namespace`` in the file.  `_wrapping.record_of` checks that the values are plain."""
 
     values: dict[str, Any] = field(default_factory=dict)
 

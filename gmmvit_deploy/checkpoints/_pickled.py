@@ -3,7 +3,7 @@
     pickle opcodes ──> dicts, lists, numbers, text, `TensorRef`, `Namespace`
 
 `pickletools` splits the bytes into opcodes and `_Machine` interprets them. A name in the file is only compared with the
-tables of `inert`, whose functions build plain containers and descriptions of tensors. Any other name is refused. This
+tables of `_inert`, whose functions build plain containers and descriptions of tensors. Any other name is refused. This
 module does not read the elements of tensors.
 """
 
@@ -43,7 +43,7 @@ RESAVE_HINT = (
 class _Call(tuple):  # type: ignore[type-arg]
     """A tuple that contains the name of a function or class.
 
-    Such a tuple may only be the arguments of `inert.TENSOR_WITH_TYPE`, never a value.
+    Such a tuple may only be the arguments of `_inert.TENSOR_WITH_TYPE`, never a value.
     """
 
     __slots__ = ()
@@ -54,7 +54,7 @@ def _too_large(path: Path, limit: str) -> CheckpointError:
 
 
 def _refused(path: Path, name: str) -> CheckpointError:
-    """Return the error for a file that names a function or class outside the tables of `inert`."""
+    """Return the error for a file that names a function or class outside the tables of `_inert`."""
     return CheckpointError(
         f"{path}: its pickle names {name}, which no checkpoint of tensors needs; no code of the file was run",
         hint=RESAVE_HINT,
@@ -68,7 +68,7 @@ def read_pickle(path: Path, file: IO[bytes], namespaces: list[Namespace], storag
     path: the path of the file, for messages.
     namespaces, storages: the function adds each namespace and each storage of the pickle to these containers.
     Errors:
-        CheckpointError: the pickle names a function or class that is not in the tables of `inert`, holds a function or
+        CheckpointError: the pickle names a function or class that is not in the tables of `_inert`, holds a function or
             class as a value, or is too large.
         ValueError: the bytes are a damaged pickle or no pickle.
     """

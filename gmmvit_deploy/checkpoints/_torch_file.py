@@ -48,7 +48,7 @@ class TorchFile:
 
     value: the object that `torch.save` saved, with a placeholder for each tensor: a `TensorRef`
     for a dense tensor, an `OtherTensor` for a sparse or quantised tensor.
-    namespaces: every `argparse.Namespace` in the pickle, as an `inert.Namespace`, for the training record.
+    namespaces: every `argparse.Namespace` in the pickle, as an `_inert.Namespace`, for the training record.
     places: key of a storage → (first byte, number of bytes) in the file.
     checksums: key of a storage → CRC-32 of its bytes; a storage whose checksum the file does not state has no entry.
     big_endian: True if the elements of the storages are stored in big-endian byte order.
@@ -134,7 +134,7 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
     """Open a PyTorch file of either format.  Tensors can be read until the context ends.
 
     Errors: CheckpointError when the file is damaged, is no PyTorch file, is a TorchScript archive, has a pickle that is
-    too large, or names a function or class that is not on the list in module `inert`.
+    too large, or names a function or class that is not on the list in module `_inert`.
     """
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP_MAGIC

@@ -27,6 +27,7 @@ __all__ = [
     "PlainNames",
     "choose_weights",
     "names_without_prefix",
+    "part_of",
     "prefix_of_network",
     "record_of",
     "refuse_choice",
@@ -41,6 +42,7 @@ _BACKBONE = "backbone."
 _COMPILED_INSIDE = "._orig_mod."  # torch.compile of a part of the model puts this into the names of the part
 _DINO_HEAD = re.compile(r"head\.(mlp|last_layer)\.")
 _CLASSIFIER = re.compile(r"(head|heads|fc|classifier|mlp_head|linear_head|last_linear)(\.(\d+|fc|head|l))*\.weight")
+_CLASSIFIER_INSIDE = re.compile(rf"(.+\.)?{_CLASSIFIER.pattern}")
 _AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
 _MOST_KEYS = 3  # in the key of a set of weights, such as ema.shadow
 _MAX_DEPTH = 32
@@ -112,21 +114,30 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     return _wrapped(loaded, key=only, kind=kind)
 
 
-def _sets_of_weights(value: object, place: str = "") -> Iterator[tuple[str, Mapping[str, Any] | list[Any]]]:
-    """Yield (key, tensors) for each dict by name, and each list, of at least two tensors in an object of the file."""
-    if isinstance(value, list | tuple):
-        if len(value) > 1 and all(isinstance(entry, TensorRef) for entry in value):
+def _sets_of_weights(
+    value: object, place: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, Mapping[str, Any] | list[Any]]]:
+    """Yield (key, tensors) for each dict by name, and each list, of at least two tensors in an object of the file.
+
+    Optimisers hold tensors of the same shapes as the weights, so keys that begin with ``optim`` are left out.
+    seen: the containers that were visited: a file may hold the same container many times.
+    """
+    seen = set() if seen is None else seen
+    if not isinstance(value, dict | list | tuple) or id(value) in seen or place.count(".") >= _MOST_KEYS:
+        return
+    seen.add(id(value))
+    if not isinstance(value, dict):
+        if place and len(value) > 1 and all(isinstance(entry, TensorRef) for entry in value):
             yield place, list(value)
-        return
-    if not isinstance(value, dict) or place.count(".") >= _MOST_KEYS:
-        return
-    named = {name: entry for name, entry in value.items() if isinstance(name, str)}
-    tensors = {name: entry for name, entry in named.items() if isinstance(entry, TensorRef)}
+            return
+        value = dict(enumerate(value))
+    tensors = {name: entry for name, entry in value.items() if isinstance(name, str) and isinstance(entry, TensorRef)}
     if place and len(tensors) > 1:
         yield place, tensors
         return
-    for name, entry in named.items():
-        yield from _sets_of_weights(entry, f"{place}.{name}" if place else name)
+    for name, entry in value.items():
+        if isinstance(name, str | int) and not str(name).startswith("optim"):
+            yield from _sets_of_weights(entry, f"{place}.{name}" if place else str(name), seen)
 
 
 def _only_set(path: Path, loaded: Mapping[Any, Any]) -> str | None:
@@ -168,30 +179,32 @@ def _refuse_second_set(path: Path, loaded: Mapping[Any, Any], chosen: str) -> No
     """Errors: CheckpointError when another key holds weights with the same names and shapes, such as an average."""
     sets = dict(_sets_of_weights(loaded))
     own = _shapes(sets.pop(chosen, {}))
-    others = [key for key, tensors in sets.items() if own and _same_weights(own, tensors)]
+    others = [key for key, tensors in sets.items() if own and _same_weights(own, _shapes(tensors))]
     if others:
         keys = (chosen, *(key for key in others if isinstance(sets[key], dict)))
         raise CheckpointError(
-            f"{path}: holds weights under '{chosen}', and weights of the same shapes under "
+            f"{path}: holds weights under '{chosen}', and tensors of the same shapes under "
             f"{' and '.join(map(repr, others))}: an average of the weights (EMA), for example, whose logits differ",
             hint=f"type --set weights={' or --set weights='.join(keys)}",
         )
 
 
-def _same_weights(own: Mapping[str, tuple[int, ...]], other: Mapping[str, Any] | list[Any]) -> bool:
-    """Return True if most tensors of ``other`` have the name and shape, or in a list the shape, of one of ``own``."""
-    if isinstance(other, list):
-        shared = sum((Counter(own.values()) & Counter(entry.shape for entry in other)).values())
-    else:
-        shared = len(own.items() & _shapes(other).items())
-    return 2 * shared > max(len(own), len(other))
+def _same_weights(own: Iterable[tuple[int, ...]], other: Iterable[tuple[int, ...]]) -> bool:
+    """Return True if most tensors of either set have the shape of a tensor of the other set."""
+    first, second = Counter(own), Counter(other)
+    return 2 * (first & second).total() > max(first.total(), second.total())
 
 
-def _shapes(tensors: Mapping[str, Any] | list[Any]) -> dict[str, tuple[int, ...]]:
-    """Return name without prefix → shape."""
-    if isinstance(tensors, list):
-        return {}
-    return {short: tensors[name].shape for name, short in names_without_prefix(tensors).names.items()}
+def _shapes(tensors: Mapping[str, Any] | list[Any]) -> list[tuple[int, ...]]:
+    entries = tensors if isinstance(tensors, list) else tensors.values()
+    return [entry.shape for entry in entries if isinstance(entry, TensorRef)]
+
+
+def part_of(state: Mapping[Any, Any], asked: str | None) -> dict[str, Any]:
+    """Return the entries whose names begin with ``asked`` and a dot, without this beginning."""
+    prefix = f"{asked}."
+    names = [name for name in state if isinstance(name, str) and name.startswith(prefix)] if asked else []
+    return {name.removeprefix(prefix): state[name] for name in names}
 
 
 def _refuse_several(path: Path, filled: list[str]) -> None:
@@ -265,30 +278,33 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
         prefix += common
 
 
-def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]], *, depth: int = _MOST_KEYS) -> str:
-    """Return the prefix of the only part of a state dict that has a classifier, such as ``net.``; else "".
+def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the prefix of the part of a state dict that is the network, such as ``net.``; else "".
 
-    shapes: name → shape.  A state dict whose names without prefix have a classifier has no prefix. Other parts, such as
-    ``criterion.weight``, do not belong to the network.
-    depth: the most names in the prefix.
-    Errors: CheckpointError when several parts have a classifier and the same names and shapes.
+    shapes: name → shape.  The network has a classifier and most of the tensors. A state dict whose names without prefix
+    have a classifier has no prefix. Other parts, such as ``criterion.weight``, do not belong to the network.
+    Errors: CheckpointError when another part has the same shapes as the network.
     """
-    if _has_classifier(shapes) or depth == 0:
-        return ""
-    parts: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, shape in shapes.items():
-        first, dot, rest = name.partition(".")
-        if dot:
+    prefix, left = "", dict(shapes)
+    while not _has_classifier(left) and prefix.count(".") < _MOST_KEYS:
+        parts: dict[str, dict[str, tuple[int, ...]]] = {}
+        for name, shape in left.items():
+            first, _, rest = name.partition(".")
             parts.setdefault(first, {})[rest] = shape
-    inner = {first: prefix_of_network(path, names, depth=depth - 1) for first, names in parts.items()}
-    networks = [first for first, names in parts.items() if inner[first] or _has_classifier(names)]
-    if len(networks) > 1 and parts[networks[0]] == parts[networks[1]]:
-        raise CheckpointError(
-            f"{path}: holds weights of the same names and shapes under {' and '.join(f'{n}.' for n in networks)}: an "
-            "average of the weights (EMA), for example, whose logits differ",
-            hint=f"type --set weights={' or --set weights='.join(networks)}",
-        )
-    return f"{networks[0]}.{inner[networks[0]]}" if len(networks) == 1 else ""
+        largest = max(parts, key=lambda part: len(parts[part]), default="")
+        inner = parts.get(largest, {})
+        twins = [part for part in parts if part != largest and _same_weights(parts[part].values(), inner.values())]
+        if twins and any(_CLASSIFIER_INSIDE.fullmatch(name) for name in inner):
+            names = [f"{prefix}{part}" for part in (largest, *twins)]
+            raise CheckpointError(
+                f"{path}: holds tensors of the same shapes under {' and '.join(f'{name}.' for name in names)}: an "
+                "average of the weights (EMA), for example, whose logits differ",
+                hint=f"type --set weights={' or --set weights='.join(names)}",
+            )
+        if 2 * len(inner) <= len(left):
+            return ""
+        prefix, left = f"{prefix}{largest}.", inner
+    return prefix if _has_classifier(left) else ""
 
 
 def _has_classifier(names: Iterable[str]) -> bool:

@@ -19,6 +19,7 @@ from gmmvit_deploy.checkpoints._wrapping import (
     PlainNames,
     choose_weights,
     names_without_prefix,
+    part_of,
     record_of,
     refuse_choice,
 )
@@ -115,9 +116,9 @@ def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") ->
     """Read a checkpoint file.
 
     Supports safetensors files and both formats of `torch.save`. A PyTorch file holds a bare state dict, or a dict with
-    a state dict under a key of `wrapping.WRAPPER_KEYS`. The function reads only the tensors of this state dict, not the
-    state of an optimiser.
-    weights: the weights to read; required if the file holds both trained and averaged weights.
+    a state dict under a key, such as those of `_wrapping.WRAPPER_KEYS`. The function reads only the tensors of this
+    state dict, not the state of an optimiser.
+    weights: the weights to read (`_wrapping.choose_weights`); required if the file holds several sets.
     sha256: the hash of a safetensors file that the caller has compared with the file; without it, the file is hashed.
     Errors: CheckpointError when the file is absent, is damaged, is of an unsupported type or names a function or class
     that no state dict needs, or when ``weights`` is missing or contradicts the file.
@@ -138,20 +139,19 @@ def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") ->
 
 def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFile:
     entries, metadata = _read_safetensors(path)
-    if within := {name: tensor for name, tensor in entries.items() if name.startswith(f"{weights}.")}:
+    own = MODEL_METADATA_KEY in metadata  # the tensors have the names of this package's modules
+    if not own and (within := part_of(entries, weights)):
         entries = within
     else:
         refuse_choice(path, weights)
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors")
-    own = MODEL_METADATA_KEY in metadata  # the tensors have the names of this package's modules
     plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
-    tensors, widened = _widened({short: entries[name] for name, short in plain.names.items()})
     return TensorFile(
         path=path,
         sha256=sha256 or sha256_of_file(path),
-        wrapping="safetensors" + _prefix_in_words(plain.prefix) + widened,
-        tensors=tensors,
+        wrapping="safetensors" + _prefix_in_words(plain.prefix),
+        tensors={short: entries[name] for name, short in plain.names.items()},
         metadata=metadata,
         left_out=plain.left_out,
     )
@@ -164,12 +164,11 @@ def _from_pytorch(path: Path, weights: str | None) -> TensorFile:
         chosen = choose_weights(path, file.value, weights or _kind_in(own))
         refs = _only_tensors(path, chosen.entries)
         plain = PlainNames(names={name: name for name in refs}) if own else names_without_prefix(refs)
-        tensors, widened = _widened({short: file.tensor(name, refs[name]) for name, short in plain.names.items()})
         return TensorFile(
             path=path,
             sha256=sha256_of_file(path),
-            wrapping=chosen.wrapping + _prefix_in_words(plain.prefix) + widened,
-            tensors=tensors,
+            wrapping=chosen.wrapping + _prefix_in_words(plain.prefix),
+            tensors={short: file.tensor(name, refs[name]) for name, short in plain.names.items()},
             metadata=own,
             weights=chosen.kind,
             record=record,
@@ -186,17 +185,6 @@ def _own_entries(record: TrainingRecord) -> dict[str, str]:
 
 def _kind_in(own: Mapping[str, str]) -> WeightsKind | None:
     return next((kind for kind in WEIGHTS_KINDS if kind == own.get(WEIGHTS_METADATA_KEY)), None)
-
-
-def _widened(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors with bfloat16 and float16 as float32, which changes no value, and words about it."""
-    import torch
-
-    half = {str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.dtype in (torch.bfloat16, torch.float16)}
-    if not half:
-        return tensors, ""
-    wide = {name: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for name, t in tensors.items()}
-    return wide, f", {' and '.join(sorted(half))} read as float32"
 
 
 def _prefix_in_words(prefix: str) -> str:

@@ -27,10 +27,16 @@ from gmmvit_deploy.models.specs import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["bytes_from_model", "filled_model", "listed", "misfits", "model_from_bundle", "tensor_from_file"]
+__all__ = [
+    "becomes_float32",
+    "bytes_from_model",
+    "filled_model",
+    "listed",
+    "misfits",
+    "model_from_bundle",
+    "tensor_from_file",
+]
 
-ROUNDED = ("torch.float64", "torch.float32")
-"""The data types of a tensor of the file and of the model, of which the first is rounded to the second."""
 _MOST_LISTED = 12
 
 
@@ -107,8 +113,8 @@ def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: T
     of = "has shape" if isinstance(origin, str) else "is converted to shape"
     if tensor.shape != expected.shape:
         yield f"{keys} {of} {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
-    # A float64 tensor is rounded where it is copied into the model; `loading` says so.
-    elif tensor.dtype != expected.dtype and (str(tensor.dtype), str(expected.dtype)) != ROUNDED:
+    # Such a tensor becomes float32 where it is copied into the model; `loading` says so.
+    elif tensor.dtype != expected.dtype and not (becomes_float32(tensor) and str(expected.dtype) == "torch.float32"):
         yield f"{keys} is {tensor.dtype}, expected {expected.dtype}"
 
 
@@ -120,6 +126,11 @@ def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) ->
     if isinstance(origin, str):
         return tensors[origin]
     return origin.convert(*(tensors[key] for key in origin.keys))
+
+
+def becomes_float32(tensor: Tensor) -> bool:
+    """Return True for bfloat16 and float16, whose values float32 has, and for float64, which is rounded to float32."""
+    return str(tensor.dtype) in ("torch.bfloat16", "torch.float16", "torch.float64")
 
 
 def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:

@@ -1,4 +1,4 @@
-"""The models that the demo trains: this project's ViT (`OwnModel`), or a classifier of timm (`demo.timm_model`).
+"""The models that the demo trains: this project's ViT (`OwnModel`), or a classifier of timm (`demo._timm_model`).
 
 A `DemoModel` knows how the model is built, which images it takes, and how it is saved. All other steps of the demo read
 the saved checkpoint.

@@ -26,7 +26,7 @@ from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
-from gmmvit_deploy.files.writing import new_folder, sha256_of_file
+from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.images.labels import LabelSet
@@ -83,6 +83,7 @@ def bundle_from_checkpoint(
         writing fails.
     """
     checkpoint, out = Path(checkpoint), Path(out)
+    require_free(out, force=force)
     if out.resolve() in checkpoint.resolve().parents:
         raise OutputError(f"{out} holds the checkpoint {checkpoint}", hint="type -o with another path")
 
@@ -210,7 +211,7 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
             f"expected {spec.classes} labels, one for each class of the model, got {len(labels)}",
             hint="add --labels FILE; the file holds one label per line, in the order of the class index",
         )
-    if broken := [label for label in labels if not label.strip() or len(label.splitlines()) > 1]:
+    if broken := [label for label in labels if not label.strip() or label.splitlines() != [label]]:
         raise InputError(f"labels must not be empty, or contain a line break, got {broken[:3]}")
     return labels
 

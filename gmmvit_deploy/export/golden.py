@@ -12,7 +12,6 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.golden import GoldenSet
@@ -37,6 +36,8 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
     Returns (the golden set, the noise of each output). The noise is the difference between the float32 values and the
     float64 values of the output.
     """
+    import torch
+
     generator = np.random.default_rng(_SEED)
     normalised = image.normalisation is not None
     if input_kind == "pixels":

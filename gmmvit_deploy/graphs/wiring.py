@@ -78,12 +78,6 @@ class Wiring:
         shape = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in value.type.tensor_type.shape.dim]
         return tuple(shape[1:]) if len(shape) > 1 and min(shape[1:]) > 0 else None
 
-    def fixed_batch(self, name: str) -> int | None:
-        """Return the first declared dimension of a tensor, or None if the dimension is dynamic or not declared."""
-        value = self._types.get(name)
-        dims = [] if value is None else list(value.type.tensor_type.shape.dim)
-        return dims[0].dim_value if dims and dims[0].HasField("dim_value") else None
-
     def element_type(self, name: str) -> int | None:
         """Return the ``TensorProto.DataType`` that the graph declares for a tensor; None without a declaration."""
         value = self._types.get(name)

@@ -243,25 +243,34 @@ def _has_16_bits(image: Any) -> bool:
     return image.format == "PNG" and any(str(tile[3]).endswith(";16B") for tile in image.tile)
 
 
-def pixels_from_image(image: Any, **target: Unpack[Target]) -> NDArray[Any]:
-    """Convert, resize and crop an opened ``PIL.Image``.  Returns uint8 (height, width, channels).
+def pixels_from_image(
+    image: Any,
+    *,
+    height: int,
+    width: int,
+    channels: int,
+    resize: str,
+    crop_pct: float = 1.0,
+    mean: Sequence[float] | None = None,
+) -> NDArray[Any]:
+    """Convert, resize and crop an opened ``PIL.Image``.  Returns uint8 (height, width, channels).  Fields: `Target`.
 
     Errors: UnusableImage when the resize rule would make the image too large, or less than 1 pixel wide or high.
     """
     from PIL import Image
 
-    height, width, mode = target["height"], target["width"], MODES[target["channels"]]
-    fit, resampling = RESAMPLING[target["resize"]]
+    mode = MODES[channels]
+    fit, resampling = RESAMPLING[resize]
     converted = fitted(
         image if image.mode == mode else image.convert(mode),  # convert would copy the pixels
         height=height,
         width=width,
         fit=fit,
         resampling=Image.Resampling[resampling],
-        crop_pct=target.get("crop_pct", 1.0),
-        mean=target.get("mean"),
+        crop_pct=crop_pct,
+        mean=mean,
     )
-    return np.asarray(converted, dtype=np.uint8).reshape(height, width, target["channels"])
+    return np.asarray(converted, dtype=np.uint8).reshape(height, width, channels)
 
 
 def fitted(

@@ -19,6 +19,7 @@ __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "ima
 
 _SERVES = (
     "cryptography",
+    "jinja2",
     "numpy",
     "pillow",
     "python-multipart",
@@ -27,7 +28,7 @@ _SERVES = (
     "typer",
     "uvicorn",
 )
-_CLASSIFIES = ("fsspec", "numpy", "onnx", "pillow", "pyarrow", "typer")
+_CLASSIFIES = ("fsspec", "jinja2", "numpy", "onnx", "pillow", "pyarrow", "typer")
 _SERVER = "nvidia-pytriton"
 """Its wheel holds the Triton server; of its dependencies, the server needs numpy alone."""
 _LEFT_OUT = {"openvino-telemetry"}

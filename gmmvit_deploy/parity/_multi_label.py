@@ -6,7 +6,7 @@
     all right share of the images whose labels are all right
 
 mAP and F1 are scikit-learn's. As for top-1, the interval of the difference of ``all right`` is compared with the gate
-(`parity.accuracy`). The runner's mAP and macro F1 must also reach the gate, a share of PyTorch's.
+(`parity._accuracy`). The runner's mAP and macro F1 must also reach the gate, a share of PyTorch's.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 exit      the server has ended
 worker    a worker process of the Python backend has ended
-probe     a model failed two probes in sequence (`watch`)
+probe     a model failed two probes in sequence (`_watch`)
 """
 
 from __future__ import annotations

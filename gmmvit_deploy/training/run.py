@@ -99,7 +99,7 @@ class TrainResult:
 def train(
     out: Path, options: TrainOptions, *, resume: bool = False, force: bool = False, on_progress: OnProgress = ignore
 ) -> TrainResult | None:
-    """Train a network, and write the folder ``out`` (`training.files`).
+    """Train a network, and write the folder ``out`` (`training._files`).
 
     resume: continue the run in ``out`` from its last checkpoint.  force: replace an existing folder at ``out``.
     on_progress: called after every step.

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints import _pickled as pickled
+from gmmvit_deploy.checkpoints._inert import BUILDERS
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
 
@@ -346,3 +347,8 @@ def test_changed_bytes_never_raise_another_error(old: bool, tmp_path: Path) -> N
 def test_quantised_and_sparse_tensors_beside_the_weights_do_no_harm(tmp_path: Path) -> None:
     extra = {"sparse": torch.eye(3).to_sparse(), "repeated": torch.zeros(1).expand(10**12)}
     assert list(read_tensors(saved(tmp_path, {"model": WEIGHTS, "optimizer": extra})).tensors) == ["a"]
+
+
+def test_the_table_calls_only_functions_of_the_reader() -> None:
+    """Nothing outside `_inert` is called with arguments from a file."""
+    assert {function.__module__ for function in BUILDERS.values()} == {"gmmvit_deploy.checkpoints._inert"}

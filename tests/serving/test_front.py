@@ -123,6 +123,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         "the images of the request have 245000000 pixels; the maximum is 200000000 pixels in a request",
     ),
     "field": ({"files": {"image": IMAGES[0]}, "data": {"top": "3"}}, 400, "part 0 ('top'): expected a file, got a fie"),
+    "no boundary": ({"content": b"a", "headers": {**KEY, "content-type": "multipart/form-data"}}, 400, "a boundary"),
     "wrong boundary": (
         {"content": b"--b\r\n\r\n", "headers": {**KEY, "content-type": "multipart/form-data; boundary=a"}},
         400,
@@ -176,6 +177,16 @@ class TestRefusals:
 
 
 class TestOverload:
+    def test_no_more_requests_than_the_maximum(self, server: Running) -> None:
+        options = FrontOptions(triton_url=server.grpc_url, max_requests=1)
+        with FrontProcess(options, SECRET) as front:
+            front.wait_ready()
+            with socket.create_connection(("127.0.0.1", front.port), timeout=10) as slow:
+                head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 9\r\n\r\na"
+                slow.sendall(head.encode())
+                assert asked_until(front, 503).headers["retry-after"] == "1"
+            asked_until(front, 200)  # the slow client left
+
     def test_no_more_bytes_than_the_maximum(self, server: Running) -> None:
         options = FrontOptions(triton_url=server.grpc_url, max_buffered_bytes=5000)
         with FrontProcess(options, SECRET) as front:

@@ -39,7 +39,7 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
-from gmmvit_deploy.serving.server import ServerOptions
+from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions
 from gmmvit_deploy.serving.server_log import ServerLog
 from tests.certificates import self_signed
 from tests.cli.terminal import gmmvit_here, without_progress
@@ -159,7 +159,10 @@ class TestSettings:
         open_to_all = ServerOptions(host="0.0.0.0", metrics_host="0.0.0.0", http_port=8000)  # noqa: S104 - not used
         behind = behind_gateway(open_to_all, "0123")
         assert (behind.host, behind.metrics_host, behind.http_port) == ("127.0.0.1", None, 0)
-        assert behind.restrictions
+        apis = "model-repository,shared-memory,trace,logging,statistics"
+        assert behind.restrictions == tuple(
+            f"--{option}={apis}:{ADMIN_HEADER}=0123" for option in ("http-restricted-api", "grpc-restricted-protocol")
+        )
 
     def test_tuning_bounds_the_queue(self, tmp_path: Path) -> None:
         settings = GatewaySettings(keys=key_file(tmp_path))

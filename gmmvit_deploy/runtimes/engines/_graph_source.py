@@ -139,14 +139,19 @@ def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
     """Map each softmax outside every known attention to the reason that `kernels.matcher` gives.
 
-    The matcher reads OpenVINO's graphs: without OpenVINO, or if OpenVINO cannot read the graph, there are no reasons.
+    The matcher reads OpenVINO's graphs: without OpenVINO, the reason says so; for a graph that OpenVINO cannot read,
+    or that is too large for a protobuf, there are no reasons.
     """
+    from google.protobuf.message import EncodeError
+
     unknown = {attention.name for attention in attentions if not attention.known}
     if not unknown:
         return {}
     try:
         matches = attentions_in_onnx(proto.SerializeToString())
-    except (ImportError, RuntimeError):
+    except ImportError:
+        return dict.fromkeys(unknown, "install openvino to learn why")
+    except (EncodeError, RuntimeError, ValueError):
         return {}
     return {match.name: match.reason for match in matches if isinstance(match, Refusal) and match.name in unknown}
 

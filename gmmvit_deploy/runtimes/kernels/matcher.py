@@ -170,7 +170,9 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _matched(softmax: Any, name: str) -> MatchedAttention:
-    if int(softmax.get_node().get_attributes()["axis"]) not in (-1, len(softmax.get_partial_shape()) - 1):
+    rank = softmax.get_partial_shape().rank
+    last_axis = rank.get_length() - 1 if rank.is_static else -1
+    if int(softmax.get_node().get_attributes()["axis"]) not in (-1, last_axis):
         _refuse("its softmax does not run over the keys, the last dimension")
     query, key, factor, bias, before = _scores(softmax)
     value, last, after = _output(softmax)

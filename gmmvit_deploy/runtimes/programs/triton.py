@@ -87,7 +87,7 @@ class TritonConnection:
     No request is repeated: the caller sees every refusal.
     Errors of every method: ServerError when the server does not answer, or does not have the model.
     RequestRejectedError when the server rejects the request as invalid or too large.
-    OverloadError, KeyRefusedError and NotOfferedError as `triton_errors` lists them.
+    OverloadError, KeyRefusedError and NotOfferedError as `_triton_errors` lists them.
     """
 
     def __init__(self, url: str, *, access: Access = NO_ACCESS, timeout_s: float = 60.0) -> None:

@@ -78,7 +78,7 @@ def front_app(options: FrontOptions, secret: str) -> ASGIApp:
 class _Front:
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
-        self._room = Room(options.max_buffered_bytes)
+        self._room = Room(options.max_buffered_bytes, options.max_requests)
         self._triton: Triton
 
     @asynccontextmanager

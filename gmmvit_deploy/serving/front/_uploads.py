@@ -47,22 +47,29 @@ def overloaded(reason: str) -> Refusal:
 
 
 class Room:
-    """Counts the bytes of the bodies in memory."""
+    """Counts the requests in progress, and the bytes of their bodies in memory.
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self._taken = 0
+    HAProxy limits both, but no longer counts a request whose client left while Triton computes its answer.
+    """
+
+    def __init__(self, most_bytes: int, most_requests: int) -> None:
+        self._most_bytes, self._most_requests = most_bytes, most_requests
+        self._bytes = self._requests = 0
 
     @contextmanager
     def taken(self, length: int) -> Iterator[None]:
         """Take the room of a body of ``length`` bytes.  Errors: Refusal, 503, when there is no room."""
-        if self._taken + length > self._most:
+        if self._requests >= self._most_requests:
+            raise overloaded(f"{self._most_requests} requests are in progress; send the request again later")
+        if self._bytes + length > self._most_bytes:
             raise overloaded("the bodies of other requests fill the memory; send the request again later")
-        self._taken += length
+        self._requests += 1
+        self._bytes += length
         try:
             yield
         finally:
-            self._taken -= length
+            self._requests -= 1
+            self._bytes -= length
 
 
 def boundary_of(request: Request) -> bytes:

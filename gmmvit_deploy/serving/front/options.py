@@ -37,6 +37,7 @@ class FrontOptions:
     triton_url: the gRPC address of the Triton server, ``grpc://127.0.0.1:PORT``.
     model: the name of the ensemble.
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
+    max_requests: the maximum number of requests in progress; a further request gets status 503.
     body_timeout_s: the maximum time to receive a body, in seconds; after this time, the request gets status 408.
     answer_timeout_s: the maximum time for Triton's answer, in seconds; after this time, the request gets status 504.
     """
@@ -44,5 +45,6 @@ class FrontOptions:
     triton_url: str
     model: str = DEFAULT_MODEL
     max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES
+    max_requests: int = 512
     body_timeout_s: float = 30.0
     answer_timeout_s: float = 60.0

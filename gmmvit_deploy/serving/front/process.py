@@ -37,7 +37,7 @@ _MOST_RESTARTS = 20
 class FrontProcess:
     """A front on a loopback port, which is started again when it has ended.  Use it inside ``with FrontProcess(…):``.
 
-    Start it from the main thread: Linux stops the front when the thread that started it ends.
+    Start it from a thread that lives as long as the service: Linux stops the front when this thread ends.
     port: the port on 127.0.0.1.
     restarts: how often the front was started again.
     """
@@ -61,7 +61,7 @@ class FrontProcess:
         with listening_socket(_HOST, self.port, "front", backlog=_BACKLOG) as listening:
             self.port = listening.getsockname()[1]
             settings = {"secret": self._secret, "socket": listening.fileno(), "options": asdict(self.options)}
-            program = [sys.executable, "-m", f"{__package__}.app"]
+            program = [sys.executable, "-m", f"{__package__}._app"]
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *program],
                 stdin=subprocess.PIPE,

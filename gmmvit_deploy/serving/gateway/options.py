@@ -64,7 +64,7 @@ class Front:
 class GatewaySettings:
     """What the user chooses.
 
-    keys: the key file, see `gateway.keys`.  listen: the address to listen on.
+    keys: the key file, see `gateway._keys`.  listen: the address to listen on.
     tls_cert: PEM file of the certificate with its chain; None means no TLS.  tls_key: PEM file of the private key;
     None means that ``tls_cert`` also contains the private key.
     insecure: True permits an address other than loopback without TLS.

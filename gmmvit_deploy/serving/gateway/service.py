@@ -5,7 +5,7 @@
     gateway.step()         call it often: it reloads changed files, and restarts a HAProxy that has ended
     gateway.stop()         waits for requests in progress
 
-`serving.service.GatewayService` does all of it, with the server.
+`serving.service.Service` does all of it, with the server.
 """
 
 from __future__ import annotations

@@ -144,8 +144,9 @@ def require_same_labels(
         if more := len(differing[_SHOWN:]):
             shown += f"\n  and {more} more"
         raise ServerError(
-            f"the new server gives the same label as the old server to {same / len(files):.1%} of the images, "
-            f"expected at least {least:.1%} (FILE: label of the old server → label of the new server):{shown}",
+            f"the new server gives the same label as the old server to {same} of {len(files)} "
+            f"images ({same / len(files):.1%}), expected at least {least:.1%} (FILE: label of the old server → label "
+            f"of the new server):{shown}",
             hint="look at the images with other labels; if the new labels are right, repeat with a smaller --agreement",
         )
     return f"images: both servers give the same label to {same} of {len(files)}"

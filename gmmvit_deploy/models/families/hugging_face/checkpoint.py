@@ -3,7 +3,7 @@
     config.json                 architectures, model_type, the sizes of the network, id2label
     preprocessor_config.json    the preprocessing (`families.hugging_face.images`)
 
-transformers builds the network from ``config.json``. `checkpoints.model_folder` gives the tensors of the file
+transformers builds the network from ``config.json``. `checkpoints._model_folder` gives the tensors of the file
 the names of the network, before the tensors are compared with the network.
 """
 

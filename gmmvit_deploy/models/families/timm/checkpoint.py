@@ -26,7 +26,7 @@ from gmmvit_deploy.models.specs import Interpolation, MaskSpec
 __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
 HEAD_FILE = "head_file"
-"""The prefix under which `checkpoints.model_folder` adds the tensors of a linear head to those of the backbone."""
+"""The prefix under which `checkpoints._model_folder` adds the tensors of a linear head to those of the backbone."""
 _OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
 _OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
 
