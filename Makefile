@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-fast test-rest test-all frozen check docs format hooks release bench clean
+.PHONY: demo test test-fast test-rest test-all check docs format hooks release bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gmmvit demo --output demo-output --force
@@ -39,10 +39,6 @@ test-rest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 
 test-all: test test-rest
-
-# Compute again the graphs, logits, mistakes and engines that were stored on one machine; another one's bits may differ.
-frozen: $(INSTALLED)
-	$(BIN)/python -m tests.frozen.check
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
