@@ -24,8 +24,9 @@ import struct
 import subprocess
 import sys
 import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,16 @@ class LargeImages:
         decoder = Decoder(self._target)
         while (taken := self._next_step()) is not None:
             job, step = taken
-            step(decoder)
+            # Whatever happens, the thread lives and the room is given back: without them, no large image is answered
+            # any more, while the server is ready.
+            with _logged_errors():  # `finish` refuses images without pixels
+                step(decoder)
             with self._changed:
                 job.unfinished -= 1
                 last = job.unfinished == 0
             if last:
-                job.finish()
+                with _logged_errors():
+                    job.finish()
                 with self._changed:
                     self.pixels -= job.pixels
         decoder.close()
@@ -115,6 +120,14 @@ class LargeImages:
                 self._waiting.append(job)
                 self._changed.notify()
             return job, step
+
+
+@contextlib.contextmanager
+def _logged_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
 
 
 class Decoder:

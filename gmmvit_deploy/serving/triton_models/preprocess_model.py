@@ -12,7 +12,12 @@ would wait there.
 """
 
 import json
+import math
+import os
+import shutil
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -43,6 +48,10 @@ THREADED_PIXELS = 2**16
 """With fewer pixels, a call of `execute` decodes its images in a single thread: for small images, handing an image to
 another thread takes as long as decoding the image."""
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - Triton passes the answers on in it
+SHARE = 0.25
+"""The share of the shared memory that the answers to large images may fill: the network reads copies of them there."""
+
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
@@ -60,6 +69,16 @@ class TritonPythonModel:
         self.request_pixels = int(parameters["request_pixels"])
         most_pixels = int(parameters["worker_pixels"])
         self.large = LargeImages(threads=threads, most_pixels=most_pixels, target=self.target)
+        image_bytes = math.prod(self.target[name] for name in ("height", "width", "channels"))
+        image_bytes *= 4 if self.output == "tensor" else 1
+        self.shared_bytes = shutil.disk_usage(SHARED_MEMORY).total
+        self.images_left = max(1, int(SHARE * self.shared_bytes) // image_bytes)
+        self.changing = threading.Lock()  # held while images_left changes
+        if self.images_left < self.max_batch:
+            pb_utils.Logger.log_warn(
+                f"{SHARED_MEMORY} has {self.shared_bytes >> 20} MiB: at most {self.images_left} large images are "
+                "prepared at a time; start the server with more, such as docker run --shm-size=1g"
+            )
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Return an answer for each request, or None for a request that `LargeImages` will answer."""
@@ -118,6 +137,14 @@ class TritonPythonModel:
                 "request again later",
                 later=True,
             )
+        with self.changing:
+            if len(opened) > self.images_left:
+                return _refused(
+                    f"the answers to large images would fill {SHARED_MEMORY}, which has {self.shared_bytes >> 20} MiB; "
+                    "send fewer images in a request, or start the server with more, such as docker run --shm-size=1g",
+                    later=True,
+                )
+            self.images_left -= len(opened)
         decoded: list[Any] = [None] * len(opened)
         sender = request.get_response_sender()
         waiting: list[Any] = [bytes(data) for data in encoded]
@@ -137,7 +164,15 @@ class TritonPythonModel:
             answer = self._answered(decoded)
         except Exception as exc:  # the thread must live, and the client must get an answer
             answer = pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{type(exc).__name__}: {exc}"))
-        sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        try:
+            sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception:
+            # Triton takes no second answer for a request, so its client would wait for ever. When this process ends,
+            # the server is started again.
+            traceback.print_exc()
+            os._exit(1)
+        with self.changing:
+            self.images_left += len(decoded)
 
     def _answered(self, decoded: list[Any]) -> Any:
         if problems := _problems(decoded):
