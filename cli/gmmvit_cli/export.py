@@ -191,7 +191,7 @@ def export(
             f"{len(manifest.masks)} masks and {len(manifest.biases)} biases stored as constants "
             f"({', '.join(manifest.folding) or 'nothing to fold'})",
         ),
-        *_preprocessing(bundle),
+        *_preprocessing(bundle, stated=names is not None),
         *_resized(bundle),
         *_proven(bundle),
         ("SHA-256", bundle.sha256),
@@ -203,7 +203,8 @@ def export(
     typer.echo(out)
 
 
-def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
+def _preprocessing(bundle: Bundle, *, stated: bool) -> list[tuple[str, str]]:
+    """stated: True if the user stated the labels."""
     image, labels = bundle.manifest.image, bundle.manifest.labels
     if bundle.manifest.input_kind == "tensor" or image.mean is None or image.std is None:
         return []
@@ -212,7 +213,7 @@ def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
     rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
     task = " (multi-label)" if bundle.manifest.task == "multi-label" else ""
-    unnamed = labels == tuple(map(str, range(len(labels))))
+    unnamed = not stated and labels == tuple(map(str, range(len(labels))))
     indices = "; these are the class indices, and --labels gives names" if unnamed else ""
     return [*rows, ("labels", f"{len(labels)}{task}: {shown}{indices}")] if labels else rows
 
