@@ -105,6 +105,9 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     only = trained or averaged
     kind: WeightsKind = "averaged" if trained is None else "trained"
     if asked not in (None, kind):
+        _refuse_second_set(
+            path, loaded, str(only)
+        )  # names the keys: which of them is an average, the file does not say
         raise CheckpointError(
             f"{path}: --set weights={asked}, but the file holds only {kind} weights, under '{only}'",
             hint=f"leave --set weights out, or type --set weights={kind}",

@@ -44,7 +44,7 @@ them. The filters are antialiased."""
 RESIZE_RULES: tuple[ResizeRule, ...] = get_args(ResizeRule)
 
 STATE_PREPROCESSING = (
-    "export the checkpoint again with --dataset, or with --mean, --std and --labels; also with --resize if gmmvit "
+    "export the checkpoint again with --dataset, or with --mean and --std; also with --resize if gmmvit "
     "export asks for the resize rule"
 )
 """The hint for a bundle without normalisation or labels."""

@@ -15,6 +15,7 @@ __all__ = ["JobOptions", "ManifestOptions", "Place", "PodOptions", "place", "tag
 _JOB_RUNNERS = ("onnxruntime", "openvino")
 """Runners whose packages are in the image for bulk work, which has no compiler, no PyTorch and no CUDA."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 _TAG = re.compile(r":[^:/]*$")  # a colon before a slash begins the port of a registry
 _MEMORY = re.compile(r"[1-9][0-9]*(Mi|Gi)")
@@ -53,6 +54,8 @@ def place(text: str, option: str, *, oci: bool = False) -> Place:
     if scheme == "oci":
         return Place(scheme=scheme, name=rest, path="")
     name, _, path = rest.partition("/")
+    if ".." in path.split("/") or (scheme == "pvc" and not _CLAIM.fullmatch(name)):
+        raise InputError(f"{option}: expected a name of a claim, and a path without .., got {text!r}")
     return Place(scheme=scheme, name=name, path=path.strip("/"))
 
 

@@ -49,6 +49,10 @@ def test_a_second_set_of_weights_is_asked_for(content: Any, raw: str, average: s
     assert raw in str(caught.value)
     assert average in str(caught.value)
     assert caught.value.hint == f"type --set weights={raw} or --set weights={average}"
+    for kind in ("best", "averaged") if raw != "model" or "model" in content else ("best",):
+        with pytest.raises(CheckpointError) as caught:
+            loaded_head(content, tmp_path, kind)
+        assert f"--set weights={average}" in caught.value.hint
     assert loaded_head(content, tmp_path, raw).equal(STATE["mlp_head.1.weight"])
     assert loaded_head(content, tmp_path, average).equal(AVERAGE["mlp_head.1.weight"])
 

@@ -121,7 +121,7 @@ def test_a_bundle_without_normalisation_names_resize() -> None:
     image = ImageSpec(height=4, width=4, channels=3)
     with pytest.raises(InputError, match="the normalisation of the images is unknown") as caught:
         image.tensor_from_pixels(np.zeros((1, 4, 4, 3), np.uint8))
-    assert "--mean, --std and --labels; also with --resize if gmmvit export asks" in caught.value.hint
+    assert "--mean and --std; also with --resize if gmmvit export asks" in caught.value.hint
 
 
 def test_the_command_without_the_wrong_option() -> None:

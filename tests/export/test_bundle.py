@@ -159,7 +159,7 @@ class TestOptions:
         torch.save(content, tmp_path / "one.pth")
         with pytest.raises(InputError, match="softmax is 1 for every image") as caught:
             bundle_from_checkpoint(tmp_path / "one.pth", tmp_path / "b", cifar_options(labels=("defect",)))
-        assert caught.value.hint.startswith("add --task multi --thresholds 0.5")
+        assert caught.value.hint.startswith("add --task multi --thresholds 0.5 --labels NAME")
         multi = cifar_options(labels=("n01440764: defect",), task="multi-label", thresholds=0.5)
         bundle = bundle_from_checkpoint(tmp_path / "one.pth", tmp_path / "b", multi)
         logits = bundle.golden()[1]

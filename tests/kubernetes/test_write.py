@@ -147,6 +147,8 @@ def test_a_repository_with_other_threads_than_the_measurement_is_refused(
     ("changes", "message"),
     [
         ({"model": "gs://bucket"}, "expected oci://"),
+        ({"model": "pvc://claim/../x"}, "a path without .."),
+        ({"model": "pvc://Claim_A/x"}, "a name of a claim"),
         ({"model": "s3://bucket/x", "fetch_image": ""}, "needs --fetch-image"),
         ({"name": "Big_Name"}, "--object-name: expected lower-case"),
         ({"least": 1}, "2 pods at least"),
