@@ -202,8 +202,8 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
     if spec.classes == 1 and options.agreed_task == "single-label":
         raise InputError(
             "the network has one output, and with --task single its softmax is 1 for every image",
-            hint="add --task multi --thresholds 0.5 --labels NAME: the probability from which on an image has the label, "
-            "and its name",
+            hint="add --task multi --thresholds 0.5 --labels NAME: the probability from which on an image has the "
+            "label, and its name",
         )
     if labels is None:
         return tuple(str(index) for index in range(spec.classes))
