@@ -235,8 +235,8 @@ def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bu
 
 @pytest.mark.rest
 def test_a_fault_that_openvino_alone_shows_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = OpenVinoRunner.run
-    monkeypatch.setattr(OpenVinoRunner, "run", lambda self, batch: run(self, batch) + 1)
+    run = OpenVinoRunner._run
+    monkeypatch.setattr(OpenVinoRunner, "_run", lambda self, batch: run(self, batch) + 1)
     with pytest.raises(ExportError, match="OpenVINO's logits differ from PyTorch's by"):
         export(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
