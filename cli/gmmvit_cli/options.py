@@ -203,7 +203,7 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
 
 
 URL_VARIABLE = "GMMVIT_URL"
-"""The address of the server, for the commands that ask one."""
+"""The address of the server, for the commands that send requests to it."""
 
 
 def _require_file(option: str, variable: str) -> Callable[[Path], None]:

@@ -69,8 +69,8 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     loaded: the object in the file.
     asked: ``trained``, ``averaged``, or the key of the weights in the file, such as ``ema.shadow`` for the weights
     under the key ``shadow`` of the dict under ``ema``; None if the user did not choose.
-    Errors: CheckpointError when the file holds no dict, when it holds a second set of weights with the same names and
-    shapes and ``asked`` is None, or when it does not hold the weights that the user chose.
+    Errors: CheckpointError when the file holds no dict, when it holds a second set of weights with the same shapes
+    and ``asked`` is None, or when it does not hold the weights that the user chose.
     """
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}")
@@ -105,9 +105,8 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     only = trained or averaged
     kind: WeightsKind = "averaged" if trained is None else "trained"
     if asked not in (None, kind):
-        _refuse_second_set(
-            path, loaded, str(only)
-        )  # names the keys: which of them is an average, the file does not say
+        # If the file holds a second set, the error names the keys: the file does not say which set is an average.
+        _refuse_second_set(path, loaded, str(only))
         raise CheckpointError(
             f"{path}: --set weights={asked}, but the file holds only {kind} weights, under '{only}'",
             hint=f"leave --set weights out, or type --set weights={kind}",
@@ -146,7 +145,7 @@ def _sets_of_weights(
 def _only_set(path: Path, loaded: Mapping[Any, Any]) -> str | None:
     """Return the key of the only weights by name in a file that holds no tensors itself; None for another file.
 
-    Errors: CheckpointError when the file holds several sets of weights with the same names and shapes.
+    Errors: CheckpointError when the file holds several sets of weights with the same shapes.
     """
     if any(isinstance(value, TensorRef | OtherTensor) for value in loaded.values()):
         return None
@@ -165,10 +164,7 @@ def _named(path: Path, loaded: Mapping[Any, Any], asked: str) -> ChosenWeights:
     if isinstance(entries, dict):
         return ChosenWeights(entries=entries, wrapping=f"training checkpoint, weights under '{asked}'")
     for state in (loaded, *(tensors for tensors in sets.values() if isinstance(tensors, dict))):
-        within = {
-            name: entry for name, entry in state.items() if isinstance(name, str) and name.startswith(f"{asked}.")
-        }
-        if within:
+        if within := part_of(state, asked):
             return ChosenWeights(entries=within, wrapping=f"training checkpoint, keys that begin with '{asked}.'")
     known = [key for key, tensors in sets.items() if isinstance(tensors, dict)]
     what = "tensors without names" if entries is not None else "no weights"
@@ -179,17 +175,21 @@ def _named(path: Path, loaded: Mapping[Any, Any], asked: str) -> ChosenWeights:
 
 
 def _refuse_second_set(path: Path, loaded: Mapping[Any, Any], chosen: str) -> None:
-    """Errors: CheckpointError when another key holds weights with the same names and shapes, such as an average."""
+    """Errors: CheckpointError when another key holds tensors of the same shapes, such as an average."""
     sets = dict(_sets_of_weights(loaded))
     own = _shapes(sets.pop(chosen, {}))
     others = [key for key, tensors in sets.items() if own and _same_weights(own, _shapes(tensors))]
     if others:
         keys = (chosen, *(key for key in others if isinstance(sets[key], dict)))
-        raise CheckpointError(
-            f"{path}: holds weights under '{chosen}', and tensors of the same shapes under "
-            f"{' and '.join(map(repr, others))}: an average of the weights (EMA), for example, whose logits differ",
-            hint=f"type --set weights={' or --set weights='.join(keys)}",
-        )
+        what = f"weights under '{chosen}', and tensors of the same shapes under {' and '.join(map(repr, others))}"
+        raise _must_choose(path, what, keys)
+
+
+def _must_choose(path: Path, what: str, keys: Iterable[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: holds {what}: an average of the weights (EMA), for example, whose logits differ",
+        hint=f"type --set weights={' or --set weights='.join(keys)}",
+    )
 
 
 def _same_weights(own: Iterable[tuple[int, ...]], other: Iterable[tuple[int, ...]]) -> bool:
@@ -299,11 +299,8 @@ def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
         twins = [part for part in parts if part != largest and _same_weights(parts[part].values(), inner.values())]
         if twins and any(_CLASSIFIER_INSIDE.fullmatch(name) for name in inner):
             names = [f"{prefix}{part}" for part in (largest, *twins)]
-            raise CheckpointError(
-                f"{path}: holds tensors of the same shapes under {' and '.join(f'{name}.' for name in names)}: an "
-                "average of the weights (EMA), for example, whose logits differ",
-                hint=f"type --set weights={' or --set weights='.join(names)}",
-            )
+            what = f"tensors of the same shapes under {' and '.join(f'{name}.' for name in names)}"
+            raise _must_choose(path, what, names)
         if 2 * len(inner) <= len(left):
             return ""
         prefix, left = f"{prefix}{largest}.", inner
