@@ -270,7 +270,7 @@ def test_images_and_bundles_that_cannot_be_used(
         attention_of_bundle(bundle, tmp_path)
     with pytest.raises(InputError, match="has no mean and std") as refused:
         attention_of_bundle(tensor_bundles["vit_gmm"], image)
-    assert "--mean, --std" in refused.value.hint
+    assert "with --mean and --std" in refused.value.hint
     for arguments, message in (
         ((bundle.path, "--image", tmp_path / "nowhere.png"), "nowhere.png: no such file"),
         ((GOLDEN / "vit_gmm.pth", "--image", image), "expected a bundle, but this path is a file"),
