@@ -25,12 +25,22 @@ the ratio of the unit roundoffs (rms 0.6 times).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["MOST_NOISE", "UNIT_ROUNDOFFS", "Limit", "Noise", "limit_from_noise", "limit_from_stored"]
+__all__ = [
+    "MOST_NOISE",
+    "UNIT_ROUNDOFFS",
+    "Limit",
+    "Noise",
+    "limit_from_noise",
+    "limit_from_stored",
+    "signal_to_noise_db",
+]
 
 LAST_BIT = 2.0**-23
 UNIT_ROUNDOFFS: dict[str, float] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -115,3 +125,17 @@ def limit_from_stored(noise: Noise, precision: Precision = "fp32", *, recorded: 
         rms=None,
         derivation=f"{limit.derivation.partition('; rms')[0]} + {noise.largest:.2g} (the stored logits are float32)",
     )
+
+
+def signal_to_noise_db(logits: NDArray[Any], reference: NDArray[Any]) -> float:
+    """Return 10 · log₁₀ of the variance of the reference logits over the mean square of the difference, in dB.
+
+    A constant that is added to all logits of an image changes no prediction of one class, and counts neither as signal
+    nor as difference.  logits, reference: (B, C).  The result is at most 200 dB.
+    """
+    import numpy as np
+
+    signal, actual = ((rows - rows.mean(1, keepdims=rows.shape[1] > 1)) for rows in (reference, logits))
+    variance = float(signal.var())
+    error = max(float(((actual - signal) ** 2).mean()), variance * 1e-20)
+    return float(10 * np.log10(variance / error)) if variance else 0.0

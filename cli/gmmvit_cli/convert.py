@@ -90,13 +90,27 @@ def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
         note(f"{graph}: check the role of this node (what the node is for), which decides its data type: {line}")
 
 
-def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str, str]:
+def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
     return (
         name,
         f"{record.golden['largest_abs']:.1e}",
         f"{record.golden['largest_rel']:.1e}",
-        f"{record.golden['argmax_agreement']:.0%}",
-        f"{record.calibration['images']} images" if record.calibration else "",
+        _calibration_words(record.calibration),
+    )
+
+
+def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
+    """Return the images and, in int8, what the chosen recipe gave on those of them that judged it."""
+    if calibration is None:
+        return ""
+    images = f"{calibration['images']} images"
+    if "recipe" not in calibration:
+        return images
+    recipe = calibration["recipe"]
+    chosen = next(tried for tried in calibration["tried"] if recipe.items() <= tried.items())
+    return (
+        f"{images}; on {calibration['judged_images']} of them {chosen['db']:.1f} dB, same class "
+        f"{chosen['kept']:.1%} ({recipe['rounding']} rounding, smoothing {recipe['smoothing']:g}, {recipe['ranges']})"
     )
 
 
@@ -106,7 +120,7 @@ def print_variants(variants: list[Variant]) -> None:
     for variant in variants:
         record = variant.record
         if record is None:
-            rows.append(("fp32", "unchanged: model.onnx", "", "", ""))
+            rows.append(("fp32", "unchanged: model.onnx", "", ""))
             continue
         graphs = {record.precision: record, f"{record.precision}, for CPUs": record.cpu}
         for name, graph in graphs.items():
@@ -127,7 +141,7 @@ def print_variants(variants: list[Variant]) -> None:
                 )
             )
         note_disagreements(variant.path.name, record.role_disagreements)
-    head = ("precision", "largest error of a logit", "relative to the largest logit", "same class", "calibrated on")
+    head = ("precision", "largest error of a logit", "relative to the largest logit", "calibrated on")
     print_table(head, rows)
     if programs:
         print_table(("precision", "runner", "largest error in the runner"), programs)

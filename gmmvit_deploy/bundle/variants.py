@@ -58,12 +58,12 @@ class VariantRecord:
     constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the layer's mask in this precision.
     masks: the effect of the precision on the mask of each head.
-    calibration: the source and the SHA-256 of the calibration images, the number of images, and the bound of each
-    activation (the magnitude that becomes the largest quantised value); None for a graph that is not quantised.
+    calibration: the source and the SHA-256 of the calibration images, the number of images, and the range of each
+    activation (the smallest and the largest value that do not saturate); for int8 also the recipe, and what each tried
+    recipe gave on the images that judged it; None for a graph that is not quantised.
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
-    ``largest_rel`` is this difference divided by the largest golden logit, and ``argmax_agreement`` is the fraction of
-    inputs with equal predicted classes. For int8 and fp8, ``random_largest_abs`` is the largest absolute difference
+    ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs`` is the largest absolute difference
     between the logits of this graph and of the float32 graph on the random inputs of a parity run.
     versions: name → version of this package, Python and other packages at conversion.
     role_disagreements: a description of each node whose declared role differs from the inferred role.

@@ -33,11 +33,12 @@ from gmmvit_deploy.bundle.variants import (
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export._numeric_proof import proven_programs
+from gmmvit_deploy.export._recipes import quantized_by_choice, recipe_from
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes
-from gmmvit_deploy.graphs.calibration import bounds_of
+from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from gmmvit_deploy.export._recipes import Recipe
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.folding.passes import FoldingPass
     from gmmvit_deploy.models.layers.model import Model
@@ -157,7 +159,11 @@ def variants_from_bundle(
             if calibration and precision in QUANTIZED
             else None
         )
-        variants.append(_written(bundle, precision, calibration=images, padded=padded, force=force))
+        variants.append(
+            _written(
+                bundle, precision, calibration=images, padded=padded, force=force, on_progress=on_progress
+            )
+        )
     return variants
 
 
@@ -168,31 +174,63 @@ def _require_free(bundle: Bundle, precisions: Sequence[Precision], *, force: boo
 
 
 def _written(
-    bundle: Bundle, precision: Precision, *, calibration: ImageBatches | None, padded: bool, force: bool
+    bundle: Bundle,
+    precision: Precision,
+    *,
+    calibration: ImageBatches | None,
+    padded: bool,
+    force: bool,
+    on_progress: OnProgress = ignore,
 ) -> Variant:
     if precision == "fp32":
         return open_variant(bundle, precision)
-    graphs = (False, True) if precision in FOR_CPUS else (False,)
-    made = [_recorded(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu) for for_cpu in graphs]
-    record = replace(made[0][1], cpu=made[1][1] if precision in FOR_CPUS else None)
+    made: dict[str, bytes] = {}
+    cpu: VariantRecord | None = None
+    for for_cpu in (True, False) if precision in FOR_CPUS else (False,):
+        data, record = _recorded(
+            bundle,
+            precision,
+            calibration=calibration,
+            padded=padded,
+            for_cpu=for_cpu,
+            recipe=None if cpu is None else recipe_from(cpu.calibration),  # the recipe is chosen once
+            on_progress=on_progress,
+        )
+        made[onnx_file(precision, for_cpu=for_cpu)] = data
+        cpu, record = (record, record) if for_cpu else (cpu, replace(record, cpu=cpu))
     text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     with ExitStack() as closing:
-        files = [closing.enter_context(new_file(bundle.path / name, force=force)) for name in onnx_files(precision)]
+        files = [(closing.enter_context(new_file(bundle.path / name, force=force)), made[name]) for name in made]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
-        for file, (data, _) in zip(files, made, strict=True):
+        for file, data in files:
             file.write(data)
         notes.write(text.encode())
-        for file in (*files, notes):  # a full disk is met here, before the first file is replaced
+        for file in (*(file for file, _ in files), notes):  # a full disk is met here, before a file is replaced
             file.flush()
             os.fsync(file.fileno())
     return open_variant(bundle, precision)
 
 
 def _recorded(
-    bundle: Bundle, precision: Precision, *, calibration: ImageBatches | None, padded: bool, for_cpu: bool
+    bundle: Bundle,
+    precision: Precision,
+    *,
+    calibration: ImageBatches | None,
+    padded: bool,
+    for_cpu: bool,
+    recipe: Recipe | None,
+    on_progress: OnProgress,
 ) -> tuple[bytes, VariantRecord]:
     """Make a graph and measure it.  Returns (the content of the graph's file, the graph's record)."""
-    prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu)
+    prepared = prepared_graph(
+        bundle,
+        precision,
+        calibration=calibration,
+        padded=padded,
+        for_cpu=for_cpu,
+        recipe=recipe,
+        on_progress=on_progress,
+    )
     data = prepared.proto.SerializeToString(deterministic=True)
     file = onnx_file(precision, for_cpu=for_cpu)
     golden = _measured(bundle, prepared.proto, precision, file)
@@ -219,10 +257,12 @@ def prepared_graph(
     calibration: ImageBatches | None = None,
     padded: bool = True,
     for_cpu: bool = False,
+    recipe: Recipe | None = None,
+    on_progress: OnProgress = ignore,
 ) -> PreparedGraph:
     """Make the graph of a bundle in another precision, without writing a file.
 
-    for_cpu: as in `graph_from_model`.  The other arguments are as in `variant_from_bundle`.
+    for_cpu, recipe: as in `graph_from_model`.  The other arguments are as in `variant_from_bundle`.
     Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
     precision that does not use calibration, or when this process cannot build the model.
     """
@@ -243,7 +283,9 @@ def prepared_graph(
         calibration=calibration,
         padded=padded,
         for_cpu=for_cpu,
+        recipe=recipe,
         what=str(bundle.path),
+        on_progress=on_progress,
     )
     if calibration is not None and prepared.calibration is not None:
         prepared.calibration.update(source=calibration.source, sha256=calibration.sha256)
@@ -261,17 +303,20 @@ def graph_from_model(
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
     for_cpu: bool = False,
+    recipe: Recipe | None = None,
     what: str = "the model",
+    on_progress: OnProgress = ignore,
 ) -> PreparedGraph:
     """Fold a trained model and export a strongly typed graph.
 
     Unless ``for_cpu`` is True or the precision is fp32, the attentions are rewritten into forms that engines fuse.
 
     for_cpu: True for the graph for CPUs of int8, with attentions in the form of the folded model, and with float32 in
-    all operators that are not quantised. Apart from the Q/DQ nodes and the quantised weights, the names of nodes and
-    constants are those of ``model.onnx``.
+    all operators that are not quantised. Apart from the Q/DQ nodes, the quantised weights, and the constants of norms
+    that smoothing changed, the names of nodes and constants are those of ``model.onnx``.
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
+    recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
     what: the subject of the message for an operator without a known role, for example the path of the bundle.
     Errors:
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
@@ -288,10 +333,15 @@ def graph_from_model(
     notes: dict[str, Any] | None = None
     shapes = list(proto.graph.value_info)
     if calibration is not None:
-        histograms = calibrate(proto, calibration)
-        bounds = bounds_of(histograms, precision)
-        proto = quantize_graph(proto, precision, bounds)
-        notes = {"images": histograms.images, "bounds": dict(bounds)}
+        if precision == "int8":
+            proto, notes = quantized_by_choice(
+                proto, calibration, zero_points=for_cpu, recipe=recipe, on_progress=on_progress
+            )
+        else:
+            measured = calibrate(proto, calibration)
+            ranges = ranges_of(measured, "extremes")
+            proto = quantize_graph(proto, precision, ranges)
+            notes = {"images": measured.images, "ranges": {name: list(both) for name, both in ranges.items()}}
     proto = cast_graph(proto, types)
     if types == "fp32":  # quantisation and cast change neither the type nor the shape of a tensor that they keep
         kept = {name for node in proto.graph.node for name in node.output}
@@ -395,5 +445,4 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
         **also,
         "largest_abs": largest,
         "largest_rel": largest / float(np.abs(golden.logits).max()),
-        "argmax_agreement": float((logits.argmax(1) == golden.logits.argmax(1)).mean()),
     }

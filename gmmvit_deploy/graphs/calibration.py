@@ -1,118 +1,142 @@
-"""Choose the quantisation range of each projection's input from the magnitudes of this input on real images.
+"""Choose the range of each projection's input from its values on real images.
 
-A projection is a linear map that `graphs.quantize` quantises. `runtimes/programs/onnxruntime.py` runs the graph
-on the images and fills a histogram of |x| for each input x. The bound of x is the magnitude that becomes the largest
-quantised value; larger magnitudes saturate.
+A projection is a linear map that `graphs.quantize` quantises. `runtimes/programs/onnxruntime.py` runs the graph on the
+images and gives the values of each input x to `Calibration`. Values outside the range of x saturate. The range is one of
 
-For fp8 the bound is the largest |x|, because the steps between fp8 values grow with the value. For int8 all steps are
-equal, so a single large |x| would make every step coarser. The int8 bound is therefore the cut-off c with the smallest
-squared error E(c), summed over the histogram:
+    extremes         the smallest and the largest x
+    mean extremes    the means, over images, of the smallest and the largest x of an image
+    percentile       the extremes of x without the largest 0.001 % of the magnitudes
+    least error      the cut-off c of |x| with the smallest squared error E(c), summed over the histogram of |x|
 
     E(c) = Σ_x  (c/127)² / 12   if |x| ≤ c   (rounding)
                 (|x| − c)²      if |x| > c   (saturation)
 
-For fp8 the rounding term of E(c) is (x/8)² / 12, because fp8 (E4M3) has three mantissa bits. For fp8, only
-`excess_errors` uses E(c).
+None of them is the best for all networks, so `export` tries them and judges the logits. For fp8, the steps between
+values grow with the value, and the extremes are always the range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.graphs.quantize import grid_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.precision import Precision
+__all__ = ["RANGES", "Calibration", "Observed", "RangeRule", "ranges_of"]
 
-__all__ = ["Histograms", "bounds_of", "excess_errors"]
-
+RangeRule = Literal["extremes", "mean extremes", "percentile", "least error"]
+RANGES: tuple[RangeRule, ...] = get_args(RangeRule)
 _BINS = 2048
+_ROWS = 2048
+"""The most rows of a batch from which the second moments are computed, for time."""
+_CUT_SHARE = 1e-5
 
 
-class Histograms:
-    """A histogram of |x| for each tensor, filled batch by batch in bounded memory.
+class Observed:
+    """What calibration measures of the input x of projections, batch by batch in bounded memory.
 
-    images: the number of images.
-    counts: name of a tensor → the number of elements in each bin of the tensor's histogram.
-    largest: name of a tensor → the largest |x| of the tensor.
-    top: name of a tensor → the upper end of the tensor's histogram; the lower end is 0. If an |x| exceeds the upper
+    lows, highs: the smallest and the largest x of each image.
+    counts: the number of elements in each bin of a histogram of |x|, from 0 to ``top``. If an |x| exceeds the upper
     end, the upper end is doubled and the bins are merged in pairs.
+    channels: the largest |x| of each channel, the last axis, (C,).
+    moments: the sum of x xᵀ over rows of up to `_ROWS` evenly spaced rows of each batch, (C, C); None if not wanted.
+    """
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.lows: list[float] = []
+        self.highs: list[float] = []
+        self.counts: NDArray[Any] = np.zeros(_BINS)
+        self.top = 0.0
+        self.channels: NDArray[Any] = np.zeros(0)
+        self.moments: NDArray[Any] | None = None
+
+    @property
+    def largest(self) -> float:
+        """The largest |x|."""
+        return max(-min(self.lows), max(self.highs))
+
+    def add(self, values: NDArray[Any], *, moments: bool) -> None:
+        """Add the values (B, …, C) of a batch, all finite.  moments: True to add to ``moments``."""
+        import numpy as np
+
+        by_image = values.reshape(len(values), -1)
+        self.lows += by_image.min(1).tolist()
+        self.highs += by_image.max(1).tolist()
+        rows = values.reshape(-1, values.shape[-1])
+        magnitudes = np.abs(rows)
+        largest = magnitudes.max(0)
+        self.channels = np.maximum(self.channels, largest) if len(self.channels) else largest
+        self.top = self.top or max(float(largest.max()), 1e-12)
+        while largest.max() > self.top:
+            self.counts = np.concatenate([self.counts.reshape(-1, 2).sum(1), np.zeros(_BINS // 2)])
+            self.top *= 2
+        self.counts += np.histogram(magnitudes, bins=_BINS, range=(0.0, self.top))[0]
+        if moments:
+            chosen = rows[:: -(-len(rows) // _ROWS)].astype(np.float32)
+            products = (chosen.T @ chosen).astype(np.float64)
+            self.moments = products if self.moments is None else self.moments + products
+
+
+class Calibration:
+    """What calibration measures of all activations.
+
+    images: the number of images.  observed: name of an activation → what was measured of it.
     """
 
     def __init__(self) -> None:
         self.images = 0
-        self.counts: dict[str, NDArray[Any]] = {}
-        self.top: dict[str, float] = {}
-        self.largest: dict[str, float] = {}
+        self.observed: dict[str, Observed] = {}
 
-    def add(self, name: str, values: NDArray[Any]) -> None:
-        """Add the elements of a batch to the histogram of the tensor ``name``.
+    def add(self, name: str, values: NDArray[Any], *, moments: bool = False) -> None:
+        """Add the values of a batch.  The arguments are as in `Observed.add`.
 
-        Errors: InputError when an element is not finite.
+        Errors: InputError when a value is not finite.
         """
         import numpy as np
 
-        magnitudes = np.abs(values).ravel()
-        largest = float(magnitudes.max(initial=0.0))
-        if not np.isfinite(largest):
+        if not np.isfinite(values).all():
             raise InputError(f"calibration: tensor {name} has NaN or infinite values for these images")
-        counts = self.counts.setdefault(name, np.zeros(_BINS))
-        top = self.top.setdefault(name, max(largest, 1e-12))
-        while largest > top:
-            counts[:] = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(_BINS // 2)])
-            top *= 2
-        self.top[name] = top
-        self.largest[name] = max(largest, self.largest.get(name, 0.0))
-        counts += np.histogram(magnitudes, bins=_BINS, range=(0.0, top))[0]
+        self.observed.setdefault(name, Observed()).add(values, moments=moments)
 
 
-def bounds_of(histograms: Histograms, precision: Precision) -> Mapping[str, float]:
-    """Map the name of each tensor to the tensor's bound: the magnitude that becomes the largest quantised value."""
-    if precision == "fp8":
-        return dict(histograms.largest)
-    return {
-        name: _least_error(counts, histograms.top[name], histograms.largest[name])
-        for name, counts in histograms.counts.items()
-    }
+def ranges_of(calibration: Calibration, rule: RangeRule) -> Mapping[str, tuple[float, float]]:
+    """Map the name of each activation to its range: the smallest and the largest value that do not saturate."""
+    return {name: _range(observed, rule) for name, observed in calibration.observed.items()}
 
 
-def excess_errors(histograms: Histograms, bounds: Mapping[str, float], precision: Precision) -> dict[str, float]:
-    """Return, for each tensor, a ratio of two rms quantisation errors on ``histograms``.
-
-    The first error is that with the given ``bounds``; it is divided by the error with the bounds that `bounds_of`
-    computes from ``histograms``. The ratio is about 1 if ``bounds`` were calibrated on
-    images similar to the images of ``histograms``, and several times larger if not.
-    """
-    own = bounds_of(histograms, precision)
-    excess = {}
-    for name, counts in histograms.counts.items():
-        given, best = _squared_errors(counts, histograms.top[name], [bounds[name], own[name]], precision)
-        excess[name] = float((given / best) ** 0.5) if best > 0 else 1.0
-    return excess
-
-
-def _least_error(counts: NDArray[Any], top: float, largest: float) -> float:
+def _range(observed: Observed, rule: RangeRule) -> tuple[float, float]:
     import numpy as np
 
-    cuts = largest * np.linspace(0.3, 1.0, 141)
-    return float(cuts[np.argmin(_squared_errors(counts, top, cuts, "int8"))])
+    if rule == "mean extremes":
+        low, high = float(np.mean(observed.lows)), float(np.mean(observed.highs))
+    else:
+        low, high = min(observed.lows), max(observed.highs)
+    if rule == "percentile":
+        cut = _percentile(observed)
+        low, high = max(low, -cut), min(high, cut)
+    if rule == "least error":
+        cut = _least_error(observed)
+        low, high = max(low, -cut), min(high, cut)
+    return min(low, 0.0), max(high, 0.0)
 
 
-def _squared_errors(
-    counts: NDArray[Any], top: float, cuts: NDArray[Any] | list[float], precision: Precision
-) -> NDArray[Any]:
-    """Return the squared error E(c), summed over the histogram, for each cut-off c in ``cuts``.
-
-    counts: the number of elements in each bin of the histogram.  top: the upper end of the histogram.
-    """
+def _percentile(observed: Observed) -> float:
     import numpy as np
 
-    values, bounds = (np.arange(_BINS) + 0.5) * (top / _BINS), np.asarray(cuts)[:, None]
-    beyond = np.maximum(values - bounds, 0.0) ** 2
-    step = values / 8 if precision == "fp8" else bounds / grid_of("int8").largest
-    errors: NDArray[Any] = (beyond + (values <= bounds) * step**2 / 12) @ counts
-    return errors
+    reached = np.searchsorted(np.cumsum(observed.counts), (1 - _CUT_SHARE) * observed.counts.sum())
+    return float((reached + 1) * observed.top / _BINS)
+
+
+def _least_error(observed: Observed) -> float:
+    import numpy as np
+
+    cuts = observed.largest * np.linspace(0.1, 1.0, 181)[:, None]
+    values = (np.arange(_BINS) + 0.5) * (observed.top / _BINS)
+    saturated = np.maximum(values - cuts, 0.0) ** 2
+    errors = (saturated + (values <= cuts) * (cuts / 127) ** 2 / 12) @ observed.counts
+    return float(cuts[np.argmin(errors), 0])

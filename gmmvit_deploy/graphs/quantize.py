@@ -3,8 +3,12 @@
     Q(x) = saturate(round(x / s)),  DQ(q) = q · s
 
 Q is the operator QuantizeLinear, and DQ is the operator DequantizeLinear. A projection is a linear map of the role
-``projection`` (`roles`). The quantisation is symmetric, so every zero point is 0. Each activation has a scale s from
-calibration, and each weight has a scale per output channel. These operators are not quantised:
+``projection`` (`roles`). Each weight has a scale per output channel and the zero point 0. Each activation has a scale s
+from calibration. For int8 on CPUs it also has a zero point z, so that a range that is not symmetric uses all steps:
+
+    Q(x) = saturate(round(x / s) + z),  DQ(q) = (q − z) · s,  with 0 ≤ q ≤ 255
+
+These operators are not quantised:
 
 - the first linear map, which reads the image, and the head, because both matter for accuracy and take little time;
 - the matrix products of attention, where Q/DQ would prevent a fused kernel;
@@ -28,9 +32,20 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["QUANTIZED", "Grid", "activations_of", "grid_of", "quantize_graph"]
+__all__ = [
+    "QUANTIZED",
+    "Grid",
+    "activations_of",
+    "grid_of",
+    "output_axis",
+    "projections_of",
+    "quantize_graph",
+    "weight_matrix",
+    "weight_scales",
+]
 
 QUANTIZED: tuple[Precision, ...] = ("int8", "fp8")
+_STEPS = 255  # of an activation with a zero point
 _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored as float16
 
 
@@ -81,49 +96,71 @@ def grid_of(precision: Precision) -> Grid:
 
 def activations_of(graph: GraphProto) -> tuple[str, ...]:
     """Return the names of the tensors that projections read as activations, each once, in the order of the graph."""
-    return tuple(dict.fromkeys(node.input[0] for node in _projections(graph)))
+    return tuple(dict.fromkeys(node.input[0] for node in projections_of(graph)))
 
 
-def _projections(graph: GraphProto) -> list[NodeProto]:
+def projections_of(graph: GraphProto) -> list[NodeProto]:
+    """Return the nodes that are quantised, in the order of the graph."""
     roles = roles_of(graph)
     return [node for node in graph.node if roles[node.name] == "projection"]
 
 
-def quantize_graph(proto: ModelProto, precision: Precision, largest: Mapping[str, float]) -> ModelProto:
+def output_axis(projection: NodeProto) -> int:
+    """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
+    if projection.op_type == "Conv":
+        return 0
+    return 0 if attribute_of(projection, "transB", 0) else 1
+
+
+def weight_matrix(projection: NodeProto, weight: NDArray[Any]) -> NDArray[Any]:
+    """Return the weight of a projection as a matrix (out, in)."""
+    return weight.reshape(len(weight), -1) if output_axis(projection) == 0 else weight.T
+
+
+def weight_scales(matrix: NDArray[Any], precision: Precision) -> NDArray[Any]:
+    """Return the scale of each row of a weight (out, in)."""
+    import numpy as np
+
+    return grid_of(precision).scale(np.abs(matrix).max(axis=1))
+
+
+def quantize_graph(
+    proto: ModelProto,
+    precision: Precision,
+    ranges: Mapping[str, tuple[float, float]],
+    *,
+    zero_points: bool = False,
+    rounded: Mapping[str, NDArray[Any]] | None = None,
+) -> ModelProto:
     """Return a new float32 graph with a Q/DQ pair on the activation and on the weight of every projection.
 
     precision: ``int8`` or ``fp8``.
-    largest: name of an activation → the magnitude that becomes the largest quantised value (`calibration.bounds_of`).
-    Errors: ExportError when ``largest`` has no magnitude for an activation, or a magnitude that is not positive and
-    finite.
+    ranges: name of an activation → its smallest and its largest value that do not saturate (`calibration.ranges_of`).
+    zero_points: True to give the activations zero points, for int8 only; False for zero points of 0, which TensorRT
+    requires.
+    rounded: name of a weight → its integers (out, in), divided by `weight_scales`; other weights are rounded to nearest.
+    Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite.
     """
     import numpy as np
     from onnx import numpy_helper
 
     out = copy_of(proto)
     weights = {constant.name: constant for constant in out.graph.initializer}
-    pairs = _Pairs(grid_of(precision))
-    projections = {node.name for node in _projections(out.graph)}
+    pairs = _Pairs(grid_of(precision), zero_points=zero_points, rounded=rounded or {})
+    projections = {node.name for node in projections_of(out.graph)}
     for node in out.graph.node:
         if node.name in projections:
             activation, weight = node.input[0], node.input[1]
-            bound = largest.get(activation, 0.0)
-            if not (np.isfinite(bound) and bound > 0):
+            low, high = ranges.get(activation, (0.0, 0.0))
+            if not (np.isfinite([low, high]).all() and low <= 0 <= high and low < high):
                 raise ExportError(
-                    f"{node.name}: expected a calibrated range above 0 for the input of this node, got {bound}"
+                    f"{node.name}: expected a calibrated range around 0 for the input of this node, got {low} to {high}"
                 )
-            node.input[0] = pairs.activation(node.name, activation, bound)
-            node.input[1] = pairs.weight(weight, numpy_helper.to_array(weights[weight]), axis=_output_axis(node))
+            node.input[0] = pairs.activation(node.name, activation, low, high)
+            node.input[1] = pairs.weight(node, numpy_helper.to_array(weights[weight]))
         pairs.nodes.append(node)
     rewrite_graph(out.graph, pairs.nodes, [*out.graph.initializer, *pairs.constants])
     return out
-
-
-def _output_axis(node: NodeProto) -> int:
-    """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
-    if node.op_type == "Conv":
-        return 0
-    return 0 if attribute_of(node, "transB", 0) else 1
 
 
 class _Pairs:
@@ -132,25 +169,29 @@ class _Pairs:
     nodes, constants: those of the quantised graph, in its order. `activation` and `weight` add the pairs to them.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, *, zero_points: bool, rounded: Mapping[str, NDArray[Any]]) -> None:
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
-        self._grid = grid
+        self._grid, self._zero_points, self._rounded = grid, zero_points, rounded
         self._made: dict[str, str] = {}
 
-    def activation(self, reader: str, name: str, largest: float) -> str:
+    def activation(self, reader: str, name: str, low: float, high: float) -> str:
         """Make the nodes DQ(Q(x)) for the activation x of a projection; return the name of the DQ node's output.
 
-        reader: the name of the projection.  name: the name of x.
-        largest: the magnitude that becomes the largest quantised value.
+        reader: the name of the projection.  name: the name of x.  low, high: the range that does not saturate.
         Each projection has its own Q/DQ pair, so that an engine can fuse the pair with the projection.
         """
         import numpy as np
         from onnx import helper
 
         stem = f"{reader}.input"
-        scale = self._constant(f"{stem}.scale", self._grid.scale(np.asarray(largest)))
-        zero = self._constant(f"{stem}.zero", np.zeros((), self._grid.numpy_type))
+        if self._zero_points:
+            step = np.maximum(np.float32((high - low) / _STEPS), np.float32(_SMALLEST_SCALE))
+            zero_point = np.rint(-low / step).astype(np.uint8)
+        else:
+            step = self._grid.scale(np.asarray(max(-low, high)))
+            zero_point = np.zeros((), self._grid.numpy_type)
+        scale, zero = self._constant(f"{stem}.scale", np.asarray(step)), self._constant(f"{stem}.zero", zero_point)
         for operator, read, output in (
             ("QuantizeLinear", name, f"{stem}.quantized"),
             ("DequantizeLinear", f"{stem}.quantized", stem),
@@ -159,21 +200,25 @@ class _Pairs:
             self.nodes.append(declare(node, "quantize"))
         return stem
 
-    def weight(self, name: str, values: NDArray[Any], *, axis: int) -> str:
+    def weight(self, projection: NodeProto, values: NDArray[Any]) -> str:
         """Make a constant with the quantised weight, and a DQ node; return the name of the DQ node's output.
 
-        name: the name of the weight.  values: the weight.  axis: the dimension that holds the output channels.
-        All projections that read the weight share the DQ node.
+        values: the weight.  All projections that read the weight share the DQ node.
         """
         import numpy as np
         from onnx import helper
 
+        name, axis = projection.input[1], output_axis(projection)
         if name not in self._made:
-            others = tuple(index for index in range(values.ndim) if index != axis)
-            scales = self._grid.scale(np.abs(values).max(axis=others))
-            along = scales.reshape([-1 if index == axis else 1 for index in range(values.ndim)])
+            matrix = weight_matrix(projection, values)
+            scales = weight_scales(matrix, self._grid.name)
+            if name in self._rounded:
+                quantized = self._rounded[name].astype(self._grid.numpy_type)
+            else:
+                quantized = self._grid.quantized(matrix, scales[:, None])
+            stored = quantized.reshape(values.shape) if axis == 0 else np.ascontiguousarray(quantized.T)
             inputs = [
-                self._constant(f"{name}.quantized", self._grid.quantized(values, along)),
+                self._constant(f"{name}.quantized", stored),
                 self._constant(f"{name}.scale", scales),
                 self._constant(f"{name}.zero", np.zeros(scales.shape, self._grid.numpy_type)),
             ]

@@ -14,14 +14,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.graphs import calibration
-from gmmvit_deploy.graphs.calibration import Histograms, bounds_of
+from gmmvit_deploy.graphs.calibration import RANGES, Calibration, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.emulate import without_bfloat16
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks, with_masks_of_one
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
+from gmmvit_deploy.graphs.rounding import compensated_rounding
+from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
@@ -159,7 +160,7 @@ def test_quantised_values_are_on_their_grid(precision: str) -> None:
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_projections_are_quantised_and_nothing_else(precision: str, graph: onnx.ModelProto, images: np.ndarray) -> None:
     calibration = calibrate(graph, [images])
-    quantized = quantize_graph(graph, precision, bounds_of(calibration, precision))
+    quantized = quantize_graph(graph, precision, ranges_of(calibration, "extremes"))
     onnx.checker.check_model(quantized, full_check=True)
     roles = roles_of(quantized.graph)
     maker = {name: node for node in quantized.graph.node for name in node.output}
@@ -177,14 +178,14 @@ def test_projections_are_quantised_and_nothing_else(precision: str, graph: onnx.
     assert 0 < distance < 0.1
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_range_that_calibration_did_not_measure(bound: float, graph: onnx.ModelProto) -> None:
-    with pytest.raises(ExportError, match="expected a calibrated range above 0"):
-        quantize_graph(graph, "int8", dict.fromkeys(activations_of(graph.graph), bound))
+@pytest.mark.parametrize("both", [(0.0, 0.0), (1.0, 2.0), (0.0, float("nan")), (float("-inf"), 1.0)])
+def test_a_range_that_calibration_did_not_measure(both: tuple[float, float], graph: onnx.ModelProto) -> None:
+    with pytest.raises(ExportError, match="expected a calibrated range around 0"):
+        quantize_graph(graph, "int8", dict.fromkeys(activations_of(graph.graph), both))
 
 
 def test_calibration_sees_what_goes_into_each_projection(graph: onnx.ModelProto, images: np.ndarray) -> None:
-    calibration = calibrate(graph, [images[:3], images[3:]])
+    calibration = calibrate(graph, [images[:3], images[3:]], moments=True)
     assert calibration.images == 4
     probed = onnx.ModelProto()
     probed.CopyFrom(graph)
@@ -192,8 +193,13 @@ def test_calibration_sees_what_goes_into_each_projection(graph: onnx.ModelProto,
     probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     session = onnxruntime.InferenceSession(probed.SerializeToString(), providers=["CPUExecutionProvider"])
     (values,) = session.run([name], {"tensor": images})
-    assert calibration.largest[name] == pytest.approx(np.abs(values).max(), rel=1e-5)
-    assert calibration.counts[name].sum() == values.size
+    observed = calibration.observed[name]
+    assert observed.lows == pytest.approx(values.reshape(4, -1).min(1), rel=1e-5)
+    assert observed.highs == pytest.approx(values.reshape(4, -1).max(1), rel=1e-5)
+    assert observed.counts.sum() == values.size
+    rows = values.reshape(-1, values.shape[-1]).astype(float)
+    np.testing.assert_allclose(observed.channels, np.abs(rows).max(0), rtol=1e-5)
+    np.testing.assert_allclose(observed.moments, rows.T @ rows, rtol=1e-4, atol=1e-4)
 
 
 def test_calibration_on_numbers_that_are_not_finite(graph: onnx.ModelProto, images: np.ndarray) -> None:
@@ -202,32 +208,63 @@ def test_calibration_on_numbers_that_are_not_finite(graph: onnx.ModelProto, imag
 
 
 def test_histograms_grow_and_lose_no_value() -> None:
-    histograms = Histograms()
+    calibration = Calibration()
     values = np.random.default_rng(0).standard_normal((6, 1000)) * 10.0 ** np.arange(6)[:, None]
     for part in values:
-        histograms.add("x", part)
-    assert histograms.counts["x"].sum() == values.size
-    assert histograms.top["x"] >= histograms.largest["x"] == np.abs(values).max()
-    median = np.searchsorted(histograms.counts["x"].cumsum(), values.size * 0.9) * histograms.top["x"] / 2048
-    assert median == pytest.approx(np.quantile(np.abs(values), 0.9), rel=0.05)
+        calibration.add("x", part[None])
+    observed = calibration.observed["x"]
+    assert observed.counts.sum() == values.size
+    assert observed.top >= observed.largest == np.abs(values).max()
+    quantile = np.searchsorted(observed.counts.cumsum(), values.size * 0.9) * observed.top / 2048
+    assert quantile == pytest.approx(np.quantile(np.abs(values), 0.9), rel=0.05)
 
 
-def test_int8_cuts_outliers_where_that_costs_less() -> None:
+def test_the_range_with_the_least_error_cuts_an_outlier() -> None:
     """For a million unit normals and a single value of 100, clipping the 100 is better than steps of 100/127."""
-    histograms = Histograms()
+    calibration = Calibration()
     values = np.append(np.random.default_rng(0).standard_normal(1_000_000), 100.0).astype(np.float32)
-    histograms.add("x", values)
-    bound = bounds_of(histograms, "int8")["x"]
+    calibration.add("x", values[None])
+    ranges = {rule: ranges_of(calibration, rule)["x"] for rule in RANGES}
 
     def error(largest: float) -> float:
         grid = grid_of("int8")
         scale = np.float32(largest / 127)
         return float(((grid.quantized(values, scale) * scale - values) ** 2).mean())
 
-    assert bound < 60
-    assert error(bound) < error(100.0)
-    assert bounds_of(histograms, "fp8")["x"] == 100.0
-    assert calibration._least_error(np.ones(2048), 1.0, 1.0) == pytest.approx(1.0, abs=0.05)  # nothing to cut
+    assert ranges["extremes"] == ranges["mean extremes"] == (values.min(), 100.0)
+    assert ranges["least error"][1] < 60
+    assert error(ranges["least error"][1]) < error(100.0)
+    assert ranges["percentile"][1] < 6
+
+
+def test_compensated_rounding_keeps_the_outputs_better_than_rounding_to_nearest() -> None:
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((4000, 16)) @ random.standard_normal((16, 64))  # correlated, as activations are
+    weight = random.standard_normal((32, 64))
+    scales = np.abs(weight).max(1) / 127
+    nearest = np.rint(weight / scales[:, None])
+    rounded = compensated_rounding(weight, inputs.T @ inputs, scales, largest=127)
+    assert (rounded == np.rint(rounded)).all()
+    assert np.abs(rounded).max() <= 127
+    errors = [(((integers * scales[:, None] - weight) @ inputs.T) ** 2).mean() for integers in (rounded, nearest)]
+    assert errors[0] < errors[1] / 2
+    dead = inputs * (np.arange(64) > 3)  # channels that are always 0, as after ReLU
+    assert np.isfinite(compensated_rounding(weight, dead.T @ dead, scales, largest=127)).all()
+
+
+def test_smoothing_changes_no_bit_of_the_logits(graph: onnx.ModelProto, images: np.ndarray) -> None:
+    calibration = calibrate(graph, [images])
+    measured = {name: observed.channels for name, observed in calibration.observed.items()}
+    uneven = {name: channels * 4.0 ** (np.arange(len(channels)) % 5) for name, channels in measured.items()}
+    smooth, factors = smoothed(graph, uneven, 0.5)
+    assert factors
+    assert all((np.exp2(np.rint(np.log2(factor))) == factor).all() for factor in factors.values())
+    assert any(np.ptp(factor) > 0 for factor in factors.values())
+    expected = emulated_logits(graph, images, name="x")
+    assert emulated_logits(smooth, images, name="x").tobytes() == expected.tobytes()
+    again = calibrate(smooth, [images])
+    for name, factor in factors.items():
+        np.testing.assert_allclose(again.observed[name].channels * factor, measured[name], rtol=1e-5)
 
 
 def test_the_report_of_a_mask_that_half_precision_hurts(folded: FoldedModel) -> None:

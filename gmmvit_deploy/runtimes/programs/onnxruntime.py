@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, GmmvitError, InputError, MissingDependencyError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.graphs.calibration import Histograms
+from gmmvit_deploy.graphs.calibration import Calibration
 from gmmvit_deploy.graphs.quantize import activations_of
 from gmmvit_deploy.graphs.wiring import end_of_normalisation
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram, session_options
@@ -130,10 +130,11 @@ def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool 
         raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load this graph: {exc}") from exc
 
 
-def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
-    """Run a float32 graph on ``batches``, and collect a histogram of the absolute values of each linear map's input.
+def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]], *, moments: bool = False) -> Calibration:
+    """Run a float32 graph on ``batches``, and measure the input of each linear map that quantisation changes.
 
     proto: the float32 graph.  batches: batches (B, …) of the graph's input.
+    moments: True to measure second moments too, with which weights are rounded.
     Errors: InputError when there is no image, or a value is not finite.
     BundleError when ONNX Runtime cannot load the graph.
     """
@@ -145,16 +146,16 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]]) -> Histograms:
     probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
     session = session_from_bytes(probed.SerializeToString(), "the graph for calibration")
     (image,) = (value.name for value in proto.graph.input)
-    histograms = Histograms()
+    calibration = Calibration()
     for batch in batches:
         for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
-            histograms.add(name, values)
-        histograms.images += len(batch)
-    if not histograms.images:
+            calibration.add(name, values, moments=moments)
+        calibration.images += len(batch)
+    if not calibration.images:
         raise InputError(
             "calibration needs images, got no image", hint="type --calibration and a folder or an .npz of images"
         )
-    return histograms
+    return calibration
 
 
 def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:

@@ -1,0 +1,201 @@
+"""Choose how a graph is quantised to int8, by the logits of images that did not set the ranges.
+
+No fixed recipe is right for every network. Of the calibration images, three quarters are measured, and the recipes are
+compared on the last quarter: the score is the signal-to-noise ratio of the quantised graph's logits, in dB, against
+the float32 graph's (`tolerances.signal_to_noise_db`), computed with every rounding of the graph. One part of the recipe
+is varied after the other, and the best value is kept:
+
+    rounding   of weights: nearest, or compensated on the calibration images (`graphs.rounding`)
+    smoothing  0 (none) or a strength of SmoothQuant (`graphs.smoothing`)
+    ranges     of activations (`graphs.calibration`)
+
+With zero points, the score hardly changes, and OpenVINO is faster, so a graph for CPUs always has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
+from gmmvit_deploy.graphs.quantize import grid_of, projections_of, quantize_graph, weight_matrix, weight_scales
+from gmmvit_deploy.graphs.rounding import compensated_rounding
+from gmmvit_deploy.graphs.smoothing import smoothed
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
+from gmmvit_deploy.tolerances import signal_to_noise_db
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+__all__ = ["Recipe", "Tried", "quantized_by_choice", "recipe_from"]
+
+_STRENGTHS = (0.0, 0.3, 0.5, 0.7)
+_JUDGED_SHARE = 4
+_MOST_JUDGED = 64
+_TRIALS = 1 + len(_STRENGTHS) + len(RANGES) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a graph is quantised.  The fields are defined at the head of this module."""
+
+    rounding: Literal["nearest", "compensated"] = "compensated"
+    smoothing: float = 0.0
+    ranges: RangeRule = "extremes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A recipe, and what it gave on the judged images: the signal-to-noise ratio, and the share of equal classes."""
+
+    recipe: Recipe
+    db: float
+    kept: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.recipe), "db": self.db, "kept": self.kept}
+
+
+class _Workshop:
+    """Quantises a graph by recipes; what a smoothing strength needs is computed once.
+
+    proto: the float32 graph.  measured, judged: batches of images that are measured, and on which recipes are judged.
+    """
+
+    def __init__(
+        self,
+        proto: ModelProto,
+        measured: Sequence[NDArray[Any]],
+        judged: NDArray[Any],
+        *,
+        zero_points: bool,
+    ) -> None:
+        self._proto, self._measured, self._judged = proto, measured, judged
+        self._zero_points = zero_points
+        self._plain = calibrate(proto, measured, moments=True)
+        self._reference = emulated_logits(proto, judged, name="the float32 graph")
+        self._of_strength: dict[float, tuple[ModelProto, Calibration]] = {0.0: (proto, self._plain)}
+        self._rounded: dict[float, dict[str, NDArray[Any]]] = {}
+
+    @property
+    def images(self) -> int:
+        return self._plain.images
+
+    def graph(self, recipe: Recipe) -> tuple[ModelProto, dict[str, tuple[float, float]]]:
+        """Return (the quantised graph, the range of each activation)."""
+        proto, calibration = self._smooth(recipe.smoothing)
+        ranges = dict(ranges_of(calibration, recipe.ranges))
+        rounded = self._round(recipe.smoothing) if recipe.rounding == "compensated" else None
+        return quantize_graph(proto, "int8", ranges, zero_points=self._zero_points, rounded=rounded), ranges
+
+    def tried(self, recipe: Recipe) -> Tried:
+        logits = emulated_logits(self.graph(recipe)[0], self._judged, name="the int8 graph")
+        kept = float((logits.argmax(1) == self._reference.argmax(1)).mean())
+        return Tried(recipe=recipe, db=signal_to_noise_db(logits, self._reference), kept=kept)
+
+    def _smooth(self, strength: float) -> tuple[ModelProto, Calibration]:
+        if strength not in self._of_strength:
+            channels = {name: observed.channels for name, observed in self._plain.observed.items()}
+            proto, factors = smoothed(self._proto, channels, strength)
+            calibration = calibrate(proto, self._measured)
+            for name, observed in calibration.observed.items():
+                moments = self._plain.observed[name].moments
+                if moments is not None and name in factors:
+                    moments = moments / (factors[name][:, None] * factors[name])
+                observed.moments = moments
+            self._of_strength[strength] = proto, calibration
+        return self._of_strength[strength]
+
+    def _round(self, strength: float) -> dict[str, NDArray[Any]]:
+        """Return the compensated integers of each weight of a matrix product; convolutions are rounded to nearest."""
+        from onnx import numpy_helper
+
+        if strength not in self._rounded:
+            proto, calibration = self._smooth(strength)
+            weights = {constant.name: constant for constant in proto.graph.initializer}
+            rounded = {}
+            for node in projections_of(proto.graph):
+                moments = calibration.observed[node.input[0]].moments
+                if node.op_type != "Conv" and node.input[1] not in rounded and moments is not None:
+                    matrix = weight_matrix(node, numpy_helper.to_array(weights[node.input[1]]))
+                    scales = weight_scales(matrix, "int8")
+                    largest = grid_of("int8").largest
+                    rounded[node.input[1]] = compensated_rounding(matrix, moments, scales, largest=largest)
+            self._rounded[strength] = rounded
+        return self._rounded[strength]
+
+
+def quantized_by_choice(
+    proto: ModelProto,
+    batches: Iterable[NDArray[Any]],
+    *,
+    zero_points: bool,
+    recipe: Recipe | None = None,
+    on_progress: OnProgress = ignore,
+) -> tuple[ModelProto, dict[str, Any]]:
+    """Return the int8 graph of the best recipe, and notes for the record of the variant.
+
+    proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
+    zero_points: True for a graph for CPUs.  recipe: the recipe that another graph of the network already chose.
+    The notes hold the numbers of images, the range of each activation, the recipe, and each recipe that was tried.
+    Errors: InputError when there are too few images, or a value of an activation is not finite.
+    """
+    measured, judged = _divided(batches)
+    on_progress(Progress("calibrate int8"))
+    workshop = _Workshop(proto, measured, judged, zero_points=zero_points)
+    tried: dict[Recipe, Tried] = {}
+
+    def best_of(recipes: Iterable[Recipe]) -> Recipe:
+        for one in recipes:
+            if one not in tried:
+                on_progress(Progress(f"try int8: {_words(one)}", len(tried), _TRIALS))
+                tried[one] = workshop.tried(one)
+        return max(tried, key=lambda one: tried[one].db)
+
+    if recipe is None:
+        best_of([Recipe(rounding="nearest"), Recipe()])
+        best_of(replace(best_of([]), smoothing=strength) for strength in _STRENGTHS)
+        best_of(replace(best_of([]), ranges=rule) for rule in RANGES)
+    best = best_of([] if recipe is None else [recipe])
+    graph, ranges = workshop.graph(best)
+    return graph, {
+        "images": workshop.images + len(judged),
+        "judged_images": len(judged),
+        "ranges": {name: list(both) for name, both in ranges.items()},
+        "recipe": asdict(best),
+        "tried": [one.to_json() for one in tried.values()],
+    }
+
+
+def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
+    """Return the recipe in the notes of `quantized_by_choice`; None without notes."""
+    return Recipe(**notes["recipe"]) if notes else None
+
+
+def _divided(batches: Iterable[NDArray[Any]]) -> tuple[list[NDArray[Any]], NDArray[Any]]:
+    """Return (batches of images to measure, images to judge): every fourth image, up to `_MOST_JUDGED`, is judged."""
+    import numpy as np
+
+    measured, judged, count = [], [], 0
+    for batch in batches:
+        of_batch = np.arange(count, count + len(batch)) % _JUDGED_SHARE == _JUDGED_SHARE - 1
+        judged.append(batch[of_batch])
+        measured.append(batch[~of_batch])
+        count += len(batch)
+    if count < _JUDGED_SHARE:
+        raise InputError(
+            f"calibration needs at least {_JUDGED_SHARE} images, got {count}",
+            hint="type --calibration and a folder or an .npz of images",
+        )
+    images = np.concatenate(judged)
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(_MOST_JUDGED, len(images))).round().astype(int))
+    return [batch for batch in measured if len(batch)], images[chosen]
+
+
+def _words(recipe: Recipe) -> str:
+    return f"{recipe.rounding} rounding, smoothing {recipe.smoothing:g}, {recipe.ranges}"
