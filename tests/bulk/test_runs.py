@@ -32,7 +32,8 @@ FILES = images(COUNT, broken=BROKEN)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("source") / "images", FILES)
+    others = {"0/._0000.png": b"", "notes.txt": b"no image"}
+    return write_folder(tmp_path_factory.mktemp("source") / "images", FILES | others)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.images.data.files import image_files
+from gmmvit_deploy.images.data.files import LeftOut, image_files, left_out_text
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.classify import (
     BundleClassifier,
@@ -139,11 +139,18 @@ def test_a_repeated_label_is_printed_with_its_index(
 
 class TestImageFiles:
     def test_folder_glob_and_file(self, tmp_path: Path) -> None:
-        for name in ("b.JPG", "a.png", "deep/er/c.webp", "notes.txt"):
+        for name in ("b.JPG", "a.png", "deep/er/c.webp", "no_suffix"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(encoded(photo(4, 4), "PNG"))
-        names = [path.name for path in image_files([str(tmp_path)])]
-        assert names == ["a.png", "b.JPG", "c.webp"]
+        for name in ("notes.txt", "deep/._c.webp"):
+            (tmp_path / name).write_bytes(b"no image")
+        expected = ["a.png", "b.JPG", "c.webp", "no_suffix"]
+        for argument in (tmp_path, tmp_path / "**"):
+            left_out = LeftOut()
+            assert [path.name for path in image_files([str(argument)], left_out)] == expected
+            names = f"1 ._* ({tmp_path}/deep/._c.webp), 1 .txt ({tmp_path}/notes.txt)"
+            if argument.is_dir():  # a pattern matches no hidden file
+                assert left_out_text(left_out.kinds()) == f"2 files were left out: {names}"
         assert [path.name for path in image_files([str(tmp_path / "*.png")])] == ["a.png"]
         assert [path.name for path in image_files([str(tmp_path / "**/*.webp")])] == ["c.webp"]
         # a named file is included whatever its suffix, and only once
