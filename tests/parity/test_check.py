@@ -275,7 +275,7 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     )
     assert report.left_out() == left_out
     assert left_out in require_readable_page(page_of(report)).text
-    validate(report.to_json(), SCHEMA)
+    jsonschema.validate(report.to_json(), SCHEMA)
 
 
 def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:

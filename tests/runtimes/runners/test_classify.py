@@ -122,6 +122,19 @@ def test_a_model_that_takes_no_images(server: Running) -> None:
 
 @pytest.mark.rest
 @pytest.mark.export
+def test_a_tiff_has_the_answer_of_its_pixels(classifier: Classifier, folder: Path) -> None:
+    for path in folder.glob("*.png"):
+        Image.open(path).save(path.with_suffix(".tif"))
+    answers = classify_files(classifier, image_files([str(folder)]))
+    for png, tiff in zip(answers[::2], answers[1::2], strict=True):
+        assert (png.path.suffix, tiff.path.suffix) == (".png", ".tif")
+        assert [guess.label for guess in tiff.predictions] == [guess.label for guess in png.predictions]
+        assert tiff.predictions[0].probability == pytest.approx(png.predictions[0].probability, abs=1e-5)
+    (folder / "0.tif").write_bytes((folder / "0.tif").read_bytes()[:500])
+    (answer,) = classify_files(classifier, [folder / "0.tif"])
+    assert answer.error.startswith("the TIFF image is damaged or truncated")
+
+
 def test_a_repeated_label_is_printed_with_its_index(
     tmp_path: Path, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
