@@ -270,9 +270,7 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     assert (report.data["images"], report.data["of"], report.data["broken"]) == (5, 6, 1)
     assert report.data["broken_images"][0]["image"].endswith("cat/2.png")
     assert report.runners[0].check("accuracy").details["images"] == 5
-    left_out = (
-        f"2 files were left out: 1 .txt ({folder}/dog/notes.txt), 1 images outside the class folders ({folder}/stray)"
-    )
+    left_out = f"2 files were left out: 1 .txt ({folder}/dog/notes.txt), 1 outside the class folders ({folder}/stray)"
     assert report.left_out() == left_out
     assert left_out in require_readable_page(page_of(report)).text
     jsonschema.validate(report.to_json(), SCHEMA)

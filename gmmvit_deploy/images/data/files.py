@@ -78,7 +78,7 @@ class LeftOut:
             self.add(name)
 
     def add(self, name: str, kind: str = "") -> None:
-        """Count a file.  kind: a plural for the text; empty for the ending of the name."""
+        """Count a file.  kind: words for the text; empty for the ending of the name."""
         base = PurePosixPath(name).name
         kind = kind or ("._*" if base.startswith("._") else PurePosixPath(base).suffix.lower() or base)
         files, first = self._kinds.get(kind, (0, name))

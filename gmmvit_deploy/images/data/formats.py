@@ -215,12 +215,15 @@ def class_folders(path: Path, split: str) -> Images:
     root = path / split if (path / split).is_dir() else path
     if not root.is_dir():
         raise InputError(f"{path}: expected a folder of images, or a folder with a subfolder of images per class")
-    folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
+    paths = sorted(root.iterdir())
+    # Hidden folders of Jupyter, and the folder that macOS adds to zip files, are no classes.
+    folders = [path for path in paths if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
     left_out = LeftOut()
     files = [file for folder in folders or [root] for file in images_among(folder.rglob("*"), left_out)]
     if folders:
-        for file in images_among(root.iterdir(), left_out):
-            left_out.add(str(file), "images outside the class folders")
+        for other in (path for path in paths if path not in folders):
+            for file in images_among(other.rglob("*") if other.is_dir() else [other], left_out):
+                left_out.add(str(file), "outside the class folders")
     classes = tuple(folder.name for folder in folders)
     index = {name: number for number, name in enumerate(classes)}
     labels = [index[file.relative_to(root).parts[0]] for file in files] if classes else None

@@ -7,6 +7,7 @@ more formats, as in torchvision's ImageFolder.
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, UnusableImage
 
@@ -28,7 +29,7 @@ def as_served(data: bytes) -> bytes:
     if data.startswith(_SERVED):
         return data
     try:
-        image = Image.open(io.BytesIO(data), formats=_OTHERS)
+        image: Any = Image.open(io.BytesIO(data), formats=_OTHERS)
     except Image.DecompressionBombError as exc:
         raise UnusableImage(f"the image is too large: {exc}") from exc
     except Exception:  # whoever decodes the bytes says what they are not
