@@ -169,7 +169,7 @@ def open_source(url: str, *, column: str | None = None) -> Source:
 
 def _head(fs: Any, root: str, file: SourceFile, *, look: bool) -> Callable[[], bytes]:
     if not look or not file.size:
-        return bytes  # no bytes
+        return lambda: b""
     return partial(first_bytes, fs, f"{root}{file.path}", HEAD_BYTES)
 
 

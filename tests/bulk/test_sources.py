@@ -171,8 +171,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 def test_images_over_http(served: tuple[Path, str]) -> None:
     folder, url = served
-    write_folder(folder, FILES)
-    assert contents(open_source(url)) == {name: FILES[name] for name in sorted(FILES)}
+    files = {**FILES, "no_suffix": png(78)}
+    write_folder(folder, {**files, "notes.txt": b"no image", "empty.txt": b""})
+    assert contents(open_source(url)) == files
 
 
 def test_archive_in_memory_and_images_in_a_zip(tmp_path: Path) -> None:
