@@ -29,7 +29,7 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse,
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library, why_recorded
 from gmmvit_deploy.runtimes.programs.cores import cores_in_words
-from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS, import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,
     CUDA,
@@ -40,6 +40,7 @@ from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
+from gmmvit_deploy.serving.names import OLDEST_CUDA_RELEASE, OLDEST_RELEASE
 
 __all__ = ["RETRY", "Check", "examine", "examine_bundle"]
 
@@ -173,7 +174,13 @@ def _graph(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> str:
             f"not in the record: an earlier version converted this bundle, so CPUs run {graph.path.name}, slowly; "
             f"{how_to_convert(bundle, precision)}"
         )
-    return f"complete and unchanged, SHA-256 {graph.sha256[:12]}…"
+    whole = f"complete and unchanged, SHA-256 {graph.sha256[:12]}…"
+    if precision not in ONNXRUNTIME_PRECISIONS or for_cpu:
+        return whole
+    return (
+        f"{whole}; the ONNX Runtime backend of Triton {OLDEST_RELEASE} or newer loads it, with --accelerator cuda "
+        f"{OLDEST_CUDA_RELEASE} or newer"
+    )
 
 
 def _engine_here(bundle: Bundle, folder: Path) -> str:

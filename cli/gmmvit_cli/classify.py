@@ -107,6 +107,7 @@ def _classify_in_bulk(
             f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
         )
     from gmmvit_deploy.bulk.run import REPORT, Launcher, classify_source, part_from
+    from gmmvit_deploy.images.data.files import left_out_text
 
     chosen: Launcher = "ray" if launcher == "ray" else "local"
     with progress("classify") as on_progress:
@@ -130,6 +131,8 @@ def _classify_in_bulk(
         typer.echo(folder)
     rate = f", {result.classified / result.seconds:,.0f} images/s" if result.classified else ""
     note(f"{result.images:,} images in {result.shards:,} shards; {result.classified:,} classified by this run{rate}")
+    if result.left_out:
+        note(left_out_text(result.left_out))
     if result.complete:
         note(f"report: {folder.rstrip('/')}/{REPORT}")
     else:
@@ -146,7 +149,7 @@ def _classify_in_bulk(
 
 def classify(
     images: list[str] | None = INPUT.argument(
-        "IMAGE|FOLDER|GLOB", "JPEG, PNG, WebP or BMP files, folders, or glob patterns.", default=None
+        "IMAGE|FOLDER|GLOB", "Image files, folders, or glob patterns.", default=None
     ),
     bundle: Path | None = INPUT.option(
         "BUNDLE",
@@ -204,7 +207,7 @@ def classify(
         raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
     kernels = cpu_kernels_from(cpu_kernels)
     from gmmvit_deploy.bundle.artifacts import open_bundle
-    from gmmvit_deploy.images.data.files import image_files
+    from gmmvit_deploy.images.data.files import LeftOut, image_files, left_out_text
     from gmmvit_deploy.runtimes.runners.classify import (
         BundleClassifier,
         TritonClassifier,
@@ -212,7 +215,8 @@ def classify(
         write_features,
     )
 
-    files = image_files(images)
+    left_out = LeftOut()
+    files = image_files(images, left_out)
     with progress("classify") as on_progress:
         classifier = (
             BundleClassifier(open_bundle(bundle), cpu_kernels=kernels != "off")
@@ -248,6 +252,8 @@ def classify(
                 typer.echo(f"{answer.path}: {_shown(answer, label_set)}")
     if features is not None:
         note(f"features: {features}")
+    if kinds := left_out.kinds():
+        note(left_out_text(kinds))
     for answer in failed:
         complain(f"Error: {answer.path}: {answer.error}")
     if failed:

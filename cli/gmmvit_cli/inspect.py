@@ -90,7 +90,7 @@ def inspect(
     ),
     image: Path | None = INPUT.option(
         "FILE",
-        "Draw the attention of the bundle's model for this image (JPEG, PNG, WebP or BMP).",
+        "Draw the attention of the bundle's model for this image.",
         must_exist=True,
     ),
     read_hints: partial[LoadHints] = together(hints_from),

@@ -44,7 +44,9 @@ def _serving_manifests(
     ),
     monitoring: str = _CLUSTER.option("NAMESPACE", "Namespace of Prometheus.", default="monitoring"),
     replicas: str = _CLUSTER.option("MIN:MAX", "Smallest and largest number of pods.", default="2:10"),
-    gpus: int = _CLUSTER.option("N", "GPUs of a pod.", default=0, min=0),
+    gpus: int = _CLUSTER.option(
+        "N", "GPUs of a pod.", default=0, min=0, show_default="1 for a repository that runs on a GPU, else 0"
+    ),
     max_body: int = _CLUSTER.option(
         "BYTES", "Maximum size of a request. The pod's shared memory grows with it.", default=4 * 2**20
     ),
@@ -133,7 +135,7 @@ def manifests(
     image: str = TARGET.option(
         "IMAGE",
         "Image of the server, or of the job; with its digest, NAME@sha256:DIGEST, it cannot change. This command "
-        "writes Dockerfiles for it.",
+        "writes its Dockerfile.",
         default="",
         show_default=False,
     ),
@@ -187,6 +189,8 @@ def _report(written: WrittenManifests, as_json: bool) -> None:
         note(warning)
     for secret, content in written.secrets.items():
         note(f"create the Secret {secret}: {content}")
+    dockerfile = next(name for name in written.files if name.endswith("/Dockerfile"))
+    note(f"build the image of --image from {written.path / dockerfile}")
     if not written.complete:
         how = "measure them with gmmvit tune" if written.sizes else "type --memory"
         note(f"fill in the values in {written.apply / 'sizes.yaml'}, or {how}")

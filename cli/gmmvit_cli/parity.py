@@ -137,6 +137,8 @@ def _print(report: ParityReport) -> None:
     if report.data is not None and report.data["broken"]:
         shown = "".join(f"\n  {image['image']}: {image['why']}" for image in report.data["broken_images"])
         typer.echo(f"skipped {report.data['broken']} of {report.data['of']:,} images, which cannot be read:{shown}")
+    if left_out := report.left_out():
+        typer.echo(left_out)
     for who, _, check in of_bundle + of_runners:
         if check.verdict in ("failed", "undecided"):
             for why in check.reasons[:_MOST_REASONS]:

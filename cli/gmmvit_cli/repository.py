@@ -70,7 +70,12 @@ def repository(
         "US", "Longest time, in microseconds, that a request waits for more requests to fill the batch.", default=0
     ),
     instances: int = _BATCHING.option("N", "Number of copies of the network that run in parallel.", default=1),
-    threads: int = _BATCHING.option("N", "CPU threads of each copy; 0 means a thread for each core.", default=0),
+    threads: int = _BATCHING.option(
+        "N",
+        "CPU threads of each copy; 0 means a thread for each core of the server, or of this machine with --backend "
+        "onnxruntime.",
+        default=0,
+    ),
     chunk: int = _BATCHING.option(
         "N",
         "Largest number of images that a core computes at once, a power of two up to 128, with --backend python; "
@@ -100,6 +105,7 @@ def repository(
         )
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.runtimes.engines.card import open_engine
+    from gmmvit_deploy.runtimes.programs.cores import cores
     from gmmvit_deploy.serving.model_configs import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
@@ -141,5 +147,7 @@ def repository(
     for reason in written.skipped:
         note(f"skipped: {reason}")
     note(f"cpu kernels: {written.cpu_kernels}")
+    if backend == "onnxruntime" and threads == 0:
+        note(f"threads: {cores()}, the cores of this machine; for a server on another machine, type --threads N")
     note(f"models: {', '.join(written.models)}")
     typer.echo(out)

@@ -15,7 +15,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 
-__all__ = ["UnreadableImage", "is_local", "open_filesystem", "read_range", "source_changed"]
+__all__ = ["UnreadableImage", "first_bytes", "is_local", "open_filesystem", "read_range", "source_changed"]
 
 _WAITS_S = (0.5, 2.0)
 """Waits before the second and the third attempt to read from a file system that is not this machine's disk."""
@@ -66,6 +66,17 @@ def read_range(fs: Any, path: str, offset: int, size: int, *, whole: bool) -> Ca
     prevent reading; InputError when the file has another size, or when another file system fails three times.
     """
     return partial(_read, fs, path, offset, size, whole)
+
+
+def first_bytes(fs: Any, path: str, count: int) -> bytes:
+    """Return the first bytes of a file; none of a file that may not be read.
+
+    Errors: InputError when the file system fails three times.
+    """
+    try:
+        return _attempted(fs, path, 0, count)[:count]  # some servers send the whole file
+    except UnreadableImage:
+        return b""
 
 
 def _read(fs: Any, path: str, offset: int, size: int, whole: bool) -> bytes:

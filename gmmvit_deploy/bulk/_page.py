@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gmmvit_deploy.bulk._plan import Plan
 from gmmvit_deploy.bulk._report import SHOWN, BulkReport
+from gmmvit_deploy.images.data.files import left_out_text
 from gmmvit_deploy.reports.pages import Summary, rendered
 
 __all__ = ["page_of"]
@@ -19,7 +20,7 @@ def page_of(report: BulkReport, plan: Plan, *, name: str) -> str:
     return rendered(
         "bulk/page.html",
         title=f"{report.images:,} images classified by {name}",
-        summary=_summary(report),
+        summary=_summary(report, plan),
         shown=SHOWN,
         classes=[
             (label, f"{count:,}", f"{count / report.images:.1%}", f"{total / count:.3f}")
@@ -41,7 +42,7 @@ def page_of(report: BulkReport, plan: Plan, *, name: str) -> str:
     )
 
 
-def _summary(report: BulkReport) -> Summary:
+def _summary(report: BulkReport, plan: Plan) -> Summary:
     changes = []
     if report.broken:
         changes.append(f"{report.broken:,} images are broken and have no answer; section Errors lists the reasons.")
@@ -58,6 +59,8 @@ def _summary(report: BulkReport) -> Summary:
             f"Unusual images were found by comparison with {reference.golden} golden images, which are generated, and "
             f"{reference.calibration} calibration images; name images like the expected images with --calibration."
         )
+    if plan.left_out:
+        changes.append(f"{left_out_text(plan.left_out)}.")
     changes.append("Images that were added after the start of the job are not part of this report.")
     if report.broken:
         sentence = f"Of {report.images:,} images, {report.images - report.broken:,} have an answer."

@@ -1,7 +1,8 @@
-"""Read images from Parquet files: encoded bytes, paths, or the pairs of both that Hugging Face datasets write."""
+"""Read images from Parquet files: bytes, base64, paths, or the pairs of bytes and paths of Hugging Face datasets."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,11 +11,13 @@ from typing import Any
 from gmmvit_deploy.bulk._filesystems import UnreadableImage, open_filesystem, read_range
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.images.data.files import HEAD
 
 __all__ = ["image_column", "row_count", "rows"]
 
 _ROWS_AT_ONCE = 16
 """Rows that are read at once: all their images are in memory together."""
+_LONGEST_PATH = 4096
 _BUFFER_BYTES = 1 << 20
 _DAMAGED = "download or write the file again"
 
@@ -107,11 +110,23 @@ def _content(fs: Any, path: str, value: Any) -> Callable[[], bytes]:
         return partial(_same, value)
     if not isinstance(value, str):
         return _no_image
+    if (encoded := _from_base64(value)) is not None:
+        return partial(_same, encoded)
     if "://" in value:
         other, there = open_filesystem(value, option="the image")
         return read_range(other, there, 0, -1, whole=True)
     located = value if value.startswith("/") else f"{path[: path.rfind('/') + 1]}{value}"
     return partial(_linked, read_range(fs, located, 0, -1, whole=True), value)
+
+
+def _from_base64(text: str) -> bytes | None:
+    """Return the image in a text of base64, also of a ``data:`` URL; None for a path."""
+    body = text.partition(";base64,")[2] if text.startswith("data:") else text
+    try:
+        data = base64.b64decode("".join(body.split()), validate=True)  # MIME wraps lines
+    except ValueError:
+        return None
+    return data if HEAD.match(data) else None
 
 
 def _same(value: bytes) -> bytes:
@@ -124,6 +139,8 @@ def _no_image() -> bytes:
 
 def _linked(read: Callable[[], bytes], value: str) -> bytes:
     """Read the file of a path.  A missing file is an error of its row: the table is unchanged, and still names it."""
+    if len(value) > _LONGEST_PATH:
+        raise UnreadableImage(f"expected a path or an image in base64, got {len(value):,} characters: {value[:40]}…")
     try:
         return read()
     except InputError as exc:
@@ -136,12 +153,18 @@ def _holds_bytes(kind: Any) -> bool:
     import pyarrow
 
     types = pyarrow.types
+    if types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
     if types.is_struct(kind):
         return any(kind.field(index).name == "bytes" for index in range(kind.num_fields))
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+    checks = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(check(kind) for check in checks)
 
 
 def _holds_paths(kind: Any) -> bool:
     import pyarrow
 
-    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        return _holds_paths(kind.value_type)
+    return any(check(kind) for check in (types.is_string, types.is_large_string, types.is_string_view))

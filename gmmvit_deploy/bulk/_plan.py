@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gmmvit_deploy.bulk._storage import JOB_FOLDER, Claims, Storage
 from gmmvit_deploy.bulk.source import Entry, Source, SourceFile
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.data.files import LeftOut, LeftOutKind, left_out_text
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 __all__ = ["Plan", "Settings", "ShardRecord", "entries_of", "read_plan", "require_same", "settled_plan", "shard_name"]
@@ -69,6 +70,7 @@ class Plan:
 
     kind: the kind of the source.  files: the number of its files.  listing_sha256: the hash of their list.
     manifest, listing: the names of the files with the images, and with the files of the source.
+    left_out: the files, and the members of archives, that are not images.
     """
 
     settings: Settings
@@ -79,6 +81,7 @@ class Plan:
     listing: str
     images: int
     shards: tuple[ShardRecord, ...]
+    left_out: tuple[LeftOutKind, ...] = ()
 
     def to_json(self) -> bytes:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, sort_keys=True).encode()
@@ -99,7 +102,8 @@ def read_plan(storage: Storage) -> Plan | None:
             raise ValueError(f"expected the format {_FORMAT}")
         settings = Settings(**data.pop("settings"))
         shards = tuple(ShardRecord(**shard) for shard in data.pop("shards"))
-        return Plan(settings=settings, shards=shards, **data)
+        left_out = tuple(LeftOutKind(**kind) for kind in data.pop("left_out"))
+        return Plan(settings=settings, shards=shards, left_out=left_out, **data)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -207,20 +211,23 @@ def _write_plan(storage: Storage, source: Source, settings: Settings, on_progres
     with storage.written(f"{JOB_FOLDER}/{plan.listing}") as file:
         for listed in source.files:
             file.write(_line(listed))
+    left_out = LeftOut()
     with storage.written(f"{JOB_FOLDER}/{plan.manifest}") as file:
-        shards = tuple(_cut(source, settings.shard_images, file, on_progress))
+        shards = tuple(_cut(source.entries(left_out), settings.shard_images, file, on_progress))
     images = sum(shard.images for shard in shards)
     if not images:
-        raise InputError(f"--from {source.url}: expected images, got files without an image")
+        raise InputError(f"--from {source.url}: expected images, got none; {left_out_text(left_out.kinds())}")
     with storage.written(_PLAN) as file:
-        file.write(replace(plan, shards=shards, images=images).to_json())
+        file.write(replace(plan, shards=shards, images=images, left_out=left_out.kinds()).to_json())
 
 
-def _cut(source: Source, most: int, manifest: Any, on_progress: OnProgress) -> Iterator[ShardRecord]:
+def _cut(
+    images_of_files: Iterable[tuple[str, Entry]], most: int, manifest: Any, on_progress: OnProgress
+) -> Iterator[ShardRecord]:
     """Write the manifest, and yield the shards: at most ``most`` images each, from a single file of the source."""
     number = images = start = end = total = 0
     current: str | None = None
-    for file, entry in source.entries():
+    for file, entry in images_of_files:
         if images and (file != current or images == most):
             yield ShardRecord(number=number, file=current or "", images=images, start=start, end=end)
             number, images, start = number + 1, 0, end

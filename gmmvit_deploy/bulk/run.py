@@ -20,6 +20,7 @@ from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.images.data.files import LeftOutKind
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
@@ -53,6 +54,7 @@ class BulkResult:
     images, errors: of all shards of the part of this run; an image with an error has a row that states it.
     classified: images that this run classified, without those that were done before.
     complete: True if every shard of the whole job is done.
+    left_out: the files, and the members of archives, of the whole source that are not images.
     """
 
     folder: str
@@ -62,6 +64,7 @@ class BulkResult:
     seconds: float
     shards: int
     complete: bool
+    left_out: tuple[LeftOutKind, ...]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -140,7 +143,7 @@ def classify_source(
         plan = settled_plan(storage, claims, listed, settings, on_progress=on_progress)
     finally:
         claims.close()
-    job = replace(job, source=replace(listed, files=()))  # workers need no list of all files
+    job = replace(job, source=replace(listed, files=(), others=()))  # workers need no list of all files
     mine = (part or Part()).of(plan.shards)
     complete = storage.names()
     missing = [shard for shard in mine if shard_name(shard.number) not in complete]
@@ -166,6 +169,7 @@ def classify_source(
         seconds=seconds,
         shards=len(mine),
         complete=whole,
+        left_out=plan.left_out,
     )
 
 

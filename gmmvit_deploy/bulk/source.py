@@ -5,30 +5,33 @@ folder    image files         each file                                  path of
 tar       .tar                members that are image files (WebDataset)  path of the archive / name of the member
 parquet   .parquet            rows of the column of images               path of the file / number of the row
 
-Paths are relative to the source.  An image is stored in the manifest as (id, offset, size): the place of its bytes in
-the file, or the number of its row.
+Other files and members are left out and counted.  Paths are relative to the source.  An image is stored in the manifest
+as (id, offset, size): the place of its bytes in the file, or the number of its row.
 """
 
 from __future__ import annotations
 
-import glob
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gmmvit_deploy.bulk._filesystems import is_local, open_filesystem, read_range
+from gmmvit_deploy.bulk._filesystems import first_bytes, is_local, open_filesystem, read_range
 from gmmvit_deploy.bulk._parquet_rows import image_column, row_count, rows
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.files import SUFFIXES
+from gmmvit_deploy.images.data.files import HEAD_BYTES, LeftOut, is_image, left_out_text
 
 __all__ = ["UNKNOWN_SIZE", "Entry", "Kind", "Source", "SourceFile", "open_source"]
 
 Kind = Literal["folder", "tar", "parquet"]
 UNKNOWN_SIZE = -1
-_SUFFIXES: dict[Kind, tuple[str, ...]] = {"folder": SUFFIXES, "tar": (".tar",), "parquet": (".parquet",)}
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+"""Braces as shells and WebDataset expand them."""
+_PATTERN = re.compile(rf"[*?[]|{_BRACES.pattern}")
 _MARKS = ("ETag", "etag", "md5Hash", "CRC", "mtime", "LastModified", "last_modified", "updated", "date_time", "created")
 """Keys of fsspec's description of a file that change when the file changes, the most exact first."""
 
@@ -58,7 +61,7 @@ class Source:
     """An opened source.
 
     url: as the user typed it.  root: the folder that all paths are relative to.
-    column: the column of the images, for Parquet; else empty.
+    column: the column of the images, for Parquet; else empty.  others: paths of the files that are left out.
     """
 
     url: str
@@ -67,15 +70,20 @@ class Source:
     files: tuple[SourceFile, ...]
     column: str
     fs: Any
+    others: tuple[str, ...] = ()
 
     def path(self, relative: str) -> str:
         return f"{self.root}{relative}"
 
-    def entries(self) -> Iterator[tuple[str, Entry]]:
+    def entries(self, left_out: LeftOut | None = None) -> Iterator[tuple[str, Entry]]:
         """Yield (file that contains the image, the image); the file is empty for images in files of their own.
 
+        left_out: counts the files, and the members of archives, that are left out.
         Errors: InputError when an archive or a table is damaged.
         """
+        left_out = LeftOut() if left_out is None else left_out
+        for path in self.others:
+            left_out.add(path)
         if self.kind == "folder":
             for file in self.files:
                 yield "", Entry(file.path, 0, file.size)
@@ -83,7 +91,10 @@ class Source:
         for file in self.files:
             if self.kind == "tar":
                 for name, offset, size in _tar_members(self.fs, self.path(file.path)):
-                    yield file.path, Entry(f"{file.path}/{name}", offset, size)
+                    if offset is None:
+                        left_out.add(f"{file.path}/{name}")
+                    else:
+                        yield file.path, Entry(f"{file.path}/{name}", offset, size)
             else:
                 for row in range(row_count(self.fs, self.path(file.path))):
                     yield file.path, Entry(f"{file.path}/{row}", row, UNKNOWN_SIZE)
@@ -116,20 +127,25 @@ def open_source(url: str, *, column: str | None = None) -> Source:
     if listed is None:
         raise InputError(f"--from {url}: no such file or folder, and no file matches it as a pattern")
     files = sorted(listed)
-    by_kind = {kind: [file for file in files if _has_suffix(file.path, ends)] for kind, ends in _SUFFIXES.items()}
-    kinds = [kind for kind, members in by_kind.items() if members]
-    if packed := [file.path for file in files if _has_suffix(file.path, _PACKED)]:
+    if packed := [file.path for file in files if _ends_in(file.path, _PACKED)]:
         raise InputError(
             f"--from {url}: expected .tar files, got {packed[0]}: a compressed archive can be read only from its start",
             hint="decompress the archives, for example with gunzip; images are compressed already",
         )
+    tars = [file for file in files if _ends_in(file.path, (".tar",))]
+    tables = [file for file in files if _ends_in(file.path, (".parquet",))]
+    # Beside archives and tables, only a name makes a file an image: an object store takes long to look into each file.
+    look = not tars and not tables
+    images = [file for file in files if is_image(file.path, _head(fs, root, file, look=look))]
+    by_kind: dict[Kind, list[SourceFile]] = {"folder": images, "tar": tars, "parquet": tables}
+    kinds = [kind for kind, members in by_kind.items() if members]
     if len(kinds) != 1:
         counts = ", ".join(f"{len(by_kind[kind])} of kind {kind}" for kind in kinds)
-        every = ", ".join(ending for ends in _SUFFIXES.values() for ending in ends)
+        others = left_out_text(LeftOut(file.path for file in files).kinds())
         raise InputError(
             f"--from {url}: expected files of a single kind, got {counts}"
             if kinds
-            else f"--from {url}: expected image files, tar archives or Parquet files ({every}), got none of them",
+            else f"--from {url}: expected image files, .tar archives or .parquet files, got none; {others}",
             hint="type --from with a pattern in quotes, such as 'FOLDER/**/*.png' or 'FOLDER/*.parquet'",
         )
     (kind,) = kinds
@@ -139,19 +155,44 @@ def open_source(url: str, *, column: str | None = None) -> Source:
         )
     chosen = tuple(by_kind[kind])
     column_name = image_column(fs, f"{root}{chosen[0].path}", column) if kind == "parquet" else ""
-    return Source(url=url, kind=kind, root=root, files=chosen, column=column_name, fs=fs)
+    taken = {*chosen}
+    return Source(
+        url=url,
+        kind=kind,
+        root=root,
+        files=chosen,
+        column=column_name,
+        fs=fs,
+        others=tuple(file.path for file in files if file not in taken),
+    )
 
 
-def _has_suffix(path: str, suffixes: tuple[str, ...]) -> bool:
-    return path.lower().endswith(suffixes)
+def _head(fs: Any, root: str, file: SourceFile, *, look: bool) -> Callable[[], bytes]:
+    if not look or not file.size:
+        return lambda: b""
+    return partial(first_bytes, fs, f"{root}{file.path}", HEAD_BYTES)
+
+
+def _head_of_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    content = archive.extractfile(member)
+    return content.read(HEAD_BYTES) if content else b""
+
+
+def _ends_in(path: str, endings: tuple[str, ...]) -> bool:
+    return path.lower().endswith(endings) and not path.rpartition("/")[2].startswith(".")
 
 
 def _listed(fs: Any, path: str) -> tuple[str, list[SourceFile] | None]:
     """Return (the folder of the files, ending in a slash or empty; the files, or None if nothing is at the path)."""
-    if glob.has_magic(path) and not fs.exists(path):
-        matches = {name: info for name, info in fs.glob(path, detail=True).items() if info["type"] != "directory"}
-        before = path[: glob.magic_check.search(path).start()]  # type: ignore[attr-defined]
+    if (pattern := _PATTERN.search(path)) and not fs.exists(path):
+        before = path[: pattern.start()]
         root = before[: before.rfind("/") + 1]
+        matches: dict[str, Any] = {}
+        for name in _expanded(path):
+            found = {file: info for file, info in fs.glob(name, detail=True).items() if info["type"] != "directory"}
+            if not found and name != path:
+                raise InputError(f"--from {path}: expected a file for each name in braces, got none for {name}")
+            matches |= found
         return root, _files(fs, root, matches) or None
     if fs.isdir(path):
         root = "" if path in ("", "/") and not is_local(fs) else f"{path.rstrip('/')}/"
@@ -163,6 +204,20 @@ def _listed(fs: Any, path: str) -> tuple[str, list[SourceFile] | None]:
         root = path[: path.rfind("/") + 1]
         return root, _files(fs, root, {path: fs.info(path)})
     return "", None
+
+
+def _expanded(path: str) -> list[str]:
+    """Return the paths that braces stand for: ``{000..002}`` counts with the same number of digits, ``{a,b}`` lists."""
+    braces = _BRACES.search(path)
+    if not braces:
+        return [path]
+    first, last, listed = braces.groups()
+    if listed is None:
+        width = len(first) if first.startswith("0") else 0
+        parts = [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]
+    else:
+        parts = listed.split(",")
+    return [f"{path[: braces.start()]}{part}{rest}" for part in parts for rest in _expanded(path[braces.end() :])]
 
 
 def _files(fs: Any, root: str, infos: dict[str, Any]) -> list[SourceFile]:
@@ -177,9 +232,10 @@ def _files(fs: Any, root: str, infos: dict[str, Any]) -> list[SourceFile]:
     return files
 
 
-def _tar_members(fs: Any, path: str) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, offset of the first byte, size in bytes) of each image in a tar archive, in its order.
+def _tar_members(fs: Any, path: str) -> Iterator[tuple[str, int | None, int]]:
+    """Yield (name, offset of the first byte, size in bytes) of each file in a tar archive, in its order.
 
+    The offset of a file that is not an image is None.
     Errors: InputError when the archive is damaged, or when two images have the same name.
     """
     seen: set[str] = set()
@@ -188,7 +244,10 @@ def _tar_members(fs: Any, path: str) -> Iterator[tuple[str, int, int]]:
             for member in archive:
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep every member in memory
                 name = member.name
-                if not member.isreg() or not name.lower().endswith(SUFFIXES):
+                if not member.isreg():
+                    continue
+                if not is_image(name, partial(_head_of_member, archive, member)):
+                    yield name, None, member.size
                     continue
                 if name in seen:
                     raise InputError(f"{path}: the member {name} occurs more than once, so ids would not be distinct")

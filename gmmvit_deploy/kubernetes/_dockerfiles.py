@@ -14,6 +14,7 @@ from gmmvit_deploy import __version__
 from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kubernetes.templates import docker_file
+from gmmvit_deploy.serving.names import OLDEST_CUDA_RELEASE, OLDEST_RELEASE
 
 __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "image_packages"]
 
@@ -101,15 +102,14 @@ def _required(package: Distribution, asked: Any, requirement: Any) -> list[str]:
 
 
 def docker_files(runtime: str) -> dict[str, str]:
-    """Return path → text of the Dockerfiles of the server and of their lists of packages.
+    """Return path → text of the Dockerfile of the server and of its list of packages.
 
-    runtime: of the repository that the slim image serves, ``onnxruntime`` or ``openvino``.
+    runtime: of a network in the python backend, ``onnxruntime`` or ``openvino``, which the slim image serves; "" for a
+    network in a backend that only NVIDIA's image of Triton has.
     """
-    slim, tensorrt = image_packages(runtime), image_packages("", server=False)
-    return {
-        **_docker_files("cpu", slim, debian="haproxy tini"),
-        **_docker_files("tensorrt", tensorrt, debian="haproxy tini python3-pip"),
-    }
+    if runtime:
+        return _docker_files("cpu", image_packages(runtime), debian="haproxy tini")
+    return _docker_files("nvidia", image_packages("", server=False), debian="haproxy tini python3-pip")
 
 
 def bulk_docker_files(runtime: str, *, store: bool) -> dict[str, str]:
@@ -131,6 +131,7 @@ def _docker_files(kind: str, packages: list[Package], *, debian: str, s3fs: str 
         mib=f"{sum(package.size for package in packages) / 2**20:.0f}",
         debian=debian,
         s3fs=s3fs,
+        oldest=(OLDEST_RELEASE, OLDEST_CUDA_RELEASE),
     )
     return {
         f"docker/{kind}/Dockerfile": text,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.model_configs import usual_runtime
 from gmmvit_deploy.serving.served_models import Tuned
 
 __all__ = ["Measurement", "Sizes", "measurement_from_file", "sizes_from_measurement", "unknown_sizes"]
@@ -80,7 +79,7 @@ class Sizes:
     """Of a pod; cpu, memory, instances and threads are "" without a measurement.
 
     shm_mib: of /dev/shm, a part of the memory.  in_flight, queue_timeout_ms: as in `GatewaySettings`.
-    runtime: of the network.
+    runtime: of the network in the python backend; "" for another backend.
     """
 
     shm_mib: int
@@ -97,16 +96,13 @@ class Sizes:
         return bool(self.cpu)
 
 
-def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str] = frozenset()) -> Sizes:
-    """Return the sizes without a measurement: the operator must fill in cpu, memory, instances and threads.
-
-    runtimes: those of a repository; empty for a bundle.
-    """
+def unknown_sizes(max_body_bytes: int, runtime: str) -> Sizes:
+    """Return the sizes without a measurement: the operator must fill in cpu, memory, instances and threads."""
     return Sizes(
         shm_mib=_shm_mib(16, max_body_bytes),
         in_flight=16,
         queue_timeout_ms=250,
-        runtime=next(iter(runtimes)) if len(runtimes) == 1 else usual_runtime("python", "fp32"),
+        runtime=runtime,
     )
 
 

@@ -116,7 +116,8 @@ class ManifestOptions(PodOptions):
     """style: ``kserve``, or ``deployment`` for plain Kubernetes.  model_name: the name of the served model.
     clients: the namespace whose pods may send requests; "" permits the pods of the service's own namespace that have
     the label ``gmmvit-client: "true"``.  monitoring: the namespace of Prometheus.
-    max_body_bytes: the maximum size of a request.  gpus: of each pod.  least, most: number of pods.
+    max_body_bytes: the maximum size of a request.  gpus: of each pod; at least 1 for a repository that
+    runs on a GPU.  least, most: number of pods.
     Errors: InputError when a value is invalid.
     """
 

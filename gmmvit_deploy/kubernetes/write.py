@@ -3,17 +3,17 @@
 FOLDER/base/kustomization.yaml       the list of the objects, each in a file of its own
 FOLDER/base/deployment.yaml …        or servingruntime.yaml and inferenceservice.yaml, or job.yaml
 FOLDER/overlays/fill-in/…            without a measurement: values that an operator must fill in
-FOLDER/docker/cpu, docker/tensorrt   Dockerfiles of the server, with their lists of packages; docker/bulk for a job
+FOLDER/docker/cpu or docker/nvidia   Dockerfile of a server that loads the repository; docker/bulk for a job
 FOLDER/prometheus-adapter.yaml       what the Prometheus adapter needs to know
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gmmvit_deploy.bundle.artifacts import open_bundle
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, docker_files
@@ -22,6 +22,7 @@ from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
 from gmmvit_deploy.kubernetes.templates import yaml_files
 from gmmvit_deploy.precision import precision_behind
 from gmmvit_deploy.serving.gateway.files import ALERTS
+from gmmvit_deploy.serving.model_configs import usual_runtime
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
 __all__ = ["WrittenManifests", "job_manifests_from_bundle", "manifests_from_bundle"]
@@ -52,16 +53,19 @@ def manifests_from_bundle(
     """Write the manifests for a bundle or a repository to the folder ``out``.
 
     tuned: the file of ``gmmvit tune`` for this bundle; without it, an operator must fill in the sizes.
-    Errors: InputError when the measurement is of another bundle, or of other threads than those of a repository.
+    Errors: InputError when the measurement is of another bundle, or of another runtime or other threads than those of a
+    repository.
     RepositoryError when the bundle cannot be read.
     OutputError when ``out`` exists and ``force`` is False.
     """
     models = read_models(path, name=options.model_name)
-    sizes = unknown_sizes(options.max_body_bytes, models.runtimes)
+    options = replace(options, gpus=max(options.gpus, int(models.on_gpu)))
+    sizes = unknown_sizes(options.max_body_bytes, _runtime(models))
     if tuned is not None:
         measurement = measurement_from_file(tuned, models.bundle, use="serve")
         sizes = sizes_from_measurement(measurement, options.max_body_bytes)
-        _require_same_threads(path, models, sizes)
+        if not (path / MANIFEST_FILE).is_file():  # a bundle states no settings
+            _require_same_settings(path, models, sizes)
     objects = yaml_files(
         "service.yaml.j2",
         options=options,
@@ -84,14 +88,29 @@ def manifests_from_bundle(
     return _written(out, {**objects, **docker_files(sizes.runtime)}, options, secrets, sizes=sizes, force=force)
 
 
-def _require_same_threads(path: Path, models: ServedModels, sizes: Sizes) -> None:
-    """Check that a repository, if ``path`` is one, uses the cores that the measurement states.  Errors: InputError."""
+def _runtime(models: ServedModels) -> str:
+    """Return the runtime of the network in the python backend; "" if the network needs another backend."""
+    if set(models.backends.values()) - {"python"}:
+        return ""
+    return next(iter(models.runtimes), usual_runtime("python", "fp32"))
+
+
+def _require_same_settings(path: Path, models: ServedModels, sizes: Sizes) -> None:
+    """Check that a repository uses the runtime and the cores that the measurement states.  Errors: InputError."""
+    hint = "type gmmvit pack BUNDLE --tuned FILE, which writes a repository with the settings of the file"
+    runtime = _runtime(models)
+    if runtime != sizes.runtime:
+        raise InputError(
+            f"{path}: the network of the repository runs in {runtime or 'another backend than python'}, but --tuned "
+            f"states {sizes.runtime}",
+            hint=hint,
+        )
     stated = models.network_threads
     if stated is not None and (str(stated[0]), str(stated[1])) != (sizes.instances, sizes.threads):
         raise InputError(
             f"{path}: the repository has {stated[0]} instances with {stated[1]} threads (0: for each core), "
             f"but --tuned states {sizes.instances} with {sizes.threads}",
-            hint="type gmmvit pack BUNDLE --tuned FILE, which writes a repository with the settings of the file",
+            hint=hint,
         )
 
 

@@ -35,7 +35,7 @@ PyTorch's logits of further inputs, and are skipped with the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -368,4 +368,5 @@ def _described_data(stream: ImageStream) -> dict[str, Any]:
         "sha256": stream.sha256,
         "broken": len(stream.broken_indices),
         "broken_images": [{"image": where, "why": why} for where, why in stream.broken],
+        "left_out": [asdict(kind) for kind in stream.images.left_out],
     }

@@ -173,4 +173,6 @@ def _provenance(report: ParityReport) -> dict[str, str]:
     }
     if data is not None:
         rows["data"] = f"{data['name']}: {data['images']:,} of {data['of']:,} images, SHA-256 {data['sha256']}"
+        if left_out := report.left_out():
+            rows["data"] += f"; {left_out}"
     return rows

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.reports.reporting import plain
 
@@ -73,6 +74,11 @@ class ParityReport:
     @property
     def failed(self) -> bool:
         return self.verdict == "failed"
+
+    def left_out(self) -> str:
+        """Return a text about the files that are not among the images of the data; empty if there are none."""
+        kinds = [LeftOutKind(**kind) for kind in (self.data or {}).get("left_out", ())]
+        return left_out_text(kinds) if kinds else ""
 
     def undecided(self, *names: str) -> list[Check]:
         """Return the checks with the given names that are undecided or skipped for a runner."""

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
 from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS, why_no_openvino
 from gmmvit_deploy.serving.names import (
     ACCELERATORS,
@@ -74,7 +76,8 @@ class RepositoryOptions:
     name: the name of the ensemble; the names of the other models begin with this name.
     max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
     instances: the number of copies of the network that run in parallel.
-    threads: the number of threads of the runtime in an instance; 0 means a thread for each core.
+    threads: the number of threads of the runtime in an instance; 0 means a thread for each core: of the server with the
+    python backend, of this machine with the onnxruntime backend, whose configuration must state a number.
     chunk: the maximum number of images that a core computes at once, a power of two; 0 means 4 in ONNX Runtime and 16
     in OpenVINO. For the python backend.
     preprocess_threads: the number of threads that decode small images, and of processes that decode large images; 0
@@ -150,6 +153,23 @@ class RepositoryOptions:
             raise InputError(f"--runtime openvino needs --backend python, got --backend {self.backend}")
         if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
             raise InputError(f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU, not in {self.precision}")
+        if self.runtime == "onnxruntime" and not self.on_gpu:
+            self._check_onnxruntime_on_a_cpu()
+
+    def _check_onnxruntime_on_a_cpu(self) -> None:
+        if self.precision not in ONNXRUNTIME_PRECISIONS:
+            raise InputError(
+                f"ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, not in {self.precision}",
+                hint="for bf16, type --backend python --runtime openvino; for fp8, build an engine on a GPU with "
+                "gmmvit build BUNDLE --precision fp8 --flavor tensorrt, then type --backend tensorrt --engine DIR",
+            )
+        if self.precision == "int8" and self.backend == "onnxruntime":
+            # Its products of int8 saturate on a CPU without VNNI, unless a session option prevents it, which only the
+            # python backend can set (`onnxruntime_program`).
+            raise InputError(
+                "on a CPU, Triton's ONNX Runtime backend multiplies int8 in float32, so int8 is slower than fp32 there",
+                hint="type --backend python --precision int8 to multiply in int8",
+            )
 
     @property
     def network(self) -> str:
@@ -248,11 +268,9 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":
         config.parameters["cpu_kernels"].string_value = "off"  # only the python backend can use the kernels
-        if options.precision == "int8" and not options.on_gpu:
-            # On a CPU without VNNI, products of int8 saturate in ONNX Runtime, unless a session option prevents it
-            # (`onnxruntime_program`). This backend cannot set the option. At the level of basic optimisations, ONNX
-            # Runtime multiplies the dequantised values in float32.
-            config.optimization.graph.level = -1
+        # Without a number, ONNX Runtime starts a thread for each core of the machine, and binds each thread to a core,
+        # also to cores outside the affinity.
+        config.parameters["intra_op_thread_count"].string_value = str(options.threads or cores())
     if options.backend == "python":
         settings = {
             "runtime": options.runtime,
@@ -265,8 +283,6 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
             settings["attention"] = FUSED_ATTENTION[options.precision]
         for key, value in settings.items():
             config.parameters[key].string_value = value
-    if options.backend == "onnxruntime" and options.threads:
-        config.parameters["intra_op_thread_count"].string_value = str(options.threads)
     for batch in sorted({1, config.max_batch_size}):
         sample = config.model_warmup.add(name=f"batch {batch}", batch_size=batch)
         tensor = _input_tensor(bundle)

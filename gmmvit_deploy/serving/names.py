@@ -14,6 +14,8 @@ __all__ = [
     "BACKENDS",
     "DEFAULT_AGREEMENT",
     "DEFAULT_REQUEST_PIXELS",
+    "OLDEST_CUDA_RELEASE",
+    "OLDEST_RELEASE",
     "RUNTIMES",
     "TUNING_FILE",
     "Backend",
@@ -28,6 +30,10 @@ CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "cuda", "tensorrt")
 """Providers of the server's ONNX Runtime; with any but none, the network runs on the GPU."""
+OLDEST_RELEASE, OLDEST_CUDA_RELEASE = "24.05", "24.06"
+"""The oldest releases of NVIDIA's Triton container whose ONNX Runtime backend loads this project's graphs: with ONNX
+Runtime 1.18, the first that reads IR version 10; and with the accelerator ``cuda``, which that release does not know.
+"""
 DEFAULT_REQUEST_PIXELS = 200_000_000
 """The maximum number of pixels in the images of a request: 16 photographs of 12 megapixels, or 4 of 50 megapixels."""
 DEFAULT_AGREEMENT = 0.95

@@ -32,6 +32,7 @@ class ServedModels:
     runtimes: the runtimes of the networks that the python backend runs.
     cpu_kernels: ``on`` or ``off``, whether the networks use this project's CPU kernels; "" if they state nothing, or
     differ.
+    on_gpu: true if a model states that it runs on a GPU.
     network_threads: (instances of the only network on a CPU, threads of each; 0 threads mean a thread for each core);
     None if the repository has no such network, or several.
     """
@@ -44,6 +45,7 @@ class ServedModels:
     backends: Mapping[str, str] = field(default_factory=dict)
     runtimes: frozenset[str] = frozenset()
     cpu_kernels: str = ""
+    on_gpu: bool = False
     network_threads: tuple[int, int] | None = None
 
 
@@ -97,6 +99,7 @@ def _served(configs: Sequence[Any]) -> ServedModels:
         backends={config.name: config.backend for config in configs if config.backend},
         runtimes=frozenset(parameters["runtime"] for parameters in stated if parameters.get("runtime")),
         cpu_kernels=kernels.pop() if len(kernels) == 1 else "",
+        on_gpu=any(group.kind == group.KIND_GPU for config in configs for group in config.instance_group),
         network_threads=_network_threads(configs),
     )
 

@@ -11,15 +11,44 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from PIL import Image
 
-__all__ = ["images", "png", "write_folder", "write_parquet", "write_tar"]
+__all__ = ["MIXED", "OTHERS", "encoded", "images", "png", "write_folder", "write_members", "write_parquet", "write_tar"]
+
+
+def encoded(seed: int, file_format: str, side: int = 20) -> bytes:
+    """Return an image of noise, which differs for each seed."""
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, file_format)
+    return file.getvalue()
 
 
 def png(seed: int, side: int = 20) -> bytes:
-    """Return a PNG of noise, which differs for each seed."""
-    file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return encoded(seed, "PNG", side)
+
+
+MIXED = {
+    "a.PNG": png(1),
+    "b.gif": encoded(2, "GIF"),
+    "c.tif": encoded(3, "TIFF"),
+    "d.jfif": encoded(4, "JPEG"),
+    "e.jpe": encoded(5, "JPEG"),
+    "f": encoded(6, "JPEG"),
+    "g.dat": encoded(7, "WEBP"),
+    "h.ppm": encoded(8, "PPM"),
+    ".i": encoded(9, "BMP"),
+    "j.jpg": b"",
+    "k": b"\0\0\0\x18ftypheic",
+}
+"""Images by their names or by their first bytes: an empty file called .jpg and a HEIF file need an answer, too."""
+OTHERS = {
+    "._a.PNG": b"\0\5\x16\7\0\2\0\0Mac OS X        ",
+    ".DS_Store": b"\0\0\0\1Bud1",
+    "Thumbs.db": b"\xd0\xcf\x11\xe0",
+    "a.txt": b"BMW and other cars",
+    "b.txt": b"",
+    "LICENSE": b"P5",
+}
+"""Files that are not images."""
 
 
 def images(count: int, *, broken: int | None = None) -> dict[str, bytes]:
@@ -35,15 +64,22 @@ def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def write_tar(path: Path, files: dict[str, bytes], *, mode: str = "w") -> Path:
+def write_members(path: Path, files: dict[str, bytes], *, mode: str = "w") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as archive:
         for name, data in files.items():
-            for member, content in ((name, data), (f"{name[:-4]}.cls", b"3")):  # WebDataset: the parts of a sample
-                info = tarfile.TarInfo(member)
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
     return path
+
+
+def write_tar(path: Path, files: dict[str, bytes], *, mode: str = "w") -> Path:
+    """Write images with their classes, as WebDataset does: a sample has several members."""
+    members = {
+        member: part for name, data in files.items() for member, part in ((name, data), (f"{name[:-4]}.cls", b"3"))
+    }
+    return write_members(path, members, mode=mode)
 
 
 def write_parquet(path: Path, column: list[object], kind: pa.DataType, *, group: int = 7) -> Path:

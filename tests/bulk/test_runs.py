@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -18,11 +19,12 @@ import pytest
 
 from gmmvit_deploy.bulk._local import classify_locally
 from gmmvit_deploy.bulk._storage import JOB_FOLDER
-from gmmvit_deploy.bulk.run import classify_source
+from gmmvit_deploy.bulk.run import REPORT, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from tests.bulk.sources import images, write_folder, write_tar
+from tests.bulk.sources import MIXED, OTHERS, images, write_folder, write_tar
+from tests.pages import require_readable_page
 from tests.waiting import wait_until
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
@@ -110,6 +112,26 @@ def test_command_line(quiet: dict[str, bytes], source: Path, bundle: Bundle, gmm
 
 
 @pytest.mark.rest
+def test_every_image_has_an_answer_and_other_files_are_named(bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path) -> None:
+    usable = {name: data for name, data in MIXED.items() if name not in ("j.jpg", "k")}
+    write_folder(tmp_path / "mixed", usable | OTHERS)
+    words = command(bundle, tmp_path / "mixed", tmp_path / "to", "--workers", "1", "--json")[3:]
+    words.remove("--accept-broken")
+    answer = gmmvit(*words)
+    assert answer.returncode == 0, answer.stderr
+    rows = parquet.read_table(tmp_path / "to").to_pylist()
+    assert {row["id"]: row["error"] for row in rows} == dict.fromkeys(usable)
+    result = json.loads(answer.stdout)
+    assert (result["images"], result["errors"]) == (len(usable), 0)
+    assert result["left_out"][0] == {"kind": ".txt", "files": 2, "first": "a.txt"}
+    left_out = (
+        "6 files were left out: 2 .txt (a.txt, …), 1 .DS_Store (.DS_Store), 1 ._* (._a.PNG), 1 .db (Thumbs.db), "
+        "1 LICENSE (LICENSE)"
+    )
+    assert left_out in answer.stderr
+    assert left_out in require_readable_page((tmp_path / "to" / REPORT).read_text(encoding="utf-8")).text
+
+
 def test_parts_of_a_job_are_the_whole(
     quiet: dict[str, bytes], source: Path, bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path
 ) -> None:

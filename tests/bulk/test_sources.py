@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import gzip
 import http.server
@@ -19,7 +20,8 @@ import pytest
 from gmmvit_deploy.bulk._filesystems import UnreadableImage
 from gmmvit_deploy.bulk.source import Entry, Source, open_source
 from gmmvit_deploy.errors import InputError
-from tests.bulk.sources import images, png, write_folder, write_parquet, write_tar
+from gmmvit_deploy.images.data.files import LeftOut
+from tests.bulk.sources import MIXED, OTHERS, images, png, write_folder, write_members, write_parquet, write_tar
 
 FILES = images(20)
 PAIR = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -47,11 +49,47 @@ def test_folder_in_the_order_of_the_paths(tmp_path: Path) -> None:
     assert read["1/0003.png"] == FILES["1/0003.png"]
 
 
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_images_are_known_by_their_first_bytes(kind: str, tmp_path: Path) -> None:
+    files = {f"x/{name}": data for name, data in {**MIXED, **OTHERS}.items()}
+    if kind == "folder":
+        write_folder(tmp_path, files)
+    else:
+        write_members(tmp_path / "x.tar", files)
+    source, left_out = open_source(str(tmp_path)), LeftOut()
+    prefix = "" if kind == "folder" else "x.tar/"
+    assert {entry.id for _, entry in source.entries(left_out)} == {f"{prefix}x/{name}" for name in MIXED}
+    assert [(kind.kind, kind.files, kind.first) for kind in left_out.kinds()] == [
+        (".txt", 2, f"{prefix}x/a.txt"),
+        (".DS_Store", 1, f"{prefix}x/.DS_Store"),
+        ("._*", 1, f"{prefix}x/._a.PNG"),
+        (".db", 1, f"{prefix}x/Thumbs.db"),
+        ("LICENSE", 1, f"{prefix}x/LICENSE"),
+    ]
+
+
 def test_file_and_pattern(tmp_path: Path) -> None:
     write_folder(tmp_path, FILES)
     assert list(contents(open_source(str(tmp_path / "0" / "0004.png")))) == ["0004.png"]
     read = contents(open_source(str(tmp_path / "*" / "000[0-3].png")))
     assert list(read) == ["0/0000.png", "0/0002.png", "1/0001.png", "1/0003.png"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("train-{000..002}.tar", ["train-000.tar", "train-001.tar", "train-002.tar"]),
+        ("{train,val}-{001..002}.tar", ["train-001.tar", "train-002.tar", "val-001.tar", "val-002.tar"]),
+        ("*-{010,000}.tar", ["train-000.tar", "train-010.tar"]),
+    ],
+)
+def test_braces_of_webdataset(pattern: str, names: list[str], tmp_path: Path) -> None:
+    for name in ("train-000", "train-001", "train-002", "train-010", "val-001", "val-002"):
+        write_tar(tmp_path / f"{name}.tar", {"x.png": png(1)})
+    assert [file.path for file in open_source(str(tmp_path / pattern)).files] == names
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(InputError, match=f"expected a file for each name in braces, got none for .*{names[1][-7:]}"):
+        open_source(str(tmp_path / pattern))
 
 
 def test_archives_of_webdataset(tmp_path: Path) -> None:
@@ -63,7 +101,9 @@ def test_archives_of_webdataset(tmp_path: Path) -> None:
     assert list(read)[9] == "a/001.tar/1/0009.png"
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), PAIR], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary()), PAIR], ids=str
+)
 def test_tables_of_bytes(kind: pa.DataType, tmp_path: Path) -> None:
     column: list[object] = [*FILES.values()]
     if kind == PAIR:
@@ -82,6 +122,21 @@ def test_tables_of_paths(tmp_path: Path) -> None:
     assert [*read.values()] == [*FILES.values()]
     write_parquet(tmp_path / "u" / "p.parquet", [{"bytes": None, "path": f"../t/{name}"} for name in FILES], PAIR)
     assert [*contents(open_source(str(tmp_path / "u"))).values()] == [*FILES.values()]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_tables_of_base64(kind: pa.DataType, tmp_path: Path) -> None:
+    data = [*MIXED.values()][:6]
+    column: list[object] = [base64.b64encode(part).decode() for part in data]
+    column[1] = f"data:image/gif;base64,{column[1]}"
+    column[2] = base64.encodebytes(data[2]).decode()
+    column.append("A" * 5000)
+    write_parquet(tmp_path / "p.parquet", column, kind)
+    source = open_source(str(tmp_path), column="image")
+    *read, last = source.contents("p.parquet", [entry for _, entry in source.entries()])
+    assert [content() for content in read] == data
+    with pytest.raises(UnreadableImage, match="expected a path or an image in base64, got 5,000 characters: AAA"):
+        last()
 
 
 def test_rows_without_an_image_are_unreadable(tmp_path: Path) -> None:
@@ -116,8 +171,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 def test_images_over_http(served: tuple[Path, str]) -> None:
     folder, url = served
-    write_folder(folder, FILES)
-    assert contents(open_source(url)) == {name: FILES[name] for name in sorted(FILES)}
+    files = {**FILES, "no_suffix": png(78)}
+    write_folder(folder, {**files, "notes.txt": b"no image", "empty.txt": b""})
+    assert contents(open_source(url)) == files
 
 
 def test_archive_in_memory_and_images_in_a_zip(tmp_path: Path) -> None:
@@ -172,7 +228,7 @@ def refusals(folder: Path) -> dict[str, tuple[str, str]]:
     return {
         "mixed": ("mixed", "single kind, got 1 of kind folder, 1 of kind tar"),
         "compressed": ("packed", "a.tar.gz: a compressed archive"),
-        "empty": ("empty", "expected image files, tar archives or Parquet files"),
+        "empty": ("empty", r"expected image files, .* got none; 1 file was left out: 1 \.txt \(a\.txt\)"),
         "nowhere": ("nowhere", "no such file or folder"),
         "damaged": ("damaged", "a.tar: expected a tar archive"),
         "no table": ("text", "a.parquet: expected a Parquet file"),

@@ -78,7 +78,7 @@ class Pod:
         """Run the command of a probe as the kubelet does, but without its timeout."""
         probe = self.container[name]
         command = [self._replaced(word) for word in probe["exec"]["command"]]
-        assert command[0] == "python"
+        assert command[0] == "python3"
         done = subprocess.run(
             [sys.executable, *command[1:], "--port", str(self.port), *more],
             capture_output=True,

@@ -17,7 +17,8 @@ from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.kubernetes.options import ManifestOptions, place, tag_warnings
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
-from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from tests.documented import PAGES
 from tests.kubernetes.made import IMAGE, OCI, object_in, objects_in, tuning_file, validate, write
 
 OPTIONS = ManifestOptions(style="deployment", image=IMAGE, model=place(OCI, "--model-uri", oci=True))
@@ -62,6 +63,34 @@ def test_without_a_measurement_every_size_must_be_filled_in(bundle: Bundle, tmp_
     assert written.apply == tmp_path / "out" / "overlays" / "fill-in"
     # cpu and memory, requested and limited; instances, threads
     assert (written.apply / "sizes.yaml").read_text().count(": FILL_IN") == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "image", "gpus"),
+    [
+        ({"runtime": "onnxruntime"}, "cpu", None),
+        ({"backend": "onnxruntime"}, "nvidia", None),
+        ({"backend": "onnxruntime", "accelerator": "cuda"}, "nvidia", "1"),
+    ],
+    ids=["python", "onnxruntime", "cuda"],
+)
+def test_a_repository_decides_the_image_of_its_server_and_the_gpus(
+    bundle: Bundle, tmp_path: Path, options: dict[str, Any], image: str, gpus: str | None
+) -> None:
+    models = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(**options))
+    written = manifests_from_bundle(models.path, tmp_path / "out", OPTIONS)
+    assert [path.name for path in (tmp_path / "out" / "docker").iterdir()] == [image]
+    packages = (tmp_path / "out" / "docker" / image / "requirements.txt").read_text()
+    assert ("nvidia-pytriton" in packages, "onnxruntime" in packages) == (image == "cpu", image == "cpu")
+    pod = yaml.safe_load((written.apply / "sizes.yaml").read_text())["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert [amounts.get("nvidia.com/gpu") for amounts in container["resources"].values()] == [gpus, gpus]
+
+
+def test_the_page_states_which_pods_the_network_policy_admits(bundle: Bundle, tmp_path: Path) -> None:
+    policy = object_in(write(bundle, tmp_path / "out"), "NetworkPolicy")
+    ((label, value),) = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"].items()
+    assert f"kubectl label pod POD {label}={value}" in (PAGES / "kubernetes.md").read_text(encoding="utf-8")
 
 
 def test_every_value_remains_the_string_that_it_is(bundle: Bundle, tmp_path: Path) -> None:
@@ -132,15 +161,18 @@ def test_a_measurement_of_another_bundle_or_that_is_incomplete_is_refused(bundle
     assert not (tmp_path / "out").exists()
 
 
-def test_a_repository_with_other_threads_than_the_measurement_is_refused(
-    repository: Repository, bundle: Bundle, tmp_path: Path
-) -> None:
+def test_a_repository_with_other_settings_than_the_measurement_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     """The repository was written without threads: in a pod, each instance would take a thread for each core."""
     file = tuning_file(bundle, tmp_path / "tuned.json")
+    unstated = repository_from_bundle(bundle, tmp_path / "unstated", RepositoryOptions(runtime="onnxruntime"))
     with pytest.raises(InputError, match=r"1 instances with 0 threads .* --tuned states 2 with 3"):
-        manifests_from_bundle(repository.path, tmp_path / "out", OPTIONS, tuned=file)
-    same = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(instances=2, threads=3))
-    assert manifests_from_bundle(same.path, tmp_path / "out", OPTIONS, tuned=file).complete
+        manifests_from_bundle(unstated.path, tmp_path / "out", OPTIONS, tuned=file)
+    for runtime in ("onnxruntime", "openvino"):
+        options = RepositoryOptions(instances=2, threads=3, runtime=runtime)
+        repository_from_bundle(bundle, tmp_path / runtime, options)
+    assert manifests_from_bundle(tmp_path / "onnxruntime", tmp_path / "out", OPTIONS, tuned=file).complete
+    with pytest.raises(InputError, match="runs in openvino, but --tuned states onnxruntime"):
+        manifests_from_bundle(tmp_path / "openvino", tmp_path / "other", OPTIONS, tuned=file)
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,8 @@ def folder(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((32, 32, 3), 40 * index, np.uint8)).save(path)
     (tmp_path / "images" / "cat" / "2.png").write_bytes(b"\x89PNG broken")
+    (tmp_path / "images" / "dog" / "notes.txt").write_text("no image")
+    (tmp_path / "images" / "stray").write_bytes((tmp_path / "images" / "cat" / "0.png").read_bytes())
     return tmp_path / "images"
 
 
@@ -268,6 +270,10 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     assert (report.data["images"], report.data["of"], report.data["broken"]) == (5, 6, 1)
     assert report.data["broken_images"][0]["image"].endswith("cat/2.png")
     assert report.runners[0].check("accuracy").details["images"] == 5
+    left_out = f"2 files were left out: 1 .txt ({folder}/dog/notes.txt), 1 outside the class folders ({folder}/stray)"
+    assert report.left_out() == left_out
+    assert left_out in require_readable_page(page_of(report)).text
+    jsonschema.validate(report.to_json(), SCHEMA)
 
 
 def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:

@@ -5,14 +5,17 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
 from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
+from gmmvit_deploy.runtimes.programs import cores
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -34,6 +37,7 @@ def served_by_tensorrt(engine: Engine, folder: Path, **changes: object) -> Engin
 
 
 SERVER = server_tensorrt(release="25.04")  # TensorRT 10.9
+NOT_ON_A_CPU = "ONNX Runtime computes in fp32, fp16, int8 on a CPU, not in "
 
 
 @pytest.mark.parametrize("backend", ["python", "onnxruntime", "tensorrt"])
@@ -153,6 +157,29 @@ def test_engines_that_the_server_would_not_load(engine: Engine, precise_bundle: 
         repository_from_bundle(other, tmp_path / "r", options, engine=plan, server=SERVER)
 
 
+@pytest.mark.parametrize(("asked", "stated"), [(0, 3), (5, 5)])
+def test_the_servers_onnxruntime_gets_a_thread_for_each_allowed_core(
+    asked: int, stated: int, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a number, ONNX Runtime counts the machine, and binds threads to cores outside the affinity."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 4, 9})
+    monkeypatch.setattr(cores, "cpu_quota", lambda root: None)
+    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime", threads=asked))
+    network = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt")
+    assert network.parameters["intra_op_thread_count"].string_value == str(stated)
+
+
+def test_the_doctor_states_the_oldest_server_that_reads_a_graph(precise_bundle: Bundle) -> None:
+    """Release 24.05 has ONNX Runtime 1.18, which reads IR version 10 and opset 21."""
+    checks = {check.name: check.detail for check in examine_bundle(precise_bundle, None)}
+    oldest = "the ONNX Runtime backend of Triton 24.05 or newer loads it, with --accelerator cuda 24.06 or newer"
+    for name in ("model.onnx", "model.fp16.onnx", "model.int8.onnx"):
+        graph = onnx.load(precise_bundle.path / name)
+        assert (graph.ir_version, graph.opset_import[0].version) <= (10, 21)
+        assert oldest in checks[name]
+    assert oldest not in checks["model.bf16.onnx"]
+
+
 def test_the_servers_onnxruntime_may_run_on_a_gpu(precise_bundle: Bundle, tmp_path: Path) -> None:
     options = RepositoryOptions(backend="onnxruntime", accelerator="cuda", instances=2, precision="fp16")
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
@@ -241,6 +268,11 @@ def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:
         ({"accelerator": "rocm", "backend": "onnxruntime"}, "'rocm' is not known"),
         ({"backend": "tensorrt", "precision": "fp16"}, "the engine was built in a fixed precision"),
         ({"precision": "fp4"}, "'fp4' is not known"),
+        ({"precision": "fp8"}, NOT_ON_A_CPU),
+        ({"precision": "bf16", "runtime": "onnxruntime"}, NOT_ON_A_CPU),
+        ({"precision": "bf16", "backend": "onnxruntime"}, NOT_ON_A_CPU),
+        ({"precision": "fp8", "backend": "onnxruntime"}, NOT_ON_A_CPU),
+        ({"precision": "int8", "backend": "onnxruntime"}, "multiplies int8 in float32, so int8 is slower than fp32"),
     ],
     ids=str,
 )

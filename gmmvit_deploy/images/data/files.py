@@ -1,44 +1,147 @@
 """What the arguments and options of a command name: image files, folders, glob patterns, and kinds of data.
 
+A file is an image if its name says so (`SUFFIXES`) or its first bytes do (`HEAD`). An image with a usual name is not
+opened to find out. Hidden names, such as ``._photo.jpg`` of macOS, say nothing.
+
 The command line imports this module without importing the readers of the data.
 """
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable
-from pathlib import Path
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["KINDS", "SPLITS", "SUFFIXES", "image_files"]
+__all__ = [
+    "HEAD_BYTES",
+    "KINDS",
+    "SPLITS",
+    "LeftOut",
+    "LeftOutKind",
+    "image_files",
+    "images_among",
+    "is_image",
+    "left_out_text",
+]
 
 KINDS = ("cifar10", "cifar100", "svhn", "mnist", "tiny-imagenet", "folder", "table", "array", "digits")
 """The kinds of data that the options ``--data`` and ``--calibration`` accept."""
 SPLITS = ("test", "train")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-"""Endings of the names of image files."""
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+    *(".jp2", ".avif", ".heic", ".heif"),
+)
+"""Endings of the names of image files. HEIF cannot be decoded, but needs an answer that says so."""
+HEAD = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n|RIFF....WEBP|BM.{4}\0{4}|GIF8[79]a"
+    rb"|II[*+]\0|MM\0[*+]"  # TIFF, BigTIFF
+    rb"|\0\0\0\x0cjP  |....ftyp(?:avi[fs]|hei[cfmsx]|mif1)",  # JPEG 2000, AVIF, HEIF
+    re.DOTALL,
+)
+"""The first bytes of an image file, as in the ``accept`` functions of Pillow's plugins."""
+HEAD_BYTES = 16
+_SHOWN = 5
 
 
-def image_files(arguments: Iterable[str]) -> list[Path]:
+def is_image(name: str, head: Callable[[], bytes]) -> bool:
+    """Return True if a file is an image, by its name or its first bytes.
+
+    name: the name or path of the file.  head: returns the first `HEAD_BYTES` bytes; called only if the name does not
+    say that the file is an image.
+    """
+    base = name.rpartition("/")[2].lower()
+    if base.endswith(SUFFIXES) and not base.startswith("."):
+        return True
+    return HEAD.match(head()) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutKind:
+    """Files that were left out.  kind: the ending of their names, such as ``.txt``.  first: the name of the first."""
+
+    kind: str
+    files: int
+    first: str
+
+
+class LeftOut:
+    """Counts the files that a command leaves out, by kind: a source can have millions of them."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._kinds: dict[str, tuple[int, str]] = {}
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str, kind: str = "") -> None:
+        """Count a file.  kind: words for the text; empty for the ending of the name."""
+        base = PurePosixPath(name).name
+        kind = kind or ("._*" if base.startswith("._") else PurePosixPath(base).suffix.lower() or base)
+        files, first = self._kinds.get(kind, (0, name))
+        self._kinds[kind] = (files + 1, first)
+
+    def kinds(self) -> tuple[LeftOutKind, ...]:
+        """Return the kinds, the most frequent first."""
+        kinds = [LeftOutKind(kind=kind, files=files, first=first) for kind, (files, first) in self._kinds.items()]
+        return tuple(sorted(kinds, key=lambda kind: (-kind.files, kind.kind)))
+
+
+def left_out_text(kinds: Sequence[LeftOutKind]) -> str:
+    """Return a text such as ``3 files were left out: 2 .txt (a.txt, …), 1 ._* (._a.jpg)``."""
+    if not kinds:
+        return "no file was left out"
+    files = sum(kind.files for kind in kinds)
+    named = [f"{kind.files:,} {kind.kind} ({kind.first}{', …' if kind.files > 1 else ''})" for kind in kinds[:_SHOWN]]
+    named += ["…"] if len(kinds) > _SHOWN else []
+    return f"{files:,} {'file was' if files == 1 else 'files were'} left out: {', '.join(named)}"
+
+
+def image_files(arguments: Iterable[str], left_out: LeftOut | None = None) -> list[Path]:
     """Return the files that the arguments name, in the order of the arguments and without duplicates.
 
     An argument is a file, a folder, or a glob pattern. A folder stands for all images in the folder and in its
-    subfolders. The files of each folder and the files of each pattern are sorted.
-    Errors: InputError when an argument matches no file, or a folder contains no image.
+    subfolders, a pattern for the images that it matches. The files of each folder and of each pattern are sorted.
+    left_out: counts the files of folders and patterns that are not images.
+    Errors: InputError when an argument matches no file, or a folder or a pattern has no image.
     """
+    left_out = LeftOut() if left_out is None else left_out
     files: list[Path] = []
     for argument in arguments:
         path = Path(argument)
         if path.is_dir():
-            matches = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
-            if not matches:
-                raise InputError(f"{argument}: the folder contains no image file ({', '.join(SUFFIXES)})")
+            images = images_among(path.rglob("*"), left_out)
         elif path.exists():
-            matches = [path]
+            images = [path]
         else:
-            matches = sorted(Path(name) for name in glob.glob(argument, recursive=True) if Path(name).is_file())  # noqa: PTH207
-            if not matches:
+            matches = [Path(name) for name in glob.glob(argument, recursive=True)]  # noqa: PTH207
+            if not any(match.is_file() for match in matches):
                 raise InputError(f"{argument}: no such file or folder, and no file matches it as a pattern")
-        files += matches
+            images = images_among(matches, left_out)
+        if not images:
+            raise InputError(f"{argument}: expected image files, got none; {left_out_text(left_out.kinds())}")
+        files += images
     return list(dict.fromkeys(files))
+
+
+def images_among(paths: Iterable[Path], left_out: LeftOut) -> list[Path]:
+    """Return the sorted files that are images.  left_out: counts the other files."""
+    images = []
+    for path in sorted(paths):
+        if path.is_file():
+            if is_image(path.name, partial(_head, path)):
+                images.append(path)
+            else:
+                left_out.add(str(path))
+    return images
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:  # named among the files that were left out
+        return b""

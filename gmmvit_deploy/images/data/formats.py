@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data._archives import member, members
-from gmmvit_deploy.images.data.files import SUFFIXES
+from gmmvit_deploy.images.data.files import LeftOut, images_among
 from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images, Label
 from gmmvit_deploy.images.datasets import DATASETS
 
@@ -215,14 +215,19 @@ def class_folders(path: Path, split: str) -> Images:
     root = path / split if (path / split).is_dir() else path
     if not root.is_dir():
         raise InputError(f"{path}: expected a folder of images, or a folder with a subfolder of images per class")
-    folders = sorted(folder for folder in root.iterdir() if folder.is_dir())
-    files = [
-        file for folder in folders or [root] for file in sorted(folder.rglob("*")) if file.suffix.lower() in SUFFIXES
-    ]
+    paths = sorted(root.iterdir())
+    # Hidden folders of Jupyter, and the folder that macOS adds to zip files, are no classes.
+    folders = [path for path in paths if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
+    left_out = LeftOut()
+    files = [file for folder in folders or [root] for file in images_among(folder.rglob("*"), left_out)]
+    if folders:
+        for other in (path for path in paths if path not in folders):
+            for file in images_among(other.rglob("*") if other.is_dir() else [other], left_out):
+                left_out.add(str(file), "outside the class folders")
     classes = tuple(folder.name for folder in folders)
     index = {name: number for number, name in enumerate(classes)}
     labels = [index[file.relative_to(root).parts[0]] for file in files] if classes else None
-    return FileImages(str(root), files, labels, classes)
+    return FileImages(str(root), files, labels, classes, left_out=left_out.kinds())
 
 
 def table(path: Path) -> Images:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
+from gmmvit_deploy.images.data.other_formats import as_served
 from gmmvit_deploy.images.preprocess import MODES, UnusableImage
 from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 
@@ -26,11 +28,13 @@ class Images:
 
     name: the name of the data set.
     classes: the class names in the order of the class index; empty if the data set has no class names.
+    left_out: the files beside the images.
     An image that cannot be decoded raises ImageError, so that the caller can skip the image.
     """
 
     name: str
     classes: tuple[str, ...]
+    left_out: tuple[LeftOutKind, ...] = ()
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -45,9 +49,10 @@ class Images:
         raise NotImplementedError
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes that a client would send to a server: the content of the file, or a PNG of the array.
+        """Return the bytes that a client would send to a server: the content of the file, or a PNG of the array
+        or of a file in another format (`as_served`).
 
-        Errors: ImageError when the file cannot be read.
+        Errors: ImageError when the file cannot be read, or is of another format and damaged.
         """
         raise NotImplementedError
 
@@ -141,16 +146,22 @@ class FileImages(Images):
     """Encoded images, each in a separate file."""
 
     def __init__(
-        self, name: str, files: Sequence[Path], labels: Sequence[Label] | None, classes: tuple[str, ...] = ()
+        self,
+        name: str,
+        files: Sequence[Path],
+        labels: Sequence[Label] | None,
+        classes: tuple[str, ...] = (),
+        *,
+        left_out: Sequence[LeftOutKind] = (),
     ) -> None:
         """Store the paths of the files.
 
-        labels: the class or classes of each file, or None.
+        labels: the class or classes of each file, or None.  left_out: the files beside the images.
         Errors: InputError when ``files`` is empty.
         """
         if not files:
-            raise InputError(f"{name}: expected at least one image file, got no file")
-        self.name, self.classes = name, classes
+            raise InputError(f"{name}: expected at least one image file, got none; {left_out_text(left_out)}")
+        self.name, self.classes, self.left_out = name, classes, tuple(left_out)
         self._files, self._labels = list(files), labels
 
     def __len__(self) -> int:
@@ -164,9 +175,11 @@ class FileImages(Images):
 
     def encoded(self, index: int) -> bytes:
         try:
-            return self._files[index].read_bytes()
+            return as_served(self._files[index].read_bytes())
         except OSError as exc:
             raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
+        except UnusableImage as exc:
+            raise ImageError(f"{self._files[index]}: {exc}") from exc
 
     def label(self, index: int) -> Label:
         return None if self._labels is None else self._labels[index]

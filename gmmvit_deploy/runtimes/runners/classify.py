@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.files.writing import new_file
+from gmmvit_deploy.images.data.other_formats import as_served
 from gmmvit_deploy.images.labels import LabelSet, Prediction
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
@@ -295,7 +296,10 @@ def _read(file: Path) -> bytes:
         raise ImageError(f"the file cannot be read: {exc.strerror or exc}") from exc
     if not data:
         raise ImageError("the file is empty")
-    return data
+    try:
+        return as_served(data)
+    except UnusableImage as exc:
+        raise ImageError(str(exc)) from exc
 
 
 def _ask(

@@ -206,10 +206,19 @@ def test_class_folders(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         (tmp_path / "val" / name).mkdir(parents=True)
         Image.fromarray(pixels(1)[0]).save(tmp_path / "val" / name / "1.png")
+    (tmp_path / "val" / "b" / "1.png").rename(tmp_path / "val" / "b" / "no_suffix")
     (tmp_path / "val" / "a" / "notes.txt").write_text("no image")
+    (tmp_path / "val" / "__MACOSX" / "b").mkdir(parents=True)
+    (tmp_path / "val" / "__MACOSX" / "b" / "._1.png").write_bytes(b"\0\5\x16\7")
+    Image.fromarray(pixels(1)[0]).save(tmp_path / "val" / "stray.png")
     dataset = open_data(f"folder:{tmp_path / 'val'}")
     assert dataset.classes == ("a", "b", "c")
-    assert [dataset.label(index) for index in range(3)] == [0, 1, 2]
+    assert [dataset.label(index) for index in range(len(dataset))] == [0, 1, 2]
+    assert [(kind.kind, kind.files) for kind in dataset.left_out] == [
+        ("._*", 1),
+        (".txt", 1),
+        ("outside the class folders", 1),
+    ]
     flat = open_data(f"folder:{tmp_path / 'val' / 'a'}")
     assert (len(flat), flat.label(0), flat.classes) == (1, None, ())
     (tmp_path / "val" / "a" / "1.png").write_bytes(b"junk")

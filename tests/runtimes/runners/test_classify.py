@@ -12,7 +12,7 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.images.data.files import image_files
+from gmmvit_deploy.images.data.files import LeftOut, image_files, left_out_text
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.classify import (
     BundleClassifier,
@@ -122,6 +122,19 @@ def test_a_model_that_takes_no_images(server: Running) -> None:
 
 @pytest.mark.rest
 @pytest.mark.export
+def test_a_tiff_has_the_answer_of_its_pixels(classifier: Classifier, folder: Path) -> None:
+    for path in folder.glob("*.png"):
+        Image.open(path).save(path.with_suffix(".tif"))
+    answers = classify_files(classifier, image_files([str(folder)]))
+    for png, tiff in zip(answers[::2], answers[1::2], strict=True):
+        assert (png.path.suffix, tiff.path.suffix) == (".png", ".tif")
+        assert [guess.label for guess in tiff.predictions] == [guess.label for guess in png.predictions]
+        assert tiff.predictions[0].probability == pytest.approx(png.predictions[0].probability, abs=1e-5)
+    (folder / "0.tif").write_bytes((folder / "0.tif").read_bytes()[:500])
+    (answer,) = classify_files(classifier, [folder / "0.tif"])
+    assert answer.error.startswith("the TIFF image is damaged or truncated")
+
+
 def test_a_repeated_label_is_printed_with_its_index(
     tmp_path: Path, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
@@ -139,11 +152,18 @@ def test_a_repeated_label_is_printed_with_its_index(
 
 class TestImageFiles:
     def test_folder_glob_and_file(self, tmp_path: Path) -> None:
-        for name in ("b.JPG", "a.png", "deep/er/c.webp", "notes.txt"):
+        for name in ("b.JPG", "a.png", "deep/er/c.webp", "no_suffix"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(encoded(photo(4, 4), "PNG"))
-        names = [path.name for path in image_files([str(tmp_path)])]
-        assert names == ["a.png", "b.JPG", "c.webp"]
+        for name in ("notes.txt", "deep/._c.webp"):
+            (tmp_path / name).write_bytes(b"no image")
+        expected = ["a.png", "b.JPG", "c.webp", "no_suffix"]
+        for argument in (tmp_path, tmp_path / "**"):
+            left_out = LeftOut()
+            assert [path.name for path in image_files([str(argument)], left_out)] == expected
+            names = f"1 ._* ({tmp_path}/deep/._c.webp), 1 .txt ({tmp_path}/notes.txt)"
+            if argument.is_dir():  # a pattern matches no hidden file
+                assert left_out_text(left_out.kinds()) == f"2 files were left out: {names}"
         assert [path.name for path in image_files([str(tmp_path / "*.png")])] == ["a.png"]
         assert [path.name for path in image_files([str(tmp_path / "**/*.webp")])] == ["c.webp"]
         # a named file is included whatever its suffix, and only once

@@ -1,0 +1,77 @@
+"""Files of formats that a server refuses become PNG files with the same pixels."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gmmvit_deploy.images.data.other_formats import as_served
+from gmmvit_deploy.images.preprocess import UnusableImage
+from tests.conftest import rgb
+
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 4), dtype=np.uint8))
+
+
+def saved(image: Image.Image, file_format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+FRAMES = {"save_all": True, "append_images": [NOISE.convert("RGB").rotate(90)]}
+FILES = {
+    "GIF of several frames": saved(NOISE.convert("RGB"), "GIF", **FRAMES),
+    "transparent GIF": saved(NOISE.convert("P"), "GIF", transparency=7),
+    "grey GIF": saved(NOISE.convert("L"), "GIF"),
+    **{
+        f"TIFF {mode}": saved(NOISE.convert("RGB").convert(mode), "TIFF", compression="tiff_lzw")
+        for mode in ("1", "L", "P", "RGB", "RGBA", "CMYK")
+    },
+    "TIFF of several pages": saved(NOISE.convert("RGB"), "TIFF", **FRAMES),
+    "turned TIFF": saved(NOISE.convert("RGB"), "TIFF", tiffinfo={274: 6}),
+    "PPM": saved(NOISE.convert("RGB"), "PPM"),
+    "PGM": saved(NOISE.convert("L"), "PPM"),
+    "JPEG 2000": saved(NOISE.convert("RGB"), "JPEG2000"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_pixels_are_those_of_pillow(name: str) -> None:
+    served = as_served(FILES[name])
+    assert served.startswith(b"\x89PNG")
+    expected = np.asarray(Image.open(io.BytesIO(FILES[name])).convert("RGB"))
+    assert rgb(32).pixels_from_bytes(served).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("data", [saved(NOISE, "PNG"), saved(NOISE.convert("RGB"), "JPEG"), b"", b"P5", b"text"])
+def test_other_bytes_are_unchanged(data: bytes) -> None:
+    assert as_served(data) is data
+
+
+def wide() -> bytes:
+    """Return a TIFF of 16 bits a channel, of which Pillow keeps 8."""
+    data = bytearray(saved(Image.new("RGB", (2, 1)), "TIFF"))
+    at = data.index(b"\x08\x00\x08\x00\x08\x00")  # BitsPerSample
+    data[at : at + 6] = b"\x10\x00\x10\x00\x10\x00"
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (FILES["GIF of several frames"][:900], "the GIF image is damaged or truncated"),
+        (FILES["PPM"][:-1], "the PPM image is damaged or truncated"),
+        (saved(Image.new("I;16", (4, 4)), "TIFF"), "more than 8 bits per channel"),
+        (saved(Image.new("F", (4, 4)), "TIFF"), "more than 8 bits per channel"),
+        (wide(), "more than 8 bits per channel"),
+        (b"P6 9000 9000 255\n", "9000×9000 pixels; the maximum is 50000000"),
+        (b"P6 90000 90000 255\n", "the image is too large"),
+    ],
+)
+def test_unusable_files_are_refused_with_the_reason(data: bytes, why: str) -> None:
+    with pytest.raises(UnusableImage, match=why):
+        as_served(data)
