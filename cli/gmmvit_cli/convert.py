@@ -107,10 +107,9 @@ def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
     if "recipe" not in calibration:
         return images
     recipe = calibration["recipe"]
-    chosen = next(tried for tried in calibration["tried"] if recipe.items() <= tried.items())
     return (
-        f"{images}; on {calibration['judged_images']} of them {chosen['db']:.1f} dB, same class "
-        f"{chosen['kept']:.1%} ({recipe['rounding']} rounding, smoothing {recipe['smoothing']:g}, {recipe['ranges']})"
+        f"{images}; on {calibration['judged_images']} of them {recipe['db']:.1f} dB, same class "
+        f"{recipe['kept']:.1%} ({recipe['rounding']} rounding, smoothing {recipe['smoothing']:g}, {recipe['ranges']})"
     )
 
 

@@ -63,8 +63,9 @@ class VariantRecord:
     recipe gave on the images that judged it; None for a graph that is not quantised.
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
-    ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs`` is the largest absolute difference
-    between the logits of this graph and of the float32 graph on the random inputs of a parity run.
+    and ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs``
+    is the largest absolute difference between the logits of this graph and of the float32 graph on the random inputs of
+    a parity run.
     versions: name → version of this package, Python and other packages at conversion.
     role_disagreements: a description of each node whose declared role differs from the inferred role.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the

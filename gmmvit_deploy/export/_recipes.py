@@ -142,7 +142,8 @@ def quantized_by_choice(
 
     proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
     zero_points: True for a graph for CPUs.  recipe: the recipe that another graph of the network already chose.
-    The notes hold the numbers of images, the range of each activation, the recipe, and each recipe that was tried.
+    The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were
+    tried.
     Errors: InputError when there are too few images, or a value of an activation is not finite.
     """
     measured, judged = _divided(batches)
@@ -167,14 +168,16 @@ def quantized_by_choice(
         "images": workshop.images + len(judged),
         "judged_images": len(judged),
         "ranges": {name: list(both) for name, both in ranges.items()},
-        "recipe": asdict(best),
+        "recipe": tried[best].to_json(),
         "tried": [one.to_json() for one in tried.values()],
     }
 
 
 def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
     """Return the recipe in the notes of `quantized_by_choice`; None without notes."""
-    return Recipe(**notes["recipe"]) if notes else None
+    if not notes:
+        return None
+    return Recipe(**{name: notes["recipe"][name] for name in ("rounding", "smoothing", "ranges")})
 
 
 def _divided(batches: Iterable[NDArray[Any]]) -> tuple[list[NDArray[Any]], NDArray[Any]]:

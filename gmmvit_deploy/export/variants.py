@@ -160,9 +160,7 @@ def variants_from_bundle(
             else None
         )
         variants.append(
-            _written(
-                bundle, precision, calibration=images, padded=padded, force=force, on_progress=on_progress
-            )
+            _written(bundle, precision, calibration=images, padded=padded, force=force, on_progress=on_progress)
         )
     return variants
 

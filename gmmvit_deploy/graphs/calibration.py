@@ -1,7 +1,7 @@
 """Choose the range of each projection's input from its values on real images.
 
 A projection is a linear map that `graphs.quantize` quantises. `runtimes/programs/onnxruntime.py` runs the graph on the
-images and gives the values of each input x to `Calibration`. Values outside the range of x saturate. The range is one of
+images and gives the values of each input x to `Calibration`. Values outside the range of x saturate. The range is:
 
     extremes         the smallest and the largest x
     mean extremes    the means, over images, of the smallest and the largest x of an image
@@ -80,6 +80,13 @@ class Observed:
             chosen = rows[:: -(-len(rows) // _ROWS)].astype(np.float32)
             products = (chosen.T @ chosen).astype(np.float64)
             self.moments = products if self.moments is None else self.moments + products
+
+    def share_beyond(self, low: float, high: float) -> float:
+        """Return the share of x whose magnitude is beyond both ends of a range, as the histogram counts it."""
+        import numpy as np
+
+        first = int(np.ceil(max(-low, high) / self.top * _BINS)) if self.top else _BINS
+        return float(self.counts[first:].sum() / self.counts.sum())
 
 
 class Calibration:

@@ -138,7 +138,8 @@ def quantize_graph(
     ranges: name of an activation → its smallest and its largest value that do not saturate (`calibration.ranges_of`).
     zero_points: True to give the activations zero points, for int8 only; False for zero points of 0, which TensorRT
     requires.
-    rounded: name of a weight → its integers (out, in), divided by `weight_scales`; other weights are rounded to nearest.
+    rounded: name of a weight → its integers (out, in), with the scales `weight_scales`. Other weights are rounded to
+    nearest.
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite.
     """
     import numpy as np

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.graphs.quantize import output_axis, projections_of, weight_matrix
-from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,23 +40,24 @@ def smoothed(
 
     out = copy_of(proto)
     wiring = Wiring(out.graph)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in out.graph.initializer}
     projections = {node.name for node in projections_of(out.graph)}
     factors: dict[str, NDArray[Any]] = {}
     values: dict[str, NDArray[Any]] = {}
     for norm in out.graph.node:
-        if norm.op_type != "LayerNormalization" or attribute_of(norm, "axis", -1) != -1:
+        if norm.op_type != "LayerNormalization" or not all(name in arrays for name in norm.input[1:] if name):
             continue
-        readers = list(_readers(wiring, norm.output[0], projections))
-        if not readers or None in readers:
+        found = list(_readers(wiring, norm.output[0], projections))
+        readers = [node for node in found if node is not None]
+        names, weights = {node.input[0] for node in readers}, {node.input[1]: node for node in readers}
+        only_these = all(
+            len(wiring.readers[name]) == sum(name == node.input[1] for node in readers) for name in weights
+        )
+        if not readers or len(readers) < len(found) or not only_these or not names <= largest.keys():
             continue
-        found = [node for node in readers if node is not None]
-        names = {node.input[0] for node in found}
-        weights = {node.input[1] for node in found}
-        shared = any(len(wiring.readers[name]) != sum(node.input[1] == name for node in found) for name in weights)
-        parameters = [name for name in norm.input[1:] if name]
-        if shared or not names <= largest.keys() or any(name not in wiring.initializers for name in parameters):
-            continue
-        of_weights = np.max([np.abs(weight_matrix(node, wiring.array(node.input[1]))).max(0) for node in found], axis=0)
+        of_weights = np.max(
+            [np.abs(weight_matrix(node, arrays[name])).max(0) for name, node in weights.items()], axis=0
+        )
         of_values = np.max([largest[name] for name in names], axis=0)
         factor = np.maximum(of_values, _TINY) ** strength / np.maximum(of_weights, _TINY) ** (1 - strength)
         factor = (2.0 ** np.rint(np.log2(factor / np.exp(np.log(factor).mean())))).astype(np.float32)
@@ -64,15 +65,12 @@ def smoothed(
         for index, name in enumerate(norm.input):
             if index and name:  # other nodes may read the same constant
                 norm.input[index] = f"{norm.name}.smoothed.{index}"
-                values[norm.input[index]] = wiring.array(name) / factor
-        for name in weights:
-            node = next(node for node in found if node.input[1] == name)
-            stored = wiring.array(name)
-            values[name] = stored * (factor if output_axis(node) == 0 else factor[:, None])
+                values[norm.input[index]] = arrays[name] / factor
+        for name, node in weights.items():
+            values[name] = arrays[name] * (factor if output_axis(node) == 0 else factor[:, None])
     kept = [tensor for tensor in out.graph.initializer if tensor.name not in values]
     changed = [numpy_helper.from_array(value, name) for name, value in values.items()]
-    del out.graph.initializer[:]
-    out.graph.initializer.extend([*kept, *changed])
+    rewrite_graph(out.graph, out.graph.node, [*kept, *changed], keep_shapes=True)
     return out, factors
 
 

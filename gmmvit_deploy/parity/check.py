@@ -334,10 +334,9 @@ class _Tally:
                 "calibration", "no images were given to compare the calibrated bounds with; add --data"
             )
         on_progress(Progress("calibration"))
-        pixels = np.stack([sample.pixels for sample in samples])
-        inputs = self._bundle.inputs_from_pixels(pixels)
-        batches = [inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH)]
-        return check_calibration(self._bundle, precision, batches, for_cpu=self._runner.device == "cpu")
+        inputs = self._bundle.inputs_from_pixels(np.stack([sample.pixels for sample in samples]))
+        exact = np.stack([sample.exact for sample in samples])
+        return check_calibration(self._bundle, precision, inputs, exact, for_cpu=self._runner.device == "cpu")
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, _Known], limit: Limit) -> Check:
         if len({rows.shape[1:] for rows in self._kept_logits}) > 1:

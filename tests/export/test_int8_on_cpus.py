@@ -23,6 +23,7 @@ from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity._calibration import check_calibration
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner
@@ -85,19 +86,18 @@ def test_runners_on_a_cpu_run_the_graph_for_cpus(name: str, precise_bundle: Bund
 
 
 @pytest.mark.rest
-def test_each_graph_has_its_own_errors_and_bounds(copied: Bundle) -> None:
+def test_each_graph_has_its_own_errors_and_calibration(copied: Bundle) -> None:
     path = copied.path / "model.int8.json"
     data = json.loads(path.read_text())
     data["cpu"]["golden"]["largest_abs"] = 123.0
-    data["cpu"]["calibration"]["bounds"] = {
-        name: 20 * bound for name, bound in data["cpu"]["calibration"]["bounds"].items()
-    }
+    data["cpu"]["calibration"]["recipe"]["db"] += 20
     path.write_text(json.dumps(data))
     largest = [recorded_errors(copied, "int8", for_cpu=for_cpu)["largest_abs"] for for_cpu in (False, True)]
     assert largest == [data["golden"]["largest_abs"], 123.0]
     pixels = np.random.default_rng(5).integers(0, 256, (16, *copied.manifest.image.pixels_shape), dtype=np.uint8)
-    batches = [copied.inputs_from_pixels(pixels)]
-    checks = [check_calibration(copied, "int8", batches, for_cpu=for_cpu) for for_cpu in (False, True)]
+    inputs = copied.inputs_from_pixels(pixels)
+    exact = emulated_logits(onnx.load(copied.onnx_path), inputs, name="model.onnx")
+    checks = [check_calibration(copied, "int8", inputs, exact, for_cpu=for_cpu) for for_cpu in (False, True)]
     assert [check.verdict for check in checks] == ["passed", "failed"]
 
 

@@ -23,7 +23,7 @@ from gmmvit_deploy.errors import EngineError, ExportError, InputError, OutputErr
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import graph_from_model, prepared_graph
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.graphs.calibration import bounds_of
+from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
@@ -227,8 +227,8 @@ class TestRequired:
         """With Q/DQ around the stacked projection the builder dequantises it and computes in half precision."""
         model = fold_for_engines(fold(load_checkpoint(golden("vit_gmm").path).model)).model
         proto = onnx_from_model(model, preprocessing=None, max_batch=8)
-        bounds = bounds_of(calibrate(proto, [golden("vit_gmm").inputs]), "int8")
-        graph = saved(cast_graph(quantize_graph(proto, "int8", bounds), "int8"), tmp_path / "m.onnx")
+        ranges = ranges_of(calibrate(proto, [golden("vit_gmm").inputs]), "extremes")
+        graph = saved(cast_graph(quantize_graph(proto, "int8", ranges), "int8"), tmp_path / "m.onnx")
         message = r"blocks\.0\.attention\.qkv/MatMul runs in fp16 on 8\.9, profile 0; expected int8"
         with pytest.raises(EngineError, match=message):
             engine_from_onnx(graph, strict(precision="int8"), rtx, out=tmp_path / "e")
