@@ -200,7 +200,7 @@ class TestImages:
         with pytest.raises(InputError, match="expected an array called images, got no array"):
             open_images(bundle, str(tmp_path / "none.npz"), limit=4)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(InputError, match="contains no image file"):
+        with pytest.raises(InputError, match="expected image files, got none; there are no other files"):
             open_images(bundle, str(tmp_path / "empty"), limit=4)
         (tmp_path / "broken.png").write_bytes(b"\x89PNG junk")
         with pytest.raises(ImageError, match=r"broken\.png"):
