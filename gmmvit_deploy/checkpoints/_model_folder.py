@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.checkpoints._other_files import refuse_folder
+from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.reading import INDEX_FILES, WEIGHTS_FILES, TensorFile, read_tensors
 from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
 from gmmvit_deploy.files.writing import sha256_of_bytes
@@ -119,30 +120,29 @@ def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
         raise CheckpointError(f"{index}: expected an object under 'weight_map': tensor → file", hint=_INDEX_HINT)
     tensors: dict[str, Tensor] = {}
     hashes: list[str] = []
-    left_out: dict[str, str] = {}
     for name in sorted({*placed.values()}):
         if Path(name).name != name or not (index.parent / name).is_file():
             raise CheckpointError(
                 f"{index}: names the part {name!r}; expected a file in the same folder", hint=_INDEX_HINT
             )
-        part = read_tensors(index.parent / name, weights)
+        part = read_tensors(index.parent / name, weights, keep_prefix=True)
         own = {tensor for tensor, file in placed.items() if file == name}
-        if differing := sorted(own ^ (part.tensors.keys() | part.left_out.keys())):
+        if differing := sorted(own ^ part.tensors.keys()):
             raise CheckpointError(
                 f"{index.parent / name}: the index {index.name} and this part differ in the tensor {differing[0]}",
                 hint=_INDEX_HINT,
             )
         tensors |= part.tensors
-        left_out |= part.left_out
         hashes.append(f"{part.sha256}  {name}\n")
+    plain = names_without_prefix(tensors)
     return TensorFile(
         path=index.parent,
         sha256=sha256_of_bytes("".join(hashes).encode()),
         wrapping=f"{len(hashes)} parts, {part.wrapping}",
-        tensors=tensors,
+        tensors={short: tensors[name] for name, short in plain.names.items()},
         metadata={},
         weights=part.weights,
-        left_out=left_out,
+        left_out=plain.left_out,
     )
 
 

@@ -119,7 +119,7 @@ class TensorFile:
         return data
 
 
-def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") -> TensorFile:
+def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "", keep_prefix: bool = False) -> TensorFile:
     """Read a checkpoint file.
 
     Supports safetensors files and both formats of `torch.save`. A PyTorch file holds a bare state dict, or a dict with
@@ -127,6 +127,7 @@ def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") ->
     state dict, not the state of an optimiser.
     weights: the weights to read (`_wrapping.choose_weights`); required if the file holds several sets.
     sha256: the hash of a safetensors file that the caller has compared with the file; without it, the file is hashed.
+    keep_prefix: True for a part of the weights: whether all names have a prefix is only known of all parts together.
     Errors: CheckpointError when the file is absent, is damaged, is of an unsupported type or names a function or class
     that no state dict needs, or when ``weights`` is missing or contradicts the file.
     """
@@ -138,14 +139,14 @@ def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") ->
             head = file.read(16)
         # The structure is read before the hash: to hash a damaged file of a terabyte, most of it a hole, takes long.
         if _looks_like_safetensors(head, path.stat().st_size):
-            return _from_safetensors(path, weights, sha256)
+            return _from_safetensors(path, weights, sha256, keep_prefix=keep_prefix)
         refuse_file(path, head)
-        return _from_pytorch(path, weights)
+        return _from_pytorch(path, weights, keep_prefix=keep_prefix)
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}", hint=READABLE_HINT) from exc
 
 
-def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFile:
+def _from_safetensors(path: Path, weights: str | None, sha256: str, *, keep_prefix: bool) -> TensorFile:
     entries, metadata = _read_safetensors(path)
     own = MODEL_METADATA_KEY in metadata  # the tensors have the names of this package's modules
     if not own and (within := part_of(entries, weights)):
@@ -155,7 +156,8 @@ def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFil
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors", hint=RESAVE_HINT)
     refuse_adapter(path, entries)
-    plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
+    keep = own or keep_prefix
+    plain = PlainNames(names={name: name for name in entries}) if keep else names_without_prefix(entries)
     return TensorFile(
         path=path,
         sha256=sha256 or sha256_of_file(path),
@@ -166,14 +168,15 @@ def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFil
     )
 
 
-def _from_pytorch(path: Path, weights: str | None) -> TensorFile:
+def _from_pytorch(path: Path, weights: str | None, *, keep_prefix: bool) -> TensorFile:
     with open_torch_file(path) as file:
         record = record_of(path, file.value, file.namespaces)
         own = _own_entries(record)
         chosen = choose_weights(path, file.value, weights or _kind_in(own))
         refuse_adapter(path, chosen.entries)
         refs = _only_tensors(path, chosen.entries)
-        plain = PlainNames(names={name: name for name in refs}) if own else names_without_prefix(refs)
+        keep = bool(own) or keep_prefix
+        plain = PlainNames(names={name: name for name in refs}) if keep else names_without_prefix(refs)
         return TensorFile(
             path=path,
             sha256=sha256_of_file(path),
