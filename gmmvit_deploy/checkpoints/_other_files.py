@@ -39,6 +39,7 @@ _OTHER_FRAMEWORK_HINT = (
 )
 _LORA = re.compile(r"(.+\.)?lora_[AB](\..+)?")
 _ZERO_PART = re.compile(r"zero_pp_rank_.+_states\.pt|.+_optim_states\.pt")  # mp_rank_00_model_states.pt is a state dict
+_OTHER_FRAMEWORKS = {"saved_model.pb", "tf_model.h5", "flax_model.msgpack"}
 _TENSORFLOW_PART = re.compile(r".+\.(index|data-\d+-of-\d+)")
 
 
@@ -94,8 +95,8 @@ def refuse_folder(path: Path) -> None:
         if (folder / ".metadata").is_file():
             kind = "a checkpoint of torch.distributed.checkpoint (FSDP), whose parts must be joined"
             raise _refused(path, kind, _joined(folder))
-    if "saved_model.pb" in names or any(map(_TENSORFLOW_PART.fullmatch, names)):
-        raise _refused(path, "a model of TensorFlow", _OTHER_FRAMEWORK_HINT)
+    if names & _OTHER_FRAMEWORKS or any(map(_TENSORFLOW_PART.fullmatch, names)):
+        raise _refused(path, "a model of TensorFlow or Flax", _OTHER_FRAMEWORK_HINT)
 
 
 def refuse_file(path: Path, head: bytes) -> None:
