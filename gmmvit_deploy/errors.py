@@ -101,7 +101,7 @@ class RepositoryError(InputError):
 class ImageError(InputError):
     """Bytes are not an image in a supported format."""
 
-    usual_hint = "use a JPEG, PNG, WebP or BMP image with 8 bits per channel"
+    usual_hint = "use a file that this user may read, with a JPEG, PNG, WebP or BMP image of 8 bits per channel"
 
 
 class RunnerUnavailableError(InputError):

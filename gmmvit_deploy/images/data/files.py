@@ -33,17 +33,12 @@ def image_files(arguments: Iterable[str]) -> list[Path]:
         if path.is_dir():
             matches = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
             if not matches:
-                raise InputError(
-                    f"{argument}: the folder contains no image file ({', '.join(SUFFIXES)})",
-                    hint="type the path of a folder with images, or of the files themselves",
-                )
+                raise InputError(f"{argument}: the folder contains no image file ({', '.join(SUFFIXES)})")
         elif path.exists():
             matches = [path]
         else:
             matches = sorted(Path(name) for name in glob.glob(argument, recursive=True) if Path(name).is_file())  # noqa: PTH207
             if not matches:
-                raise InputError(
-                    f"{argument}: no such file or folder, and no file matches it as a pattern", hint="correct the path"
-                )
+                raise InputError(f"{argument}: no such file or folder, and no file matches it as a pattern")
         files += matches
     return list(dict.fromkeys(files))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import READABLE_HINT, ImageError, InputError
+from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.preprocess import MODES, UnusableImage
 from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 
@@ -166,8 +166,7 @@ class FileImages(Images):
         try:
             return self._files[index].read_bytes()
         except OSError as exc:
-            message = f"{self._files[index]}: cannot be read: {exc.strerror or exc}"
-            raise ImageError(message, hint=READABLE_HINT) from exc
+            raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
 
     def label(self, index: int) -> Label:
         return None if self._labels is None else self._labels[index]

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.errors import READABLE_HINT, ImageError, InputError
+from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.images.preprocess import UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
@@ -146,7 +146,7 @@ def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[NDArray[Any], Imag
     try:
         pixels = manifest.image.pixels_from_bytes(image.read_bytes())
     except OSError as exc:
-        raise ImageError(f"{image}: the file cannot be read: {exc.strerror or exc}", hint=READABLE_HINT) from exc
+        raise ImageError(f"{image}: the file cannot be read: {exc.strerror or exc}") from exc
     except UnusableImage as exc:
         raise ImageError(f"{image}: the image cannot be used: {exc}") from exc
     tensor = torch.from_numpy(manifest.image.tensor_from_pixels(pixels[None]))
