@@ -46,6 +46,8 @@ _SHARE_CORRECTED = 0.25
 
 From 80 % to 88 %, it corrects 40 % of the wrong images."""
 _MOST_NAMED = 3
+_AS_GOOD = 0.02
+"""A preprocessing is named beside the best if its accuracy is lower by at most this share of the sample."""
 _RULES: tuple[ResizeRule, ...] = ("center-bicubic", "center-bilinear", "stretch-bicubic", "stretch-bilinear")
 
 
@@ -119,7 +121,8 @@ class TrainedAccuracy:
             if p < LEVEL:
                 better.append((float(also.mean()), f"{also.mean():.1%} {other.name}, p = {p:.1g}"))
         if better:
-            named = [words for _, words in sorted(better, key=lambda each: -each[0])][:_MOST_NAMED]
+            better.sort(key=lambda each: -each[0])
+            named = [words for share, words in better if share >= better[0][0] - _AS_GOOD][:_MOST_NAMED]
             self._finding = (
                 f"the preprocessing is probably wrong: PyTorch classifies {right.mean():.1%} of {len(sample)} images "
                 f"correctly with the bundle's preprocessing, and {'; or '.join(named)} (McNemar's test, for "

@@ -14,8 +14,9 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.parity._accuracy import Accuracy, Classes
+from gmmvit_deploy.images.data.images import ArrayImages, Label
+from gmmvit_deploy.parity._accuracy import Accuracy
+from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
@@ -24,6 +25,7 @@ from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.conftest import cifar_options, golden, once
 from tests.parity.test_check import SCHEMA
+from tests.parity.test_multi_label import LABELS, SAME
 
 COUNT = 128
 PIXELS = np.random.default_rng(4).integers(0, 256, (COUNT, 5, 7, 3), dtype=np.uint8).repeat(8, axis=1).repeat(8, axis=2)
@@ -120,13 +122,27 @@ def test_the_right_preprocessing_passes(sensitive: Bundle) -> None:
         (0, 0, 0.93, "failed"),  # no image has a label
     ],
 )
-@pytest.mark.parametrize("before", ["passed", "undecided"])
+@pytest.mark.parametrize(
+    ("accuracy", "label", "before"),
+    [
+        (Accuracy(LABELS.labels, SAME), 0, "passed"),
+        (Accuracy(LABELS.labels, SAME), 0, "undecided"),
+        (MultiLabelAccuracy(LABELS, SAME), (0,), "passed"),
+    ],
+    ids=["passed", "undecided", "multi-label"],
+)
 def test_an_expected_accuracy_is_compared_with_the_interval(
-    right: int, images: int, expected: float, verdict: str, before: str
+    right: int,
+    images: int,
+    expected: float,
+    verdict: str,
+    accuracy: Accuracy | MultiLabelAccuracy,
+    label: Label,
+    before: str,
 ) -> None:
-    trained = TrainedAccuracy(expected, Accuracy(["a", "b"], Classes(to_logit=None, note="")))
-    labels = [0] * images or [None]
-    trained.add(labels, np.array([[1.0, 0.0]] * right + [[0.0, 1.0]] * (len(labels) - right)))
+    trained = TrainedAccuracy(expected, accuracy)
+    labels = [label] * images or [None]
+    trained.add(labels, np.array([[1.0, -1.0]] * right + [[-1.0, 1.0]] * (len(labels) - right)))
     check = trained.judged(Check(name="accuracy", verdict=before, summary="the runner"))
     assert check.verdict == ("failed" if verdict == "failed" else before)
     assert bool(check.reasons) == (verdict == "failed")
@@ -150,7 +166,7 @@ def test_labels_that_were_exchanged_are_named(exchanged: tuple[int, ...]) -> Non
     true = np.arange(500) % 5
     answers = np.where(np.arange(500) % 50 < 45, true, (true + 2) % 5)
     for order, verdict in ((range(5), "passed"), (exchanged, "failed")):
-        collected = Accuracy([f"label {index}" for index in order], Classes(to_logit=None, note=""))
+        collected = Accuracy([f"label {index}" for index in order], SAME)
         logits = np.eye(5)[answers]
         collected.add(list(np.array(order)[true]), logits, logits)
         check = collected.check(0.9)
