@@ -96,7 +96,7 @@ def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str, str]:
         f"{record.golden['largest_abs']:.1e}",
         f"{record.golden['largest_rel']:.1e}",
         f"{record.golden['argmax_agreement']:.0%}",
-        f"{record.calibration['images']} images" if record.calibration else "",
+        f"{record.calibration['images']} images of {record.calibration['source']}" if record.calibration else "",
     )
 
 
