@@ -26,6 +26,7 @@ of the error's class. The command line prints ``Error: <message>`` and ``hint: <
 from __future__ import annotations
 
 __all__ = [
+    "READABLE_HINT",
     "BundleError",
     "CheckpointError",
     "EngineError",
@@ -45,6 +46,10 @@ __all__ = [
     "ServerError",
     "SpecError",
 ]
+
+
+READABLE_HINT = "give a file that this user may read, on a disk that works"
+"""The hint of an error about a file that the operating system does not let this process read."""
 
 
 class GmmvitError(Exception):
@@ -96,7 +101,7 @@ class RepositoryError(InputError):
 class ImageError(InputError):
     """Bytes are not an image in a supported format."""
 
-    usual_hint = "use a JPEG, PNG, WebP or BMP image with 8 bits per channel"
+    usual_hint = "use a file that this user may read, with a JPEG, PNG, WebP or BMP image of 8 bits per channel"
 
 
 class RunnerUnavailableError(InputError):

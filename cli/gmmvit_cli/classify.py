@@ -22,6 +22,7 @@ from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
+    from gmmvit_deploy.images.data.files import LeftOut
     from gmmvit_deploy.images.labels import LabelSet
     from gmmvit_deploy.runtimes.programs.access import Access
     from gmmvit_deploy.runtimes.runners.classify import Classification
@@ -207,16 +208,17 @@ def classify(
         raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
     kernels = cpu_kernels_from(cpu_kernels)
     from gmmvit_deploy.bundle.artifacts import open_bundle
-    from gmmvit_deploy.images.data.files import LeftOut, image_files, left_out_text
+    from gmmvit_deploy.images.data.files import LeftOut, left_out_text
     from gmmvit_deploy.runtimes.runners.classify import (
         BundleClassifier,
+        Classification,
         TritonClassifier,
         classify_files,
         write_features,
     )
 
     left_out = LeftOut()
-    files = image_files(images, left_out)
+    files, missing = _files_of(images, left_out)
     with progress("classify") as on_progress:
         classifier = (
             BundleClassifier(open_bundle(bundle), cpu_kernels=kernels != "off")
@@ -238,6 +240,7 @@ def classify(
                 features=features is not None,
                 on_progress=on_progress,
             )
+    answers += [Classification(path=Path(name), runner=classifier.runner, error=why) for name, why in missing.items()]
     if features is not None:
         write_features(features, answers, force=force)
     if classifier.notice:
@@ -258,9 +261,31 @@ def classify(
         complain(f"Error: {answer.path}: {answer.error}")
     if failed:
         complain(
-            f"hint: {len(failed)} of {len(answers)} files were not classified; repair or remove the files named above"
+            f"hint: {len(failed)} of {len(answers)} files were not classified; repair these files, or leave them out"
         )
         raise typer.Exit(1)
+
+
+def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict[str, str]]:
+    """Return the files that the arguments name, and the arguments that name no file, each with the reason.
+
+    Errors: InputError when no argument names a file.
+    """
+    from gmmvit_deploy.images.data.files import image_files
+
+    files: list[Path] = []
+    missing: dict[str, str] = {}
+    for argument in arguments:
+        try:
+            files += image_files([argument], left_out)
+        except InputError as exc:
+            missing[argument] = str(exc).removeprefix(f"{argument}: ")
+    if not files:
+        raise InputError(
+            "; ".join(f"{name}: {why}" for name, why in missing.items()),
+            hint="type the paths of image files or of folders with images, or patterns in quotes",
+        )
+    return list(dict.fromkeys(files)), missing
 
 
 def _require_fitting(

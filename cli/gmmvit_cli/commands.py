@@ -81,9 +81,14 @@ def _write_definitions(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def typing_hint(name: str) -> str:
-    """Return the hint for wrong arguments of a command: an example, and how to list all options."""
+    """Return the hint for missing arguments of a command: an example, and how to list all options."""
     example = _module_of(name).EXAMPLE.splitlines()[0]
     return f"for example: {example}; all options: gmmvit {name} --help"
+
+
+def help_hint(name: str) -> str:
+    """Return the hint for an error of a command whose message says what was expected."""
+    return f"type gmmvit {name} --help to read what each option means"
 
 
 class Command(TyperCommand):
@@ -159,7 +164,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except InputError as exc:
             if exc.hint == InputError.usual_hint:
-                exc.hint = typing_hint(ctx.invoked_subcommand)
+                exc.hint = help_hint(ctx.invoked_subcommand)
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -103,7 +103,7 @@ def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
     """Return the images and, in int8, what the chosen recipe gave on those of them that judged it."""
     if calibration is None:
         return ""
-    images = f"{calibration['images']} images"
+    images = f"{calibration['images']} images of {calibration['source']}"
     if "recipe" not in calibration:
         return images
     recipe = calibration["recipe"]

@@ -150,6 +150,7 @@ def export(
             resize=resize,  # type: ignore[arg-type]  # checked by its callback
             crop_pct=crop_pct,
             labels=names,
+            labels_source=f"--labels {labels}" if labels else f"--dataset {dataset}",
             outputs=_OUTPUTS[outputs],
             task=None if task is None else _TASKS[task],
             thresholds=limits,
@@ -183,6 +184,7 @@ def export(
         return
     shape = ", ".join(map(str, bundle.input_shape))
     rows = [
+        *([("weights", manifest.checkpoint["wrapping"])] if hints.weights else []),
         ("model", f"{manifest.spec.family}, {manifest.spec.mask} mask"),
         ("input", f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, {shape})"),
         *(("output", f"{o.name}: float32 (1..{manifest.max_batch}, {o.shape[0]})") for o in manifest.outputs),
@@ -206,12 +208,12 @@ def export(
 def _preprocessing(bundle: Bundle, *, stated: bool) -> list[tuple[str, str]]:
     """stated: True if the user stated the labels."""
     image, labels = bundle.manifest.image, bundle.manifest.labels
-    if bundle.manifest.input_kind == "tensor" or image.mean is None or image.std is None:
-        return []
-    crop = f", crop_pct {image.crop_pct:g}" if image.crop_pct != 1 else ""
-    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (image.mean, image.std))
+    rows = []
+    if bundle.manifest.input_kind == "pixels" and image.mean is not None and image.std is not None:
+        crop = f", crop_pct {image.crop_pct:g}" if image.crop_pct != 1 else ""
+        mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (image.mean, image.std))
+        rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
-    rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
     task = " (multi-label)" if bundle.manifest.task == "multi-label" else ""
     unnamed = not stated and labels == tuple(map(str, range(len(labels))))
     indices = "; these are the class indices, and --labels gives names" if unnamed else ""

@@ -156,11 +156,8 @@ def inspect(
 
 def _print(described: dict[str, Any]) -> None:
     file = described.get("checkpoint")
-    spec = {
-        name: value
-        for name, value in described["spec"].items()
-        if name not in ("family", "mask") and value is not None and value != ""
-    }
+    # A field that is off or zero describes a variant that this model is not; --json prints every field.
+    spec = {name: value for name, value in described["spec"].items() if name not in ("family", "mask") and value}
     rows = [
         *([("file", f"{file['path']} ({file['wrapping']})"), ("SHA-256", file["sha256"])] if file else []),
         ("family", described["family"]),

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import typer
 
 import gmmvit_deploy
-from gmmvit_cli.commands import SUMMARIES, Commands, typing_hint
+from gmmvit_cli.commands import SUMMARIES, Commands, help_hint, typing_hint
 from gmmvit_cli.output import complain
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtimes.programs.cores import limit_libraries
@@ -116,7 +116,8 @@ def _usage_error(exc: Any) -> tuple[str, str]:
         renamed = _RENAMED_OPTIONS[command, option]
         typed = _typed((option,), form=" {}").rstrip()
         return f"gmmvit {command}: the option {option} is now {renamed}", f"type {renamed}{typed} in place of {option}"
-    return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", typing_hint(command)
+    hint = typing_hint(command) if message.startswith("Missing") else help_hint(command)
+    return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", hint
 
 
 _RENAMED_OPTIONS = {("classify", "--model"): "--served-name"}

@@ -40,7 +40,8 @@ DATA = INPUT.option(
 CALIBRATION = PRECISION.option(
     "DATA",
     "Calibration images, required for int8 and fp8: a folder, an .npz file, or KIND:PATH as in gmmvit parity "
-    "--data, such as cifar10:PATH#train.",
+    f"--data, such as cifar10:PATH. Append {' or '.join(f'#{split}' for split in SPLITS)} to choose the split "
+    f"(default: {SPLITS[1]}).",
     complete=complete_data,
 )
 CALIBRATION_IMAGES = PRECISION.option("N", "Maximum number of calibration images.", default=512, min=1)

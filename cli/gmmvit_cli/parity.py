@@ -53,6 +53,11 @@ def parity(
         "Minimum top-1 accuracy to pass, as a fraction of PyTorch's top-1 accuracy.",
         show_default="0.999, but 0.99 for int8 and fp8",
     ),
+    expect_accuracy: float | None = _CHECKS.option(
+        "FRACTION",
+        "Accuracy that training measured on such images, such as 0.93. Fail if PyTorch's accuracy on the images of "
+        "--data is below it: then preprocessing, labels or weights are not those of training.",
+    ),
     require_accuracy: bool = _CHECKS.flag(
         "--require-accuracy", "Also fail if accuracy cannot be decided: no labelled images, or too few."
     ),
@@ -92,6 +97,7 @@ def parity(
             limit=limit,
             on_broken=on_broken,  # type: ignore[arg-type]  # checked by its callback
             gate=gate,
+            expected_accuracy=expect_accuracy,
             localize=localize,
         )
         with open_runners(opened, runner, access=access, takes_other_bundle=True) as (runners, skipped):

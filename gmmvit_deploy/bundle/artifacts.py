@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.bundle.golden import GoldenSet, golden_from_bytes, preprocessing_problem
-from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.errors import READABLE_HINT, BundleError, InputError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import ConstantRecord
 from gmmvit_deploy.images.labels import TASKS, LabelSet, Task
@@ -337,7 +337,7 @@ def _read_manifest(path: Path) -> Manifest:
             )
         manifest = Manifest.from_json(data)
     except OSError as exc:
-        raise BundleError(f"{manifest_path}: cannot be read: {exc.strerror}") from exc
+        raise BundleError(f"{manifest_path}: cannot be read: {exc.strerror}", hint=READABLE_HINT) from exc
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as exc:
         if isinstance(exc, BundleError):
             raise
@@ -367,7 +367,7 @@ def _check_files(bundle: Bundle) -> None:
         try:
             digest = sha256_of_file(file)
         except OSError as exc:
-            raise BundleError(f"{file}: cannot be read: {exc.strerror}") from exc
+            raise BundleError(f"{file}: cannot be read: {exc.strerror}", hint=READABLE_HINT) from exc
         if digest != expected:
             raise BundleError(
                 f"{file}: the file was changed or damaged: expected the manifest's SHA-256 {expected[:12]}…, got "

@@ -36,6 +36,7 @@ __all__ = [
     "FOR_CPUS",
     "Variant",
     "VariantRecord",
+    "calibration_hashes",
     "how_to_convert",
     "onnx_file",
     "onnx_files",
@@ -58,9 +59,9 @@ class VariantRecord:
     constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the layer's mask in this precision.
     masks: the effect of the precision on the mask of each head.
-    calibration: the source and the SHA-256 of the calibration images, the number of images, and the range of each
-    activation (the smallest and the largest value that do not saturate); for int8 also the recipe, and what each tried
-    recipe gave on the images that judged it; None for a graph that is not quantised.
+    calibration: the source and the SHA-256 of the calibration images, the SHA-256 of each of them, the number of
+    images, and the range of each activation (the smallest and the largest value that do not saturate); for int8 also
+    the recipe, and what each tried recipe gave on the images that judged it; None for a graph that is not quantised.
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
     and ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs``
@@ -150,6 +151,18 @@ def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> M
         return None
     record = open_variant(bundle, precision, for_cpu=for_cpu).record
     return record.golden if record is not None else None
+
+
+def calibration_hashes(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> frozenset[str]:
+    """Return the SHA-256 of each image that calibrated the graph; empty for a precision without quantisation.
+
+    for_cpu: True for the graph that CPUs run.  Errors: as `open_variant`.
+    """
+    if precision not in QUANTIZED:
+        return frozenset()
+    record = open_variant(bundle, precision, for_cpu=for_cpu).record
+    calibration = record.calibration if record is not None else None
+    return frozenset((calibration or {}).get("image_sha256", ()))  # a record of an earlier version has no hashes
 
 
 def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:

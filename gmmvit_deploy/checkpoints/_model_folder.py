@@ -21,8 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.checkpoints.reading import TensorFile, read_tensors
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.checkpoints._other_files import refuse_folder
+from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
+from gmmvit_deploy.checkpoints.reading import INDEX_FILES, WEIGHTS_FILES, TensorFile, read_tensors
+from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE
@@ -39,9 +41,7 @@ __all__ = ["read_checkpoint", "with_linear_head", "with_network_names"]
 _MAX_JSON_BYTES = 2**24
 _DINO = "linear."
 """The prefix in files of DINO's eval_linear.py, whose features interleave class token and mean of the patches."""
-_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _INDEX_HINT = "copy or download the folder again, with all parts of the weights"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _OF_TRANSFORMERS = ("architectures", "model_type")
 _HINT = (
     "copy or download config.json again; without config.json, give the file of the weights, and type --model and "
@@ -50,19 +50,22 @@ _HINT = (
 
 
 def read_checkpoint(path: Path, weights: str | None = None) -> TensorFile:
-    """Read a checkpoint file (`read_tensors`), or a model folder of timm or of transformers.
+    """Read a checkpoint file (`read_tensors`), the index of its parts, or a model folder of timm or of transformers.
 
     Errors: CheckpointError as in `read_tensors`, when the parts of the weights contradict their index, and when the
     folder has no weights or no valid ``config.json``.
     """
+    if path.name.endswith(".index.json"):
+        return _read_parts(path, weights)
     if not path.is_dir():
         return read_tensors(path, weights)
-    present = [path / name for name in (*_WEIGHTS, *_INDEX_FILES) if (path / name).is_file()]
+    present = [path / name for name in (*WEIGHTS_FILES, *INDEX_FILES) if (path / name).is_file()]
     if not present or not (path / CONFIG_FILE).is_file():
+        refuse_folder(path)
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) or "no file"
         raise CheckpointError(
             f"{path}: expected a checkpoint file, or a model folder of timm or of Hugging Face transformers with "
-            f"{CONFIG_FILE} and {_WEIGHTS[0]} or {_WEIGHTS[1]}; the folder holds {held}",
+            f"{CONFIG_FILE} and {' or '.join(WEIGHTS_FILES)}; the folder holds {held}",
             hint=f"copy the missing file into the folder; without {CONFIG_FILE}, give the file of the weights, and "
             "type --model and --model-args",
         )
@@ -70,7 +73,7 @@ def read_checkpoint(path: Path, weights: str | None = None) -> TensorFile:
     of_transformers = "architecture" not in config and any(key in config for key in _OF_TRANSFORMERS)
     if not of_transformers:
         _check_timm(path / CONFIG_FILE, config)
-    file = _read_parts(present[0], weights) if present[0].name in _INDEX_FILES else read_tensors(present[0], weights)
+    file = _read_parts(present[0], weights) if present[0].name in INDEX_FILES else read_tensors(present[0], weights)
     writer = "Hugging Face transformers" if of_transformers else "timm"
     return replace(
         file,
@@ -107,7 +110,7 @@ def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
 def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
     """Read the weights whose parts an index names.
 
-    index: a file of `_INDEX_FILES`.
+    index: such as a file of `INDEX_FILES`.
     The SHA-256 of the result is that of a text with a line ``SHA-256  name`` for each part, in the order of the names.
     Errors: CheckpointError as in `read_tensors`; when the index is not valid, names a file outside of the folder, or
     contradicts the parts.
@@ -117,30 +120,29 @@ def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
         raise CheckpointError(f"{index}: expected an object under 'weight_map': tensor → file", hint=_INDEX_HINT)
     tensors: dict[str, Tensor] = {}
     hashes: list[str] = []
-    left_out: dict[str, str] = {}
     for name in sorted({*placed.values()}):
         if Path(name).name != name or not (index.parent / name).is_file():
             raise CheckpointError(
                 f"{index}: names the part {name!r}; expected a file in the same folder", hint=_INDEX_HINT
             )
-        part = read_tensors(index.parent / name, weights)
+        part = read_tensors(index.parent / name, weights, keep_prefix=True)
         own = {tensor for tensor, file in placed.items() if file == name}
-        if differing := sorted(own ^ (part.tensors.keys() | part.left_out.keys())):
+        if differing := sorted(own ^ part.tensors.keys()):
             raise CheckpointError(
                 f"{index.parent / name}: the index {index.name} and this part differ in the tensor {differing[0]}",
                 hint=_INDEX_HINT,
             )
         tensors |= part.tensors
-        left_out |= part.left_out
         hashes.append(f"{part.sha256}  {name}\n")
+    plain = names_without_prefix(tensors)
     return TensorFile(
         path=index.parent,
         sha256=sha256_of_bytes("".join(hashes).encode()),
         wrapping=f"{len(hashes)} parts, {part.wrapping}",
-        tensors=tensors,
+        tensors={short: tensors[name] for name, short in plain.names.items()},
         metadata={},
         weights=part.weights,
-        left_out=left_out,
+        left_out=plain.left_out,
     )
 
 
@@ -155,7 +157,7 @@ def _json_object(path: Path, *, hint: str) -> dict[str, Any]:
             raise CheckpointError(f"{path}: the file has more than {_MAX_JSON_BYTES} bytes", hint=hint)
         data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as exc:
-        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
+        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}", hint=READABLE_HINT) from exc
     except (ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path}: expected JSON: {exc}", hint=hint) from exc
     if not isinstance(data, dict):

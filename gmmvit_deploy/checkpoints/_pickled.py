@@ -28,16 +28,13 @@ from gmmvit_deploy.checkpoints._inert import (
     known_name,
     whole_number,
 )
+from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, hint_for_name
 from gmmvit_deploy.errors import CheckpointError
 
-__all__ = ["RESAVE_HINT", "read_pickle"]
+__all__ = ["read_pickle"]
 
 _MAX_BYTES = 64 << 20  # a checkpoint of 2,400 tensors has a pickle of about half a megabyte
 _MAX_OPCODES = 5_000_000
-RESAVE_HINT = (
-    "where the file was made, save torch.save({'model_state_dict': model.state_dict()}, 'weights.pth') "
-    "and use weights.pth"
-)
 
 
 class _Call(tuple):  # type: ignore[type-arg]
@@ -53,11 +50,14 @@ def _too_large(path: Path, limit: str) -> CheckpointError:
     return CheckpointError(f"{path}: expected a list of tensors of at most {limit}, got more", hint=RESAVE_HINT)
 
 
-def _refused(path: Path, name: str) -> CheckpointError:
-    """Return the error for a file that names a function or class outside the tables of `_inert`."""
+def _refused(path: Path, name: str, *, root: bool = False) -> CheckpointError:
+    """Return the error for a file that names a function or class outside the tables of `_inert`.
+
+    root: True if the pickle begins with the name.
+    """
     return CheckpointError(
         f"{path}: its pickle names {name}, which no checkpoint of tensors needs; no code of the file was run",
-        hint=RESAVE_HINT,
+        hint=hint_for_name(path, name, root=root),
     )
 
 
@@ -213,7 +213,7 @@ class _Machine:
     def _push_name(self, module: str, name: str) -> None:
         known = known_name(module, name)
         if known is None:
-            raise _refused(self._path, f"{module}.{name}")
+            raise _refused(self._path, f"{module}.{name}", root=not self._stack and not self._below)
         self._stack.append(known)
 
     def _stack_global(self, _: Any) -> None:

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from gmmvit_deploy.checkpoints._inert import Namespace, OtherTensor, StorageRef, TensorRef
-from gmmvit_deploy.checkpoints._pickled import RESAVE_HINT, read_pickle
+from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_archive
+from gmmvit_deploy.checkpoints._pickled import read_pickle
 from gmmvit_deploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
 
-__all__ = ["EXPECTED", "TorchFile", "damaged", "open_torch_file"]
+__all__ = ["TorchFile", "damaged", "open_torch_file"]
 
-EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
 _ZIP_MAGIC = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., length of the name, length of the extra field
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
@@ -114,7 +114,10 @@ class TorchFile:
         return self.storages[ref.key]
 
     def _not_plain(self, name: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: expected {name} to be a dense tensor, not sparse, quantised or expanded")
+        return CheckpointError(
+            f"{self.path}: expected {name} to be a dense tensor, not sparse, quantised or expanded",
+            hint="save the state dict of the float32 model; gmmvit convert writes other precisions of a bundle",
+        )
 
 
 def damaged(path: Path, name: str = "") -> CheckpointError:
@@ -133,8 +136,8 @@ def damaged(path: Path, name: str = "") -> CheckpointError:
 def open_torch_file(path: Path) -> Iterator[TorchFile]:
     """Open a PyTorch file of either format.  Tensors can be read until the context ends.
 
-    Errors: CheckpointError when the file is damaged, is no PyTorch file, is a TorchScript archive, has a pickle that is
-    too large, or names a function or class that is not on the list in module `_inert`.
+    Errors: CheckpointError when the file is damaged, is no PyTorch file, is an archive of another kind, has a pickle
+    that is too large, or names a function or class that is not on the list in module `_inert`.
     """
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP_MAGIC
@@ -146,12 +149,8 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
     namespaces: list[Namespace] = []
     try:
         with zipfile.ZipFile(file) as archive:
+            refuse_archive(path, archive.namelist())
             records = {record.filename.partition("/")[2]: record for record in archive.infolist()}
-        if "constants.pkl" in records:
-            raise CheckpointError(
-                f"{path}: {EXPECTED}, got a TorchScript archive, which is code",
-                hint="save model.state_dict() with torch.save instead",
-            )
         places = {name: _place(file, record) for name, record in records.items()}
         # With torch.serialization.set_crc32_options(False), torch.save writes 0 in place of each checksum.
         checksums = {name: record.CRC for name, record in records.items() if record.CRC}

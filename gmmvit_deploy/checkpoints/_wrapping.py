@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, TensorRef, kind_of
-from gmmvit_deploy.checkpoints._pickled import RESAVE_HINT
+from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import PlainValue, TrainingRecord
@@ -73,7 +73,7 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     and ``asked`` is None, or when it does not hold the weights that the user chose.
     """
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}")
+        raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}", hint=RESAVE_HINT)
     if asked not in (None, *WEIGHTS_KINDS):
         return _named(path, loaded, str(asked))
     wrapped = [key for key in WRAPPER_KEYS if isinstance(loaded.get(key), dict)]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.checkpoints._inert import OtherTensor, TensorRef, kind_of
-from gmmvit_deploy.checkpoints._torch_file import EXPECTED, open_torch_file
+from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_adapter, refuse_file, refuse_folder
+from gmmvit_deploy.checkpoints._torch_file import open_torch_file
 from gmmvit_deploy.checkpoints._wrapping import (
     WRAPPER_KEYS,
     PlainNames,
@@ -23,7 +24,7 @@ from gmmvit_deploy.checkpoints._wrapping import (
     record_of,
     refuse_choice,
 )
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import TrainingRecord
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IMAGES_METADATA_KEY",
+    "INDEX_FILES",
     "MODEL_METADATA_KEY",
     "SPEC_METADATA_KEY",
+    "WEIGHTS_FILES",
     "WEIGHTS_METADATA_KEY",
     "TensorFile",
     "read_tensors",
@@ -50,6 +53,10 @@ MODEL_METADATA_KEY = "gmmvit_model"
 package's modules. Such a file has no other metadata entry, because safetensors writes several entries in varying order:
 two files of the same model would differ. The checkpoints of ``gmmvit train`` have this entry and the following entries
 at their top level."""
+WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
+"""Names of the file of the weights in folders of timm, Hugging Face transformers and accelerate."""
+INDEX_FILES = tuple(f"{name}.index.json" for name in WEIGHTS_FILES)
+"""Names of the file that names the parts of the weights, in place of a file of `WEIGHTS_FILES`."""
 IMAGES_METADATA_KEY = "gmmvit_images"
 """Key of the entry with the preprocessing and the class names as JSON, in checkpoints of ``gmmvit train``."""
 WEIGHTS_METADATA_KEY = "gmmvit_weights"
@@ -112,7 +119,7 @@ class TensorFile:
         return data
 
 
-def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") -> TensorFile:
+def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "", keep_prefix: bool = False) -> TensorFile:
     """Read a checkpoint file.
 
     Supports safetensors files and both formats of `torch.save`. A PyTorch file holds a bare state dict, or a dict with
@@ -120,24 +127,26 @@ def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "") ->
     state dict, not the state of an optimiser.
     weights: the weights to read (`_wrapping.choose_weights`); required if the file holds several sets.
     sha256: the hash of a safetensors file that the caller has compared with the file; without it, the file is hashed.
+    keep_prefix: True for a part of the weights: whether all names have a prefix is only known of all parts together.
     Errors: CheckpointError when the file is absent, is damaged, is of an unsupported type or names a function or class
     that no state dict needs, or when ``weights`` is missing or contradicts the file.
     """
     if not path.is_file():
         require_checkpoint(path)
-        raise CheckpointError(f"{path}: {EXPECTED}, but this path is a folder")
+        raise CheckpointError(f"{path}: {EXPECTED}, but this path is a folder", hint=_weights_hint(path))
     try:
         with path.open("rb") as file:
             head = file.read(16)
         # The structure is read before the hash: to hash a damaged file of a terabyte, most of it a hole, takes long.
         if _looks_like_safetensors(head, path.stat().st_size):
-            return _from_safetensors(path, weights, sha256)
-        return _from_pytorch(path, weights)
+            return _from_safetensors(path, weights, sha256, keep_prefix=keep_prefix)
+        refuse_file(path, head)
+        return _from_pytorch(path, weights, keep_prefix=keep_prefix)
     except OSError as exc:
-        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
+        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}", hint=READABLE_HINT) from exc
 
 
-def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFile:
+def _from_safetensors(path: Path, weights: str | None, sha256: str, *, keep_prefix: bool) -> TensorFile:
     entries, metadata = _read_safetensors(path)
     own = MODEL_METADATA_KEY in metadata  # the tensors have the names of this package's modules
     if not own and (within := part_of(entries, weights)):
@@ -145,8 +154,10 @@ def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFil
     else:
         refuse_choice(path, weights)
     if not entries:
-        raise CheckpointError(f"{path}: the file holds no tensors")
-    plain = PlainNames(names={name: name for name in entries}) if own else names_without_prefix(entries)
+        raise CheckpointError(f"{path}: the file holds no tensors", hint=RESAVE_HINT)
+    refuse_adapter(path, entries)
+    keep = own or keep_prefix
+    plain = PlainNames(names={name: name for name in entries}) if keep else names_without_prefix(entries)
     return TensorFile(
         path=path,
         sha256=sha256 or sha256_of_file(path),
@@ -157,13 +168,15 @@ def _from_safetensors(path: Path, weights: str | None, sha256: str) -> TensorFil
     )
 
 
-def _from_pytorch(path: Path, weights: str | None) -> TensorFile:
+def _from_pytorch(path: Path, weights: str | None, *, keep_prefix: bool) -> TensorFile:
     with open_torch_file(path) as file:
         record = record_of(path, file.value, file.namespaces)
         own = _own_entries(record)
         chosen = choose_weights(path, file.value, weights or _kind_in(own))
+        refuse_adapter(path, chosen.entries)
         refs = _only_tensors(path, chosen.entries)
-        plain = PlainNames(names={name: name for name in refs}) if own else names_without_prefix(refs)
+        keep = bool(own) or keep_prefix
+        plain = PlainNames(names={name: name for name in refs}) if keep else names_without_prefix(refs)
         return TensorFile(
             path=path,
             sha256=sha256_of_file(path),
@@ -194,7 +207,8 @@ def _prefix_in_words(prefix: str) -> str:
 def require_checkpoint(path: Path) -> None:
     """Check that the file or folder exists, without importing a heavy package, so that a misspelt path is reported.
 
-    Errors: CheckpointError when the path does not exist, or is a folder without a ``config.json``.
+    Errors: CheckpointError when the path does not exist, is a folder without a ``config.json``, or is a folder of
+    another program (`refuse_folder`).
     """
     if (path / "manifest.json").is_file() and (path / "weights.safetensors").is_file():
         raise CheckpointError(
@@ -203,9 +217,10 @@ def require_checkpoint(path: Path) -> None:
             f"type gmmvit inspect {path} --image FILE",
         )
     if path.is_dir() and not (path / "config.json").is_file():
+        refuse_folder(path)
         raise CheckpointError(
             f"{path}: {EXPECTED}, but this path is a folder without the config.json of a model folder of timm",
-            hint="give the file of the weights; if timm builds the model, also type --model and --model-args",
+            hint=f"{_weights_hint(path)}; if timm builds the model, also type --model and --model-args",
         )
     if not path.exists():
         if str(path).startswith(("hf-hub:", "hf_hub:", "http:", "https:")):
@@ -214,6 +229,11 @@ def require_checkpoint(path: Path) -> None:
                 hint="download the model folder yourself, and give the folder",
             )
         raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist", hint="correct the path")
+
+
+def _weights_hint(folder: Path) -> str:
+    held = next((name for name in (*WEIGHTS_FILES, *INDEX_FILES) if (folder / name).is_file()), None)
+    return "give the file of the weights" + (f", {folder / held}" if held else "")
 
 
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:
@@ -240,7 +260,7 @@ def _only_tensors(path: Path, entries: Mapping[Any, Any]) -> dict[str, TensorRef
     Errors: CheckpointError when the state dict is empty, or when an entry is no tensor or has no name.
     """
     if not entries:
-        raise CheckpointError(f"{path}: the file holds no tensors")
+        raise CheckpointError(f"{path}: the file holds no tensors", hint=RESAVE_HINT)
     others = [
         f"{name!r} ({kind_of(value)})"
         for name, value in entries.items()

@@ -209,8 +209,9 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
         return tuple(str(index) for index in range(spec.classes))
     if len(labels) != spec.classes:
         raise InputError(
-            f"expected {spec.classes} labels, one for each class of the model, got {len(labels)}",
-            hint="add --labels FILE; the file holds one label per line, in the order of the class index",
+            f"{options.labels_source}: expected {spec.classes} labels, one for each class of the model, got "
+            f"{len(labels)}",
+            hint="type --labels with a file that has the label of each class on a line, in the order of the index",
         )
     if broken := [label for label in labels if not label.strip() or label.splitlines() != [label]]:
         raise InputError(f"labels must not be empty, or contain a line break, got {broken[:3]}")

@@ -30,6 +30,7 @@ class ExportOptions:
     resize: the rule by which the images were resized when the model was evaluated; None is ``stretch-bilinear``.
     crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
+    labels_source: where the labels come from, for messages.
     outputs: the outputs of the network. Without logits, labels are neither required nor stored.
     task: the task of the network; None is ``single-label``, unless the checkpoint states that it is multi-label.
     thresholds: for a multi-label network, the probability from which on an image has a label; None for single-label. A
@@ -46,6 +47,7 @@ class ExportOptions:
     resize: ResizeRule | None = None
     crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
+    labels_source: str = "labels"
     outputs: tuple[OutputName, ...] = ("logits",)
     task: Task | None = None
     thresholds: Thresholds | None = None
@@ -171,6 +173,7 @@ class ExportOptions:
             resize=rule or "stretch-bilinear",
             crop_pct=crop_pct,
             labels=self.labels or known.labels,
+            labels_source=self.labels_source if self.labels else "the labels that the checkpoint states",
         )
         if options.input_kind == "pixels":
             missing = [name for name in ("mean", "std") if getattr(options, name) is None]

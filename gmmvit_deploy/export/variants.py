@@ -286,7 +286,7 @@ def prepared_graph(
         on_progress=on_progress,
     )
     if calibration is not None and prepared.calibration is not None:
-        prepared.calibration.update(source=calibration.source, sha256=calibration.sha256)
+        prepared.calibration.update(calibration.record())
     for key, value in (("gmmvit.bundle_sha256", bundle.sha256), ("gmmvit.precision", precision)):
         prepared.proto.metadata_props.add(key=key, value=value)
     return prepared

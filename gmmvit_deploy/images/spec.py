@@ -83,7 +83,8 @@ class ImageSpec:
         if len(values) != self.channels:
             raise InputError(
                 f"image {name}: expected {self.channels} numbers, one for each channel of the network, "
-                f"got {len(values)}: {', '.join(map(str, values))}"
+                f"got {len(values)}: {', '.join(map(str, values))}",
+                hint=f"type --mean and --std with the values of training, {self.channels} numbers each",
             )
         if not all(math.isfinite(value) for value in values):
             raise InputError(f"image {name}: expected finite numbers, got {', '.join(map(str, values))}")

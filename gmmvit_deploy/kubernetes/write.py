@@ -35,7 +35,8 @@ _STORE_CONTENT = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the store ne
 class WrittenManifests:
     """path: the folder.  apply: the folder for ``kubectl apply -k``.  files: relative to the path.
     secrets: name of a Secret that the operator must create → its content.  complete: False if values must be filled in.
-    warnings: about the options.  sizes: of a pod of the service; None for a job.
+    warnings: about the options, and about files that the operator must copy.
+    sizes: of a pod of the service; None for a job.
     """
 
     path: Path
@@ -85,7 +86,9 @@ def manifests_from_bundle(
         del secrets[f"{name}-tls"]
     if options.style == "kserve" or options.model.scheme != "s3":
         del secrets[f"{name}-store"]
-    return _written(out, {**objects, **docker_files(sizes.runtime)}, options, secrets, sizes=sizes, force=force)
+    files = {**objects, **docker_files(sizes.runtime)}
+    repository = f"the folder that gmmvit repository {path} writes" if (path / MANIFEST_FILE).is_file() else str(path)
+    return _written(out, files, options, secrets, content=repository, sizes=sizes, force=force)
 
 
 def _runtime(models: ServedModels) -> str:
@@ -122,7 +125,7 @@ def job_manifests_from_bundle(path: Path, out: Path, options: JobOptions, *, for
     objects = yaml_files("job.yaml.j2", options=options, bundle=open_bundle(path).sha256)
     docker = bulk_docker_files(precision_behind(options.runner)[0], store=options.uses_store)
     secrets = {f"{options.name}-store": _STORE_CONTENT} if options.uses_store else {}
-    return _written(out, {**objects, **docker}, options, secrets, force=force)
+    return _written(out, {**objects, **docker}, options, secrets, content=str(path), force=force)
 
 
 def _written(
@@ -131,21 +134,24 @@ def _written(
     options: ManifestOptions | JobOptions,
     secrets: Mapping[str, str],
     *,
+    content: str,
     sizes: Sizes | None = None,
     force: bool,
 ) -> WrittenManifests:
-    """Write the files, path → text, into the new folder ``out``."""
+    """Write the files, path → text, into the new folder ``out``.  content: the folder whose files the pods read."""
     with new_folder(out, force=force) as folder:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     complete = f"{_OVERLAY}/sizes.yaml" not in files
+    # `gmmvit pack` puts the content into an image; nothing copies it to a claim or a bucket.
+    copied = [] if options.model.scheme == "oci" else [f"copy the files in {content} to {options.model}"]
     return WrittenManifests(
         path=out,
         apply=out / ("base" if complete else _OVERLAY),
         files=tuple(sorted(files)),
         secrets=secrets,
         complete=complete,
-        warnings=options.warnings,
+        warnings=(*options.warnings, *copied),
         sizes=sizes,
     )

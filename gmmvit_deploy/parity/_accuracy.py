@@ -14,7 +14,8 @@ undecided   the interval of the difference contains the bound: too few images to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,9 +30,21 @@ from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
 from gmmvit_deploy.precision import Precision
 
-__all__ = ["Accuracy", "Classes", "accuracy_of_resized", "classes_of", "gate_of", "numbers_of", "verdict_of"]
+__all__ = [
+    "LEVEL",
+    "Accuracy",
+    "Classes",
+    "accuracy_of_resized",
+    "classes_of",
+    "gate_of",
+    "numbers_of",
+    "verdict_of",
+    "without_calibration_images",
+]
 
 GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
+LEVEL = 0.01
+"""The level of the tests that look for a cause of a low accuracy, corrected for the number of causes tried."""
 _TOP = 5
 _IMAGES_A_CLASS = 5
 _SEPARATED_SHARE = 0.5
@@ -115,8 +128,29 @@ class Accuracy:
         trained: (B, C), the logits of PyTorch.  logits: (B, C), the logits of the runner.
         Errors: InputError when a label lies outside the model's classes, or when an image has a set of labels.
         """
-        known = np.array([label is not None for label in labels], bool)
+        known, true = self._true(labels)
         self._unlabelled += int((~known).sum())
+        if not len(true):
+            return
+        trained, logits = trained[known], np.where(np.isfinite(logits[known]), logits[known], -np.inf)
+        np.add.at(self._answers, (true, trained.argmax(1)), 1)
+        right, also = _right(trained, true, 1), _right(logits, true, 1)
+        np.add.at(self._top1, (true, right.astype(int), also.astype(int)), 1)
+        right, also = _right(trained, true, _TOP), _right(logits, true, _TOP)
+        np.add.at(self._top5, (right.astype(int), also.astype(int)), 1)
+
+    def right(self, labels: Sequence[Label], logits: NDArray[Any]) -> list[bool | None]:
+        """Return for each image whether the logits (B, C) give its class; None for an unlabelled image.
+
+        Errors: as for `add`.
+        """
+        known, true = self._true(labels)
+        answers = iter(_right(logits[known], true, 1).tolist())
+        return [next(answers) if labelled else None for labelled in known]
+
+    def _true(self, labels: Sequence[Label]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return (which images have a label, index of the logit of the true class of each of these images)."""
+        known = np.array([label is not None for label in labels], bool)
         if any(isinstance(label, tuple) for label in labels):
             raise InputError(
                 "the data has a set of labels for each image, and the bundle is single-label",
@@ -124,19 +158,11 @@ class Accuracy:
                 "--task multi",
             )
         raw = np.array([label for label in labels if label is not None], np.int64)
-        if not len(raw):
-            return
-        if raw.min() < 0 or raw.max() >= len(self._labels):
+        if len(raw) and (raw.min() < 0 or raw.max() >= len(self._labels)):
             raise InputError(
                 f"labels of the data: expected class indices 0..{len(self._labels) - 1}, got {raw.min()}..{raw.max()}"
             )
-        trained, logits = trained[known], np.where(np.isfinite(logits[known]), logits[known], -np.inf)
-        true = raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
-        np.add.at(self._answers, (true, trained.argmax(1)), 1)
-        right, also = _right(trained, true, 1), _right(logits, true, 1)
-        np.add.at(self._top1, (true, right.astype(int), also.astype(int)), 1)
-        right, also = _right(trained, true, _TOP), _right(logits, true, _TOP)
-        np.add.at(self._top5, (right.astype(int), also.astype(int)), 1)
+        return known, raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
 
     @property
     def top1(self) -> Paired:
@@ -193,14 +219,16 @@ class Accuracy:
     def _order_problem(self, pairs: Paired) -> str:
         """Return a message if PyTorch separates the classes under other names, so that the labels may be permuted.
 
-        With few images, some permutation always fits, so at least `_IMAGES_A_CLASS` images per class are required.
+        With few images, some permutation always fits. So either at least `_IMAGES_A_CLASS` images per class are
+        required; or some classes have exchanged their names, and McNemar's test, corrected for the number of possible
+        exchanges of as many classes, shows that PyTorch is right on more images.
         If the labels seem correct, or if there are too few images, the message is empty.
         """
-        if pairs.images < _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1)):
-            return ""
         renamed = _best_renaming(self._answers)
         share = sum(int(self._answers[true, answer]) for true, answer in renamed.items()) / pairs.images
-        if share < max(_SEPARATED_SHARE, 2 * pairs.pytorch_accuracy + 0.1):
+        enough = pairs.images >= _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1))
+        separated = enough and share >= max(_SEPARATED_SHARE, 2 * pairs.pytorch_accuracy + 0.1)
+        if not separated and not self._exchanged(renamed):
             return ""
         wrong = [f"{self._labels[true]} is called {self._labels[new]}" for true, new in renamed.items() if true != new]
         return (
@@ -208,6 +236,14 @@ class Accuracy:
             f"correctly with the bundle's labels, and {share:.1%} with the same labels in another order: "
             f"{', '.join(wrong[:3])}"
         )
+
+    def _exchanged(self, renamed: Mapping[int, int]) -> bool:
+        """Return True if classes have exchanged their names among themselves, by McNemar's test."""
+        moved = {true: new for true, new in renamed.items() if true != new}
+        lost = sum(int(self._answers[true, true]) for true in moved)
+        gained = sum(int(self._answers[true, new]) for true, new in moved.items())
+        tries = math.perm(len(self._labels), len(moved))
+        return set(moved) == set(moved.values()) and gained > lost and mcnemar(lost, gained, tries=tries) < LEVEL
 
 
 def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
@@ -282,6 +318,23 @@ def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) ->
         )
         return [f"too few images to decide: {changed}; {more}"]
     return []
+
+
+def without_calibration_images(accuracy: Check, count: int) -> Check:
+    """Return the accuracy check of data from which images were left out, because they calibrated the runner's graph.
+
+    The graph fits these images better than others. If no labelled image remains, the result is undecided.
+    count: the number of these images.
+    """
+    if not count:
+        return accuracy
+    if accuracy.verdict == "skipped":
+        why = (
+            f"the graph was calibrated on all {count:,} labelled images, so they cannot judge it; add others to --data"
+        )
+        return replace(accuracy, verdict="undecided", summary=why, reasons=(why,))
+    note = f"{count:,} more were left out, because the graph was calibrated on them"
+    return replace(accuracy, summary=f"{accuracy.summary}; {note}")
 
 
 def accuracy_of_resized(accuracy: Check, spec: ModelSpec) -> Check:

@@ -47,9 +47,29 @@ class MultiLabelAccuracy:
         trained, logits: (B, C), the logits of PyTorch and of the runner.
         Errors: InputError when an image has a single class instead of a set of labels, or a label that is no class.
         """
-        known = np.array([label is not None for label in labels], bool)
+        known, true = self._true_sets(labels, trained.shape[1])
         self._unlabelled += int((~known).sum())
-        true = np.zeros((int(known.sum()), trained.shape[1]), bool)
+        self._true.append(true)
+        self._trained.append(trained[known])
+        self._logits.append(np.where(np.isfinite(logits[known]), logits[known], -np.inf))
+
+    def right(self, labels: Sequence[Label], logits: NDArray[Any]) -> list[bool | None]:
+        """Return for each image whether the logits (B, C) give all labels right; None for an unlabelled image.
+
+        Errors: as for `add`.
+        """
+        known, true = self._true_sets(labels, logits.shape[1])
+        answers = iter(self._all_right(true, logits[known]).tolist())
+        return [next(answers) if labelled else None for labelled in known]
+
+    def _all_right(self, true: NDArray[Any], logits: NDArray[Any]) -> NDArray[Any]:
+        right: NDArray[Any] = ((logits >= np.array(self._label_set.threshold_logits)) == true).all(1)
+        return right
+
+    def _true_sets(self, labels: Sequence[Label], classes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return (which images have labels, for each of these images which classes it has)."""
+        known = np.array([label is not None for label in labels], bool)
+        true = np.zeros((int(known.sum()), classes), bool)
         for row, label in enumerate(label for label in labels if label is not None):
             if isinstance(label, int):
                 raise InputError(
@@ -57,12 +77,10 @@ class MultiLabelAccuracy:
                     hint="type --data table:FILE.csv with a column for each label, or an .npz file whose array labels "
                     "is (N, classes) of 0 and 1",
                 )
-            if label and max(label) >= (len(self._classes.to_logit) if self._classes.to_logit else trained.shape[1]):
-                raise InputError(f"labels of the data: expected {trained.shape[1]} classes, got the index {max(label)}")
+            if label and max(label) >= (len(self._classes.to_logit) if self._classes.to_logit else classes):
+                raise InputError(f"labels of the data: expected {classes} classes, got the index {max(label)}")
             true[row, [self._classes.to_logit[index] if self._classes.to_logit else index for index in label]] = True
-        self._true.append(true)
-        self._trained.append(trained[known])
-        self._logits.append(np.where(np.isfinite(logits[known]), logits[known], -np.inf))
+        return known, true
 
     def check(self, gate: float) -> Check:
         """Judge mAP, F1 and the difference of the share of images whose labels are all right."""
@@ -71,7 +89,7 @@ class MultiLabelAccuracy:
             return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without labels")
         thresholds = np.array(self._label_set.threshold_logits)
         scores = {"pytorch": np.concatenate(self._trained), "runner": np.concatenate(self._logits)}
-        right = {who: ((logits >= thresholds) == true).all(1) for who, logits in scores.items()}
+        right = {who: self._all_right(true, logits) for who, logits in scores.items()}
         pairs = _paired(right["pytorch"], right["runner"])
         measures = {who: self._measures(true, logits, logits >= thresholds) for who, logits in scores.items()}
         low, high = pairs.interval()

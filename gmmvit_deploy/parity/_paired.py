@@ -6,8 +6,9 @@
     interval: Tango's score interval of the difference, for paired proportions (Statistics in Medicine 17, 1998)
     McNemar's exact test: if the accuracies are equal, b follows a binomial distribution with b + c trials and p = 1/2
 
-The score interval never has zero width. If no prediction changed on n images, each end of the interval is
-z² / (n + z²) from 0, with z the normal quantile of the confidence level: n images cannot exclude a smaller difference.
+Tango's interval never has zero width. If no prediction changed on n images, each end of the interval is z² / (n + z²)
+from 0, with z the normal quantile of the confidence level: n images cannot exclude a smaller difference. The interval
+of the accuracy of one classifier is Wilson's (J. Am. Stat. Assoc. 22, 1927).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Paired", "images_needed", "mcnemar", "score_interval"]
+__all__ = ["Paired", "images_needed", "mcnemar", "score_interval", "share_interval"]
 
 Z95_ONE_SIDED = 1.6448536269514722
 _STEPS = 80
@@ -89,11 +90,26 @@ def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def mcnemar(lost: int, gained: int) -> float:
-    """Return the two-sided exact p-value of McNemar's test; 1 if no prediction changed."""
+def mcnemar(lost: int, gained: int, *, tries: int = 1) -> float:
+    """Return the two-sided exact p-value of McNemar's test; 1 if no prediction changed.
+
+    tries: the number of comparisons of which this is one; the p-value is multiplied by it (Bonferroni's correction).
+    """
     total, least = lost + gained, min(lost, gained)
-    tail = sum(math.comb(total, k) for k in range(least + 1))
-    return min(1.0, 2 * tail / float(2**total))
+    ways = tail = 1  # ways to choose 0 of all, then 1, 2, …
+    for k in range(least):
+        ways = ways * (total - k) // (k + 1)
+        tail += ways
+    tail *= 2 * tries
+    return tail / 2**total if tail < 2**total else 1.0  # a quotient of whole numbers: 2**1024 is no float
+
+
+def share_interval(right: int, images: int, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
+    """Return both ends of Wilson's score interval of a binomial share.  z: the standard normal quantile."""
+    share, weight = right / images, z**2 / images
+    centre = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
+    return min(share, centre - half), max(share, centre + half)  # beyond the share only by rounding
 
 
 def images_needed(pairs: Paired, gate_difference: float) -> int | None:

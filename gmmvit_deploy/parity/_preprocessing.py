@@ -30,7 +30,7 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Sample", "bgr", "check_preprocessing", "normalisations", "pixel_mistakes"]
+__all__ = ["CROP_PCTS", "Sample", "bgr", "check_preprocessing", "normalisations", "pixel_mistakes"]
 
 NAME = "preprocessing"
 _MOST_SENT = 16
@@ -70,12 +70,12 @@ class _Fit:
         return f"{self.name} with crop_pct {self.crop_pct:g}{', padded with black' if self.black else ''}"
 
 
-_CROP_PCTS = (1.0, 0.875, 0.9, 0.95)
+CROP_PCTS = (1.0, 0.875, 0.9, 0.95)
 """The values of crop_pct that most of timm's models use."""
 _FITS = (
     _Fit("stretch", 1.0),
-    *(_Fit(name, crop_pct) for name in ("center", "squash", "border") for crop_pct in _CROP_PCTS),
-    *(_Fit("border", crop_pct, black=True) for crop_pct in _CROP_PCTS),
+    *(_Fit(name, crop_pct) for name in ("center", "squash", "border") for crop_pct in CROP_PCTS),
+    *(_Fit("border", crop_pct, black=True) for crop_pct in CROP_PCTS),
 )
 """The ways to try when pixels differ, in addition to each way with the crop_pct of the bundle."""
 
@@ -143,6 +143,10 @@ def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
     }
     if spec.channels == 3:
         known["the mean and std of ImageNet"] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        known["the mean and std of CLIP"] = (
+            (0.48145466, 0.4578275, 0.40821073),
+            (0.26862954, 0.26130258, 0.27577711),
+        )
     if spec.channels == 1:
         known["the mean and std of MNIST's training images"] = (0.1307,), (0.3081,)
     known[f"mean and std {', '.join(['0.5'] * spec.channels)}"] = (0.5,) * spec.channels, (0.5,) * spec.channels

@@ -10,7 +10,9 @@ A runner is a runtime, an engine or a server that computes the logits.
     decisions         the runner predicts PyTorch's class, or a class whose logit is so close in PyTorch that numeric
                       error can swap the two
     accuracy          the runner's top-1 on labelled images reaches the gate, a share of PyTorch's top-1; the check
-                      compares the confidence interval of the difference with the lowest difference allowed
+                      compares the confidence interval of the difference with the lowest difference allowed.
+                      PyTorch's top-1 reaches the expected accuracy, if one is given, and no other preprocessing gives
+                      a clearly higher one. Images that calibrated the runner's graph are left out
     batch invariance  the logits of an image do not depend on the other images of the batch
     calibration       the bounds of a quantised graph fit the data
     preprocessing     this package, the graph and the server turn the same images into the same tensors
@@ -35,7 +37,8 @@ PyTorch's logits of further inputs, and are skipped with the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +46,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bundle.variants import recorded_errors
+from gmmvit_deploy.bundle.variants import calibration_hashes, recorded_errors
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.parity._accuracy import Accuracy, accuracy_of_resized, classes_of, gate_of
+from gmmvit_deploy.parity._accuracy import (
+    Accuracy,
+    accuracy_of_resized,
+    classes_of,
+    gate_of,
+    without_calibration_images,
+)
 from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._constants import check_constants
 from gmmvit_deploy.parity._decisions import decisions_of
@@ -57,6 +66,7 @@ from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity._numeric import Distances, SetNumbers, check_numeric, check_stored
 from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity._served import check_served
+from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.inputs import Batch, ImageStream, OnBroken, golden_batch, random_batch
 from gmmvit_deploy.parity.reference import Reference, why_no_model
@@ -64,6 +74,7 @@ from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.reports.reporting import described_bundle
+from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
 
@@ -83,6 +94,7 @@ class ParityOptions:
     limit: the number of images to use, spread evenly over the data; None uses all images.
     on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
     gate: the share of PyTorch's top-1 that the runner must reach; None uses MLPerf's gate for the runner's precision.
+    expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
     localize: True also measures the error of each block.
     """
 
@@ -90,12 +102,17 @@ class ParityOptions:
     limit: int | None = None
     on_broken: OnBroken = "fail"
     gate: float | None = None
+    expected_accuracy: float | None = None
     localize: bool = False
 
     def __post_init__(self) -> None:
         gate_of("fp32", self.gate)
         if self.on_broken not in ("fail", "skip"):
             raise InputError(f"--on-broken: expected fail or skip, got {self.on_broken!r}")
+        if self.expected_accuracy is not None and not 0 < self.expected_accuracy <= 1:
+            raise InputError(
+                f"--expect-accuracy: expected a share of the images, such as 0.93, got {self.expected_accuracy}"
+            )
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit: expected at least 1, got {self.limit}")
 
@@ -132,6 +149,7 @@ def check_parity(
             tally.add(name, kept[name], keep=True)
     stream: ImageStream | None = None
     samples: list[Sample] = []
+    trained = TrainedAccuracy(options.expected_accuracy, tallies[0].accuracy)
     if reference is not None and options.data is not None:
         stream = ImageStream(
             bundle=bundle,
@@ -142,12 +160,14 @@ def check_parity(
         )
         for batch in stream:
             known = _known_batch(reference, batch)
+            trained.add(batch.labels, known.trained)
             on_progress(Progress(stream.images.name, stream.handed_out + len(stream.broken_indices), stream.count))
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
         samples = _samples(bundle, reference, stream)
+        trained.try_others(reference, stream, on_progress)
     checked: dict[Path, list[str]] = {}
-    reports = [tally.report(kept, samples, checked, on_progress) for tally in tallies]
+    reports = [tally.report(kept, samples, trained, checked, on_progress) for tally in tallies]
     of_bundle = (
         tuple(skipped_check(name, _needs_model(why)) for name in ("constants", "reference"))
         if reference is None
@@ -159,7 +179,7 @@ def check_parity(
     return ParityReport(
         bundle=described_bundle(bundle),
         versions=tool_versions(),
-        data=None if stream is None else _described_data(stream),
+        data=None if stream is None else stream.described(),
         checks=of_bundle,
         runners=tuple(reports),
         skipped=tuple(skipped),
@@ -207,11 +227,13 @@ class _Tally:
         # The key is (name of the inputs, True for the features beside logits).
         self._distances: dict[tuple[str, bool], Distances] = {}
         self._decisions = decisions_of(manifest.label_set)
-        self._accuracy: Accuracy | MultiLabelAccuracy | None = None
+        self._calibrated_on = calibration_hashes(bundle, runner.precision, for_cpu=runner.device == "cpu")
+        self._left_out = 0  # labelled images that calibrated the graph
+        self.accuracy: Accuracy | MultiLabelAccuracy | None = None
         if options.data is not None and reference is not None and manifest.has_logits:
             classes = classes_of(options.data.classes, manifest.labels, options.data.name)
             multi = manifest.task == "multi-label"
-            self._accuracy = (
+            self.accuracy = (
                 MultiLabelAccuracy(manifest.label_set, classes) if multi else Accuracy(manifest.labels, classes)
             )
         self._kept_logits: list[NDArray[Any]] = []
@@ -238,8 +260,17 @@ class _Tally:
         where = [place for place, fine in zip(known.batch.where, whole, strict=True) if fine]
         if self._bundle.manifest.has_logits:
             self._decisions.add(where, logits[whole], known.trained[whole], known.exact[whole])
-        if self._accuracy is not None and not keep:
-            self._accuracy.add(known.batch.labels, known.trained, logits)
+        if self.accuracy is not None and not keep:
+            new = self._new(known.batch.inputs)
+            labels = known.batch.labels
+            self.accuracy.add(list(compress(labels, new)), known.trained[new], logits[new])
+            self._left_out += sum(label is not None for label in compress(labels, ~new))
+
+    def _new(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Return which images (B, …) did not calibrate the runner's graph."""
+        if not self._calibrated_on:
+            return np.ones(len(inputs), bool)
+        return np.array([digest not in self._calibrated_on for digest in image_hashes(inputs)], bool)
 
     def _sets(self, *, features: bool) -> list[SetNumbers]:
         """Return the distances of the logits, or of the features beside logits, for each set of inputs."""
@@ -264,6 +295,7 @@ class _Tally:
         self,
         kept: dict[str, _Known],
         samples: Sequence[Sample],
+        trained: TrainedAccuracy,
         checked: dict[Path, list[str]],
         on_progress: OnProgress,
     ) -> RunnerReport:
@@ -284,7 +316,7 @@ class _Tally:
         checks = [
             numeric,
             self._decisions.check(widest) if bundle.manifest.has_logits else skipped_check("decisions", _NO_LOGITS),
-            self._judged_accuracy(),
+            trained.judged(self._judged_accuracy()),
             check_invariance(runner, inputs, sent.exact, limit, on_progress=progress),
             self._checked_calibration(samples, progress),
             check_preprocessing(bundle, runner, widest, samples=samples, checked=checked),
@@ -317,10 +349,11 @@ class _Tally:
             return skipped_check("accuracy", f"needs PyTorch's logits of further images: {self._why}")
         if not self._bundle.manifest.has_logits:
             return skipped_check("accuracy", _NO_LOGITS)
-        if self._accuracy is None:
+        if self.accuracy is None:
             check = skipped_check("accuracy", "no labelled images were given; add --data")
         else:
-            check = self._accuracy.check(gate_of(self._runner.precision, self._options.gate))
+            check = self.accuracy.check(gate_of(self._runner.precision, self._options.gate))
+            check = without_calibration_images(check, self._left_out)
         return accuracy_of_resized(check, self._bundle.manifest.spec)
 
     def _checked_calibration(self, samples: Sequence[Sample], on_progress: OnProgress) -> Check:
@@ -330,13 +363,15 @@ class _Tally:
         if self._reference is None:
             return skipped_check("calibration", _needs_model(self._why))
         if not samples:
-            return skipped_check(
-                "calibration", "no images were given to compare the calibrated bounds with; add --data"
-            )
+            return skipped_check("calibration", "no images were given to compare the calibration with; add --data")
         on_progress(Progress("calibration"))
         inputs = self._bundle.inputs_from_pixels(np.stack([sample.pixels for sample in samples]))
-        exact = np.stack([sample.exact for sample in samples])
-        return check_calibration(self._bundle, precision, inputs, exact, for_cpu=self._runner.device == "cpu")
+        new = self._new(inputs)
+        if not new.any():
+            why = "the graph was calibrated on these images, so they cannot judge its ranges; add others to --data"
+            return Check(name="calibration", verdict="undecided", summary=why, reasons=(why,))
+        exact = np.stack([sample.exact for sample in samples])[new]
+        return check_calibration(self._bundle, precision, inputs[new], exact, for_cpu=self._runner.device == "cpu")
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, _Known], limit: Limit) -> Check:
         if len({rows.shape[1:] for rows in self._kept_logits}) > 1:
@@ -349,7 +384,7 @@ class _Tally:
 
 def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
     """Return up to `_SAMPLES` images of the data in the form that a client sends, with PyTorch's float64 logits."""
-    usable = [index for index in map(int, stream.indices()) if index not in stream.broken_indices]
+    usable = stream.usable()
     chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
     pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])
     _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
@@ -357,15 +392,3 @@ def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[
         Sample(where=stream.images.where(index), encoded=stream.images.encoded(index), pixels=image, exact=row)
         for index, image, row in zip(chosen, pixels, exact, strict=True)
     ]
-
-
-def _described_data(stream: ImageStream) -> dict[str, Any]:
-    return {
-        "name": stream.images.name,
-        "images": stream.handed_out,
-        "of": len(stream.images),
-        "sha256": stream.sha256,
-        "broken": len(stream.broken_indices),
-        "broken_images": [{"image": where, "why": why} for where, why in stream.broken],
-        "left_out": [asdict(kind) for kind in stream.images.left_out],
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +110,22 @@ class ImageStream:
     def indices(self) -> NDArray[Any]:
         """Return the indices of the images to read, ascending and distinct."""
         return (np.arange(self.count) * len(self.images)) // self.count
+
+    def usable(self) -> list[int]:
+        """Return the indices of the images that were read and are not broken, in the order of the batches."""
+        return [index for index in map(int, self.indices()) if index not in self.broken_indices]
+
+    def described(self) -> dict[str, Any]:
+        """Return what a report states about the images that were read."""
+        return {
+            "name": self.images.name,
+            "images": self.handed_out,
+            "of": len(self.images),
+            "sha256": self.sha256,
+            "broken": len(self.broken_indices),
+            "broken_images": [{"image": where, "why": why} for where, why in self.broken],
+            "left_out": [asdict(kind) for kind in self.images.left_out],
+        }
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches.

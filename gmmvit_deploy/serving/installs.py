@@ -71,7 +71,10 @@ def system_server(binary: Path) -> ServerInstall:
     Errors: ServerError when ``binary`` is not an executable file.
     """
     if not binary.is_file() or not os.access(binary, os.X_OK):
-        raise ServerError(f"{binary}: expected an executable tritonserver program")
+        raise ServerError(
+            f"{binary}: expected an executable tritonserver program",
+            hint="type --tritonserver with the path of the program, or leave it out",
+        )
     beside = binary.resolve().parent.parent / "backends"
     return ServerInstall(kind="system", binary=binary, backends=beside if beside.is_dir() else _SYSTEM_BACKENDS)
 

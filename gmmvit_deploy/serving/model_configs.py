@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
@@ -299,7 +300,10 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.dynamic_batching.max_queue_delay_microseconds = 0
     if bundle.manifest.image.normalisation is None:
-        raise RepositoryError(f"{bundle.path}: the bundle has no mean and std, which the preprocessing model needs")
+        raise RepositoryError(
+            f"{bundle.path}: the bundle has no mean and std, which the preprocessing model needs",
+            hint=STATE_PREPROCESSING,
+        )
     settings = {**bundle.manifest.image.to_json(), "threads": options.preprocess_threads}
     config.parameters["preprocessing"].string_value = json.dumps(settings)
     _state_pixels(config, bundle, options)

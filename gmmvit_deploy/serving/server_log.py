@@ -16,6 +16,7 @@ __all__ = ["ServerLog", "stamped"]
 
 _LINES_KEPT = 2000
 _COMPLETED = "All models are stopped, unloading models"
+_NO_GPU = re.compile("CUDA driver version is insufficient|no CUDA-capable device")
 
 
 class ServerLog:
@@ -30,6 +31,7 @@ class ServerLog:
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self.requests_completed = False
         """True after a signal to stop, when the server has completed every inference that it had accepted."""
+        self._no_gpu = False
         self._file = _opened(path)
         self._sinks = [sink for sink in (on_line, _line_writer(self._file)) if sink is not None]
 
@@ -46,6 +48,9 @@ class ServerLog:
                 sink(line)
             except (OSError, ValueError):  # the disk of the log is full, or on_line prints to a closed pipe
                 self._sinks.remove(sink)
+        if _NO_GPU.search(line) and not self._no_gpu:
+            self._no_gpu = True
+            self.note("Triton sees no GPU and runs on the CPU: its lines about CUDA, NVML and DCGM are no errors")
 
     def note(self, text: str) -> None:
         """Add a line of this package, with the time in UTC as in Triton's lines."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from gmmvit_cli.options import labels_from, normalisation_from
@@ -39,6 +40,13 @@ def test_inspect(gmmvit: Gmmvit) -> None:
     table = gmmvit("inspect", GOLDEN / "vit_gmm.pth").stdout
     assert "62,548" in table
     assert "gmm, K=5, per head, stored base" in table
+
+
+def test_inspect_prints_no_fields_of_variants_that_a_model_is_not(tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_vit", num_classes=5).state_dict(), tmp_path / "net.pth")
+    table = gmmvit_here("inspect", tmp_path / "net.pth", "--model", "test_vit").out
+    assert " architecture " in table
+    assert not any(name in table for name in ("head blocks", "head average", "image width", "False", "None"))
 
 
 @pytest.mark.rest
@@ -113,6 +121,17 @@ def test_export_json_has_the_manifest(gmmvit: Gmmvit, tmp_path: Path) -> None:
     assert json.loads(answer.stdout)["manifest"] == json.loads((tmp_path / "b" / "manifest.json").read_text())
 
 
+def test_export_says_which_weights_and_labels_it_took(gmmvit: Gmmvit, tmp_path: Path) -> None:
+    state = released_state()
+    average = {name: tensor * 1.01 for name, tensor in state.items()}
+    torch.save({"model": state, "ema": average}, tmp_path / "net.pth")
+    words = ("-o", tmp_path / "b", "--input", "tensor", "--set", "weights=trained", *LABELS)
+    answer = gmmvit("export", tmp_path / "net.pth", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert "training checkpoint, weights under 'model'" in answer.stdout
+    assert "10: 0, 1, 2, 3, 4, …" in answer.stdout
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_classify_and_parity_on_a_live_server(
     protocol: str, gmmvit: Gmmvit, server: Running, bundle: Bundle, tmp_path: Path
@@ -132,10 +151,17 @@ def test_classify_and_parity_on_a_live_server(
 def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(photo(32, 32), "PNG"))
     (tmp_path / "b.png").write_bytes(b"no image")
-    answer = gmmvit("classify", tmp_path, "--bundle", bundle.path)
+    answer = gmmvit("classify", "nowhere.png", tmp_path, "--bundle", bundle.path)
     assert answer.returncode == 1
     assert "a.png: " in answer.stdout
     assert f"Error: {tmp_path / 'b.png'}: the file is not a JPEG" in answer.stderr
+    assert "Error: nowhere.png: no such file or folder" in answer.stderr
+    assert "hint: 2 of 3 files were not classified" in answer.stderr
+    answered = json.loads(gmmvit("classify", "nowhere.png", tmp_path, "--bundle", bundle.path, "--json").stdout)
+    assert [Path(answer["path"]).name for answer in answered if answer["error"]] == ["b.png", "nowhere.png"]
+    refused(
+        gmmvit("classify", "nowhere.png", "none/*.png", "--bundle", bundle.path), "nowhere.png: no ", "none/*.png: no "
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +194,8 @@ LABELS = ("--labels", "0,1,2,3,4,5,6,7,8,9")
     ("arguments", "message"),
     [
         ((), "--input pixels needs the mean and the std of training"),
-        (("--dataset", "cifar100"), "expected 10 labels, one for each class of the model, got 100"),
+        (("--dataset", "cifar100"), "--dataset cifar100: expected 10 labels, one for each class of the model, got 100"),
+        ((*CIFAR, "--labels", "a,b"), "--labels a,b: expected 10 labels, one for each class of the model, got 2"),
         (("--mean", "0.5,0.5,0.5"), "--mean requires --std"),
         (("--mean", "0.5", "--std", "0.5", *LABELS), "image mean: expected 3 numbers"),
         (("--mean", "a,b,c", "--std", "1,1,1"), "a number for each channel"),

@@ -113,9 +113,9 @@ def test_an_argument_too_many(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "option"), NUMBERS)
 def test_a_word_in_place_of_a_number(name: str, option: str, tmp_path: Path) -> None:
-    refused(
-        gmmvit_here(name, *arguments_of(name), option, "many"), f"{option}: expected a valid ", "got 'many'", status=2
-    )
+    answer = gmmvit_here(name, *arguments_of(name), option, "many")
+    _, hint = refused(answer, f"{option}: expected a valid ", "got 'many'", status=2)
+    assert hint == f"type gmmvit {name} --help to read what each option means"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -192,6 +192,14 @@ def test_the_lists_are_not_empty() -> None:
     assert len(OUTPUTS) >= 8
     assert {option for _, option in INPUT_PATHS} >= {"--engine", "--tritonserver", "--compare"}
     assert GROUP.list_commands(None) == list(SUMMARIES)
+
+
+@pytest.mark.parametrize("setting", ["channels=9", "heads=0"])
+def test_the_hint_of_a_wrong_value_names_no_other_option(setting: str) -> None:
+    _, hint = refused(
+        gmmvit_here("export", *arguments_of("export"), "--set", setting), f"--set {setting.split('=')[0]}"
+    )
+    assert hint == "type gmmvit export --help to read what each option means"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_a_precision_is_recorded_whole(precision: str, precise_bundle: Bundle) -
     if record.calibration:
         assert record.calibration["images"] == 64
         assert len(record.calibration["sha256"]) == 64
+        assert len(set(record.calibration["image_sha256"])) == 64
     proto = onnx.load(variant.path)
     onnx.checker.check_model(proto, full_check=True)
     assert {attention.mask for attention in attentions_of(proto.graph)} == set(record.constants.values())
@@ -158,6 +159,21 @@ class TestImages:
         assert [len(batch) for batch in batches] == [2, 2, 1]
         assert np.concatenate(batches).tobytes() == pixels[[0, 2, 4, 1, 3]].tobytes()
 
+    def test_the_training_split_is_the_default(self, bundle: Bundle, tmp_path: Path) -> None:
+        """So that gmmvit parity --data with the same words judges on other images."""
+
+        def images(source: str) -> tuple[str, bytes]:
+            opened = open_images(bundle, source, limit=3)
+            return opened.source, np.concatenate(list(opened)).tobytes()
+
+        assert images("digits") == images("digits#train")
+        assert [images(f"digits{split}")[0] for split in ("", "#test")] == ["digits train", "digits test"]
+        for number, split in enumerate(("test", "train")):
+            (tmp_path / split / "cat").mkdir(parents=True)
+            Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / split / "cat" / "x.png")
+        for source in (str(tmp_path), f"folder:{tmp_path}"):
+            assert images(source) == (str(tmp_path / "train"), bytes([1, 0, 0]) * 32**2)
+
     def test_a_limit_is_spread_over_what_is_there(self, bundle: Bundle, tmp_path: Path) -> None:
         pixels = np.arange(100, dtype=np.uint8)[:, None, None, None] * np.ones((32, 32, 3), np.uint8)
         np.save(tmp_path / "x.npy", pixels)
@@ -200,7 +216,7 @@ class TestImages:
         with pytest.raises(InputError, match="expected an array called images, got no array"):
             open_images(bundle, str(tmp_path / "none.npz"), limit=4)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(InputError, match="contains no image file"):
+        with pytest.raises(InputError, match="expected image files, got none; there are no other files"):
             open_images(bundle, str(tmp_path / "empty"), limit=4)
         (tmp_path / "broken.png").write_bytes(b"\x89PNG junk")
         with pytest.raises(ImageError, match=r"broken\.png"):

@@ -48,6 +48,12 @@ def test_refuses_what_cannot_be(changes: dict[str, Any], message: str) -> None:
         replace(GREY, **changes)
 
 
+def test_the_hint_about_channels_names_the_options_for_them() -> None:
+    with pytest.raises(InputError) as caught:
+        replace(GREY, mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0))
+    assert caught.value.hint == "type --mean and --std with the values of training, 1 numbers each"
+
+
 @pytest.mark.parametrize("kind", ["L", "LA", "RGB", "RGBA", "P", "1", "CMYK"])
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
 def test_files_become_what_pillow_converts_them_to(kind: str, channels: int, mode: str) -> None:

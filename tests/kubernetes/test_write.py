@@ -28,6 +28,8 @@ OPTIONS = ManifestOptions(style="deployment", image=IMAGE, model=place(OCI, "--m
 @pytest.mark.parametrize("model", [OCI, "pvc://models/vit/3", "s3://bucket/models/vit"])
 def test_objects_are_valid_and_complete(bundle: Bundle, tmp_path: Path, model: str) -> None:
     written = write(bundle, tmp_path / "out", model=model)
+    copied = f"copy the files in the folder that gmmvit repository {bundle.path} writes to {model}"
+    assert written.warnings == (() if model == OCI else (copied,))
     assert {f"{item['kind']}/{item['metadata']['name']}" for item in objects_in(written.apply)} == {
         *("Deployment/gmmvit", "Service/gmmvit", "Service/gmmvit-metrics", "PodDisruptionBudget/gmmvit"),
         *("NetworkPolicy/gmmvit", "HorizontalPodAutoscaler/gmmvit", "ServiceMonitor/gmmvit", "PrometheusRule/gmmvit"),

@@ -26,7 +26,7 @@ from gmmvit_deploy.runtimes.runners.open import RUNNERS, open_runner, open_runne
 from tests.browser import accessibility_problems
 from tests.conftest import EACH_MASK
 from tests.pages import require_readable_page
-from tests.parity.test_faults import labelled_by
+from tests.parity.test_faults import answers_of, labelled_by
 
 SCHEMA = json.loads(SCHEMA_PATH.read_text())
 
@@ -57,6 +57,27 @@ def report(precise_bundle: Bundle) -> ParityReport:
         open_runner("onnxruntime", precise_bundle, precision="int8") as coarse,
     ):
         return check_parity(precise_bundle, [exact, coarse], ParityOptions(data=data, localize=True, gate=0.9))
+
+
+def test_images_that_calibrated_a_graph_do_not_judge_it(precise_bundle: Bundle, calibration_images: Path) -> None:
+    """40 other images of 104 remain, or none; float32 was not calibrated, and is judged on all."""
+    with np.load(calibration_images) as arrays:
+        calibrated = arrays["images"]
+    others = labelled_by(precise_bundle, 40)
+    pixels = np.concatenate([calibrated, [others.pixels(index, precise_bundle.manifest.image) for index in range(40)]])
+    for images, verdict, judged in ((pixels, "passed", 40), (calibrated, "undecided", 0)):
+        data = ArrayImages("x", images, answers_of(precise_bundle, images))
+        with (
+            OnnxRuntimeRunner(precise_bundle) as exact,
+            open_runner("onnxruntime", precise_bundle, precision="int8") as coarse,
+        ):
+            report = check_parity(precise_bundle, [exact, coarse], ParityOptions(data=data, gate=0.9))
+        jsonschema.validate(report.to_json(), SCHEMA)
+        plain, quantized = (runner.check("accuracy") for runner in report.runners)
+        assert (plain.verdict, plain.details["images"]) == ("passed", len(images))
+        assert (quantized.verdict, quantized.details.get("images", 0)) == (verdict, judged), quantized
+        assert "the graph was calibrated on" in quantized.summary
+        assert report.runners[1].check("calibration").verdict == verdict
 
 
 def test_the_schema_knows_every_runner() -> None:

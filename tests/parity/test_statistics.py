@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.parity._accuracy import Accuracy, Classes, classes_of, gate_of
-from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar, score_interval
+from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar, score_interval, share_interval
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 
@@ -78,6 +79,19 @@ def test_mcnemar(lost: int, gained: int, expected: float) -> None:
     """The last digits of 10 and 3: 2 · (1 + 13 + 78 + 286) / 2¹³."""
     assert mcnemar(lost, gained) == expected
     assert mcnemar(gained, lost) == expected
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(700, 800), (2000, 2600), (3000, 3000)])
+def test_mcnemar_of_thousands_of_images(lost: int, gained: int) -> None:
+    p = scipy.stats.binomtest(lost, lost + gained).pvalue
+    assert mcnemar(lost, gained) == pytest.approx(p, rel=1e-6)
+    assert mcnemar(lost, gained, tries=20) == pytest.approx(min(1, 20 * p), rel=1e-6)
+
+
+@pytest.mark.parametrize(("right", "images"), [(0, 3), (2, 3), (71, 100), (9300, 10_000), (5, 5)])
+def test_the_interval_of_an_accuracy(right: int, images: int) -> None:
+    expected = scipy.stats.binomtest(right, images).proportion_ci(0.9, method="wilson")
+    assert share_interval(right, images) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def pairs(*, both: int, lost: int = 0, gained: int = 0, neither: int = 0) -> Paired:

@@ -415,6 +415,21 @@ def test_a_log_in_a_folder_that_does_not_exist_names_its_option(tmp_path: Path) 
     assert caught.value.hint.startswith("type --log ")
 
 
+def test_the_log_of_a_server_without_a_gpu_says_once_that_its_lines_are_no_errors() -> None:
+    lines: list[str] = []
+    ServerLog(None, lines.append).read(
+        [
+            "W1126 pinned_memory_manager.cc] CUDA driver version is insufficient for CUDA runtime version\n",
+            "E1126 ensemble_scheduler.cc] CUDA driver version is insufficient for CUDA runtime version\n",
+        ]
+    )
+    assert [line.partition("gmmvit serve: ")[2] for line in lines] == [
+        "",
+        "Triton sees no GPU and runs on the CPU: its lines about CUDA, NVML and DCGM are no errors",
+        "",
+    ]
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [

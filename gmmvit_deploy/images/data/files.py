@@ -93,7 +93,7 @@ class LeftOut:
 def left_out_text(kinds: Sequence[LeftOutKind]) -> str:
     """Return a text such as ``3 files were left out: 2 .txt (a.txt, …), 1 ._* (._a.jpg)``."""
     if not kinds:
-        return "no file was left out"
+        return "there are no other files"
     files = sum(kind.files for kind in kinds)
     named = [f"{kind.files:,} {kind.kind} ({kind.first}{', …' if kind.files > 1 else ''})" for kind in kinds[:_SHOWN]]
     named += ["…"] if len(kinds) > _SHOWN else []

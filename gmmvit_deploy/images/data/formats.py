@@ -149,7 +149,7 @@ def svhn(path: Path, split: str) -> Images:
     # scipy's reader raises various exceptions on damaged files.
     except Exception as exc:
         raise InputError(f"{file}: expected a .mat file of SVHN's cropped digits: {exc}") from exc
-    return ArrayImages(f"svhn {split}", images, labels, DATASETS["svhn"].labels)
+    return ArrayImages(f"svhn {file.name}", images, labels, DATASETS["svhn"].labels)
 
 
 def idx(path: Path, split: str) -> Images:

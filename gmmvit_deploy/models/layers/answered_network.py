@@ -129,7 +129,7 @@ class AnsweredNetwork(Model):
         with torch.device("meta"):
             network = self.built_network()
         try:
-            return token_grids(network, input_shape(self.spec))
+            return token_grids(network, input_shape(self.spec), only_this_shape=True)
         # The network is code of another package, which raises exceptions of any class.
         except Exception as exc:
             return unknown_grids(network, f"the network cannot run without data: {type(exc).__name__}")

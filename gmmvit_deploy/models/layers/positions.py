@@ -109,7 +109,7 @@ def _checked_old_grid(tokens: int, prefix: int, old_grid: Grid | None) -> Grid:
             raise InputError(
                 f"{tokens} position embeddings without {prefix} prefix tokens are {patches} patches; "
                 "expected a square grid",
-                hint="export a model whose patches form a square grid",
+                hint="leave --resize-to out; gmmvit then exports the model at the image size of the training",
             )
         return side, side
     if min(old_grid) < 1 or math.prod(old_grid) != patches:

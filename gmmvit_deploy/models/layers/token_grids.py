@@ -126,13 +126,14 @@ def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement
     return grids.placements
 
 
-def token_grids(network: nn.Module, image_shape: tuple[int, int, int]) -> TokenGrids:
+def token_grids(network: nn.Module, image_shape: tuple[int, int, int], *, only_this_shape: bool = False) -> TokenGrids:
     """Run ``network`` once without data, and return the grids and the refusals.  ``network`` does not change.
 
     image_shape: (channels, height, width).
+    only_this_shape: True if all images have this shape, so that a network for images of any size is not refused.
     Errors: SpecError when an attention calls the fused attention function with ``is_causal`` or ``enable_gqa``.
     """
-    general = list(_refusals_of_network(network))
+    general = list(_refusals_of_network(network, any_size=not only_this_shape))
     if general:  # without a fixed grid, the grid of the dry run means nothing
         return TokenGrids(placements=(), refusals=tuple(general), poolings=())
     shapes_only = copy.deepcopy(network).to("meta").eval()
@@ -160,22 +161,25 @@ def _listed(refusals: tuple[Refusal, ...]) -> str:
     )
 
 
-def _refusals_of_network(network: nn.Module) -> Iterator[Refusal]:
-    """Yield the reasons for which the number or the order of the tokens is not fixed."""
+def _refusals_of_network(network: nn.Module, *, any_size: bool) -> Iterator[Refusal]:
+    """Yield the reasons for which the number or the order of the tokens is not fixed.
+
+    any_size: True if images of another size are a reason.
+    """
 
     def refusal(module: str, owner: nn.Module, reason: str) -> Refusal:
         return Refusal(module=module, class_name=type(owner).__name__, reason=reason)
 
     if "patch_coord" in inspect.signature(network.forward).parameters:
         yield refusal("", network, "takes images of any grid (NaFlex), so the grid of the tokens is not fixed")
-    if getattr(network, "dynamic_img_size", False):
+    if any_size and getattr(network, "dynamic_img_size", False):
         yield refusal(
             "",
             network,
             "takes images of any size; create the model with dynamic_img_size=False (Swin: strict_img_size=True)",
         )
     for path, module in network.named_modules():
-        if getattr(module, "dynamic_img_pad", False):
+        if any_size and getattr(module, "dynamic_img_pad", False):
             yield refusal(path, module, "pads images of any size; create the model with dynamic_img_pad=False")
         if "patch_drop" in path.rpartition(".")[2] and getattr(module, "prob", 0) > 0:
             reason = (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanSession"]
 
+_BUILD_AGAIN = "type gmmvit build on this machine to build the engine again"
 _WARM_UPS = 3  # executions before a capture; the first executions allocate memory, and a capture must allocate none
 
 
@@ -74,7 +75,7 @@ class PlanSession:
             reason = "; ".join(self._logger.errors[:2]) or "TensorRT gave no reason"
             raise EngineError(
                 f"{flavor} {library.__version__} does not load the plan: {reason}",
-                hint="type gmmvit build on this machine to build the engine again",
+                hint=_BUILD_AGAIN,
             )
         self._logits = _output_of(library, engine)
         self._runtime: Any = runtime
@@ -130,7 +131,8 @@ class PlanSession:
         self._stream.synchronize()
         if not context.set_input_shape(self._tensor, tuple(batch.shape)):
             raise EngineError(
-                f"the engine refuses a batch of {tuple(batch.shape)}: {'; '.join(self._logger.errors[-1:])}"
+                f"the engine refuses a batch of {tuple(batch.shape)}: {'; '.join(self._logger.errors[-1:])}",
+                hint=_BUILD_AGAIN,
             )
         kind = torch.uint8 if self._dtype == "uint8" else torch.float32
         host_in = torch.empty(tuple(batch.shape), dtype=kind, pin_memory=True)
@@ -156,7 +158,8 @@ class PlanSession:
         context: trt.IExecutionContext = slot.context
         if not context.execute_async_v3(self._stream.cuda_stream):
             raise EngineError(
-                f"TensorRT refused the execution: {'; '.join(self._logger.errors[-2:]) or 'no reason given'}"
+                f"TensorRT refused the execution: {'; '.join(self._logger.errors[-2:]) or 'no reason given'}",
+                hint=_BUILD_AGAIN,
             )
 
 
@@ -169,7 +172,8 @@ def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
     outputs: list[str] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.OUTPUT]
     if len(outputs) != 1 or engine.get_tensor_dtype(outputs[0]) != library.DataType.FLOAT:
         raise EngineError(
-            f"expected a single float32 output, the logits; the engine's outputs are {', '.join(outputs) or 'missing'}"
+            f"expected a single float32 output, the logits; the engine's outputs are {', '.join(outputs) or 'missing'}",
+            hint=_BUILD_AGAIN,
         )
     return outputs[0]
 

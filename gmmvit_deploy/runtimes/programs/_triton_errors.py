@@ -71,7 +71,10 @@ def error_from_refusal(exc: Any, request: Request, *, retry_after: str | None = 
     if status == "UNAVAILABLE" and _LOCAL.search(reason):
         return _unreachable(reason, request)
     if status == "DEADLINE_EXCEEDED" or (exc.status() is None and "timed out" in reason.lower()):
-        return ServerError(f"{model} at {url}: no answer within {request.timeout_s:g} s")
+        return ServerError(
+            f"{model} at {url}: no answer within {request.timeout_s:g} s",
+            hint="send fewer images in a request, or repeat the request when the server is less busy",
+        )
     if _UNKNOWN_MODEL.search(reason):
         return ServerError(
             f"the server at {url} has no model {model!r}",
@@ -82,7 +85,8 @@ def error_from_refusal(exc: Any, request: Request, *, retry_after: str | None = 
     if status == "RESOURCE_EXHAUSTED":  # gRPC uses this status both for a message that is too large and for overload
         status = "413" if "large" in reason.lower() else "503"
     refused = _refused(status, reason, request, retry_after)
-    return refused or ServerError(f"{model} at {url}: {reason} ({exc.status()})")
+    hint = "the log of the server states the cause; gmmvit serve prints it, or appends it to the file of --log"
+    return refused or ServerError(f"{model} at {url}: {reason} ({exc.status()})", hint=hint)
 
 
 def error_from_transport(exc: Exception, request: Request) -> ServerError:

@@ -1,6 +1,8 @@
 """Read real images as batches of a bundle's input.
 
-The images come from image files, from named data such as ``cifar10:FOLDER``, or from an array file (.npz or .npy).
+The images come from image files, from named data such as ``cifar10:FOLDER``, or from an array file (.npz or .npy). They
+calibrate a graph, or show what images are usual, so they are those of the split ``train`` if the data has splits: the
+split ``test`` remains for the judgement.
 """
 
 from __future__ import annotations
@@ -24,16 +26,17 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle, InputKind
     from gmmvit_deploy.images.spec import ImageSpec
 
-__all__ = ["ImageBatches", "open_images", "require_images", "require_source"]
+__all__ = ["ImageBatches", "image_hashes", "open_images", "require_images", "require_source"]
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
+_SPLIT = "train"
 
 
 @dataclass(slots=True, kw_only=True)
 class ImageBatches:
     """Images that can be iterated as batches of the bundle's input.  The last batch may be smaller.
 
-    source: the name of the data, as the user typed it.  count: the number of images.
+    source: the name of the data, with its split.  count: the number of images.
     sha256: the hash of all batches of the latest iteration, in order. The hash identifies the data of a calibration.
     """
 
@@ -43,29 +46,44 @@ class ImageBatches:
     _batch: int
     _images: list[Callable[[], NDArray[Any]]] | NDArray[Any]
     _digest: Any = field(default_factory=hashlib.sha256)
+    _hashes: list[str] = field(default_factory=list)
 
     @property
     def sha256(self) -> str:
         return str(self._digest.hexdigest())
 
+    def record(self) -> dict[str, Any]:
+        """Return what a record of a calibration keeps: the source, and the hashes of the latest iteration."""
+        return {"source": self.source, "sha256": self.sha256, "image_sha256": self._hashes}
+
     def __iter__(self) -> Iterator[NDArray[Any]]:
         import numpy as np
 
-        self._digest = hashlib.sha256()
+        self._digest, self._hashes = hashlib.sha256(), []
         for start in range(0, self.count, self._batch):
             part = self._images[start : start + self._batch]
             inputs = np.stack([decode() for decode in part]) if isinstance(part, list) else part
             if inputs.dtype == np.uint8:
                 inputs = self._bundle.inputs_from_pixels(inputs)
             self._digest.update(np.ascontiguousarray(inputs).tobytes())
+            self._hashes += image_hashes(inputs)
             yield inputs
+
+
+def image_hashes(inputs: NDArray[Any]) -> list[str]:
+    """Return the SHA-256 of each image of a batch (B, …) in the form of the graph's input.
+
+    Files of the same image have the same hash if they decode to the same pixels.
+    """
+    return [hashlib.sha256(image.tobytes()).hexdigest() for image in inputs]
 
 
 def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> ImageBatches:
     """Open real images as batches of a bundle's input.
 
     source: named data (`data.open`); or an image file, a folder of image files, or a pattern of file names; or an .npz
-    or .npy file with an array of the graph's input.
+    or .npy file with an array of the graph's input. Named data and a folder with a subfolder ``train`` give the split
+    ``train``, unless the name ends with ``#test``.
     limit: the maximum number of images. If the source has more images, images at equal distances are chosen.
     batch: the maximum number of images in a batch.
     Errors: InputError when the source has no image, or when an array has another shape or data type than the graph's
@@ -79,7 +97,7 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
     decoders: list[Callable[[], NDArray[Any]]] = [
         partial(images.pixels, int(index), bundle.manifest.image) for index in _spread(len(images), limit)
     ]
-    return ImageBatches(source=source, count=len(decoders), _bundle=bundle, _batch=batch, _images=decoders)
+    return ImageBatches(source=images.name, count=len(decoders), _bundle=bundle, _batch=batch, _images=decoders)
 
 
 def require_source(source: str) -> None:
@@ -111,7 +129,11 @@ def _is_array(source: str) -> bool:
 
 
 def _opened(source: str) -> Images:
-    return open_data(source) if is_named(source) else FileImages(source, image_files([source]), None)
+    if is_named(source):
+        return open_data(source, split=_SPLIT)
+    train = Path(source) / _SPLIT
+    files = str(train) if train.is_dir() else source
+    return FileImages(files, image_files([files]), None)
 
 
 def _spread(count: int, limit: int) -> NDArray[Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from"]
 
 DEFAULT_MODEL = "gmmvit"
+_ADDRESS_HINT = "type --url and the address of a Triton server: grpc://HOST:PORT or http://HOST:PORT"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 _STATED = ("runtime", "cpu_kernels", "threads", "chunk", "intra_op_thread_count")
@@ -165,7 +166,10 @@ class TritonConnection:
             rows: NDArray[Any] | None = received.as_numpy(output)
             if rows is None or rows.shape[0] != values.shape[0]:
                 shape = "no output" if rows is None else f"shape {rows.shape}"
-                raise ServerError(f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {shape}")
+                raise ServerError(
+                    f"{model} at {self.url}: expected {output} for {values.shape[0]} inputs, got {shape}",
+                    hint="type --served-name with the name of a model that gmmvit repository wrote",
+                )
             answers.append(rows)
         return tuple(answers)
 
@@ -177,7 +181,7 @@ class TritonConnection:
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise ServerError(
                 f"the program that answers at {self.url} is not a Triton server: it sent no configuration of {name}",
-                hint="type --url and the address of a Triton server: grpc://HOST:PORT or http://HOST:PORT",
+                hint=_ADDRESS_HINT,
             ) from exc
 
     def counts(self, name: str) -> tuple[int, int]:
@@ -209,7 +213,9 @@ class TritonConnection:
         """Return Triton's version, such as ``2.57.0``."""
         answer = self._call("the server", "get_server_metadata")
         if not isinstance(answer, dict) or not answer.get("version"):
-            raise ServerError(f"the program that answers at {self.url} is not a Triton server: it sent no version")
+            raise ServerError(
+                f"the program that answers at {self.url} is not a Triton server: it sent no version", hint=_ADDRESS_HINT
+            )
         return str(answer["version"])
 
     def _client(self) -> Any:

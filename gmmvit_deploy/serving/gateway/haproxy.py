@@ -54,7 +54,8 @@ def haproxy_version(program: Path) -> str:
         raise ServerError(f"{program} does not run: {exc}", hint=INSTALL_HAPROXY) from exc
     match = re.search(r"version (\d+\.\d+\.\d+)", answer.stdout)
     if match is None:
-        raise ServerError(f"{program} is not HAProxy: {(answer.stdout + answer.stderr).strip()[:160]}")
+        said = (answer.stdout + answer.stderr).strip()[:160]
+        raise ServerError(f"{program} is not HAProxy: {said}", hint=INSTALL_HAPROXY)
     return match[1]
 
 

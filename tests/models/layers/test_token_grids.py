@@ -120,6 +120,14 @@ def test_networks_without_a_grid_are_refused_with_the_reason(name: str, model_ar
         placements(model, model.pretrained_cfg["input_size"] if "img_size" not in model_args else (3, 128, 128))
 
 
+def test_a_network_for_images_of_any_size_has_a_grid_for_images_of_one_size() -> None:
+    shape, grids = (3, 160, 160), []
+    for any_size in (False, True):
+        model = network("test_vit", dynamic_img_size=any_size)
+        grids.append(token_grids(model, shape, only_this_shape=True).placements)
+    assert grids[0] == grids[1] != ()
+
+
 def test_multihead_attention_of_pytorch_is_refused() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
     with pytest.raises(SpecError, match=r"self_attn \(MultiheadAttention\).*cannot replace the call"):

@@ -55,7 +55,7 @@ class CustomModel(Model):
         network = network_of_class(file, self.spec.class_name, self.spec.model_args)
         try:
             with errors_of_file(file, "the network cannot run without data"):
-                return token_grids(network, input_shape(self.spec))
+                return token_grids(network, input_shape(self.spec), only_this_shape=True)
         except InputError as exc:
             return unknown_grids(network, str(exc))
 
