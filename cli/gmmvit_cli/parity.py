@@ -53,6 +53,11 @@ def parity(
         "Minimum top-1 accuracy to pass, as a fraction of PyTorch's top-1 accuracy.",
         show_default="0.999, but 0.99 for int8 and fp8",
     ),
+    keep_decisions: float | None = _CHECKS.option(
+        "FRACTION",
+        "Minimum share of the images of --data whose predicted class quantisation to int8 or fp8 keeps.",
+        show_default="0.97",
+    ),
     expect_accuracy: float | None = _CHECKS.option(
         "FRACTION",
         "Accuracy that training measured on such images, such as 0.93. Fail if PyTorch's accuracy on the images of "
@@ -97,6 +102,7 @@ def parity(
             limit=limit,
             on_broken=on_broken,  # type: ignore[arg-type]  # checked by its callback
             gate=gate,
+            keep_decisions=keep_decisions,
             expected_accuracy=expect_accuracy,
             localize=localize,
         )

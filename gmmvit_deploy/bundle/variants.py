@@ -45,7 +45,7 @@ __all__ = [
     "recorded_errors",
 ]
 
-VARIANT_FORMAT = "gmmvit-variant/1"
+VARIANT_FORMAT = "gmmvit-variant/2"
 FOR_CPUS: tuple[Precision, ...] = ("int8",)
 """The precisions that have a graph for CPUs beside the graph for GPUs."""
 

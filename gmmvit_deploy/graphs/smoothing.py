@@ -19,9 +19,9 @@ from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of,
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["smoothed"]
+__all__ = ["smoothable_norms", "smoothed"]
 
 _TINY = 1e-5
 
@@ -39,22 +39,11 @@ def smoothed(
     from onnx import numpy_helper
 
     out = copy_of(proto)
-    wiring = Wiring(out.graph)
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in out.graph.initializer}
-    projections = {node.name for node in projections_of(out.graph)}
     factors: dict[str, NDArray[Any]] = {}
     values: dict[str, NDArray[Any]] = {}
-    for norm in out.graph.node:
-        if norm.op_type != "LayerNormalization" or not all(name in arrays for name in norm.input[1:] if name):
-            continue
-        found = list(_readers(wiring, norm.output[0], projections))
-        readers = [node for node in found if node is not None]
+    for norm, readers in smoothable_norms(out.graph):
         names, weights = {node.input[0] for node in readers}, {node.input[1]: node for node in readers}
-        only_these = all(
-            len(wiring.readers[name]) == sum(name == node.input[1] for node in readers) for name in weights
-        )
-        if not readers or len(readers) < len(found) or not only_these or not names <= largest.keys():
-            continue
         of_weights = np.max(
             [np.abs(weight_matrix(node, arrays[name])).max(0) for name, node in weights.items()], axis=0
         )
@@ -72,6 +61,33 @@ def smoothed(
     changed = [numpy_helper.from_array(value, name) for name, value in values.items()]
     rewrite_graph(out.graph, out.graph.node, [*kept, *changed], keep_shapes=True)
     return out, factors
+
+
+def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]]]:
+    """Return each LayerNorm whose output only projections read, with these projections.
+
+    The norm and the projections must have constants of their own, and rows may be moved between them.
+    """
+    wiring = Wiring(graph)
+    projections = {node.name for node in projections_of(graph)}
+    norms = []
+    for norm in graph.node:
+        if norm.op_type != "LayerNormalization":
+            continue
+        found = list(_readers(wiring, norm.output[0], projections))
+        readers = [node for node in found if node is not None]
+        own = all(
+            len(wiring.readers[node.input[1]]) == sum(other.input[1] == node.input[1] for other in readers)
+            for node in readers
+        )
+        if (
+            readers
+            and len(readers) == len(found)
+            and own
+            and all(name in wiring.initializers for name in norm.input[1:])
+        ):
+            norms.append((norm, readers))
+    return norms
 
 
 def _readers(wiring: Wiring, name: str, projections: set[str]) -> Iterator[NodeProto | None]:

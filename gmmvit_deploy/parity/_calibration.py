@@ -6,7 +6,8 @@ is the signal-to-noise ratio of its logits against PyTorch's float64 logits, in 
 lower by `MOST_LOST_DB`: differences of images explain some dB, as with few images. A larger loss means that the graph
 was calibrated on other images than these, or that its constants are wrong. For fp8, no ratio is recorded.
 
-Whatever the loss, no activation may saturate for more than `MOST_SATURATED` of its values on the data.
+Whatever the loss, no activation may saturate for more than `MOST_SATURATED` of its values on the data, and the
+constants must fit the trained weights (`graphs.quantized_faults`), which names what is wrong.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.variants import graph_before_quantization
+from gmmvit_deploy.graphs.quantized_faults import quantized_faults
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
@@ -46,7 +48,8 @@ def check_calibration(
         return skipped_check("calibration", f"{precision} needs no calibration")
     calibration = record.calibration
     source = f"{calibration['images']} images of {calibration['source']}"
-    db = signal_to_noise_db(emulated_logits(onnx.load(variant.path), inputs, name=variant.path.name), exact)
+    quantized = onnx.load(variant.path)
+    db = signal_to_noise_db(emulated_logits(quantized, inputs, name=variant.path.name), exact)
     recorded = calibration["recipe"]["db"] if "recipe" in calibration else None
     plain = graph_before_quantization(bundle, record, for_cpu=variant.for_cpu)
     shares = {
@@ -57,7 +60,8 @@ def check_calibration(
     }
     worst = sorted(shares, key=lambda name: -shares[name])
     saturated = [name for name in worst if shares[name] > MOST_SATURATED]
-    reasons = [
+    reasons = list(quantized_faults(quantized, plain, calibration["ranges"])[:_MOST_NAMED])
+    reasons += [
         f"{name}: {shares[name]:.1%} of its values saturate on this data; its range was calibrated on {source}"
         for name in saturated[:_MOST_NAMED]
     ]

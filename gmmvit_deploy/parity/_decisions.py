@@ -12,10 +12,16 @@ t is PyTorch's float64 logits of an input.
 Each logit of the runner may differ from t by the limit of the numeric check. Two logits that differ by at most twice
 the limit can therefore change places: such a flip is within the noise. A crossing is within the noise if its margin is
 at most the limit. A flip or a crossing with a larger margin is a wrong prediction.
+
+Quantisation to int8 or fp8 changes decisions, and only real images show how many. The check then compares the share of
+images that keep their decision with a gate, as the check ``accuracy`` does: the interval of the share must lie at or
+above it. A change is within the noise only if the margin is at most twice the difference of PyTorch's own float32 and
+float64 logits of this image (once, for a crossing).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,11 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.images.labels import LabelSet, distinct_names
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._paired import share_interval
+from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Crossings", "Decisions", "decisions_of"]
+__all__ = ["KEPT", "Crossings", "Decisions", "decisions_of"]
 
+KEPT = 0.97
+"""The share of the images whose decision a quantised network keeps, unless the user asks for another."""
 _MOST_LISTED = 1000
 
 
@@ -60,6 +69,9 @@ class Decisions:
         self._errors = [np.zeros(0, np.float32)]
         self._changed = [np.zeros(0, bool)]
         self._of_flips = [np.zeros(0)]
+        self._noise_of_flips = [np.zeros(0)]
+        self._signal = self._error = 0.0
+        self._cosine = 1.0
         self._flips: list[tuple[str, str, str, float]] = []
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
@@ -73,7 +85,9 @@ class Decisions:
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
         flipped = pytorch_class != runner_class
         margins = np.where(flipped, exact[rows, pytorch_class] - exact[rows, runner_class], exact.max(1) - runner_up)
+        self._measure(logits, exact)
         self._collect(margins, np.abs(logits - exact).max(1), flipped, margins[flipped])
+        self._noise_of_flips.append(2 * np.abs(trained - exact).max(1)[flipped])
         for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
             names = (self._labels[pytorch_class[row]], self._labels[runner_class[row]])
             self._flips.append((where[row], *names, float(margins[row])))
@@ -86,6 +100,52 @@ class Decisions:
         self._errors.append(errors.astype(np.float32))
         self._changed.append(changed)
         self._of_flips.append(of_flips)
+
+    def _measure(self, logits: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add to the least cosine, and to signal and error as in `tolerances.signal_to_noise_db`."""
+        signal, actual = ((rows - rows.mean(1, keepdims=rows.shape[1] > 1)) for rows in (exact, logits.astype(float)))
+        self._signal += float((signal**2).sum())
+        self._error += float(((actual - signal) ** 2).sum())
+        norms = np.linalg.norm(signal, axis=1) * np.linalg.norm(actual, axis=1)
+        self._cosine = min(self._cosine, *((signal * actual).sum(1)[norms > 0] / norms[norms > 0]).tolist())
+
+    def kept(self, gate: float) -> Check:
+        """Judge the share of real images that keep their decision after quantisation."""
+        _, _, changed = self.points()
+        count, lost = len(changed), int(changed.sum())
+        if not count:
+            why = "quantisation changes decisions, and only real images show how many; add --data"
+            return skipped_check("decisions", why)
+        low, high = share_interval(count - lost, count)
+        verdict: Verdict = "passed" if low >= gate else "failed" if high < gate else "undecided"
+        of_flips, noise = np.concatenate(self._of_flips), np.concatenate(self._noise_of_flips)
+        within = int((of_flips <= noise).sum())
+        db = 10 * math.log10(self._signal / max(self._error, self._signal * 1e-20)) if self._signal else 0.0
+        summary = (
+            f"the same decision on {(count - lost) / count:.2%} ({low:.2%} to {high:.2%}) of {count:,} images, gate "
+            f"{gate:.2%}; {db:.1f} dB, least cosine {self._cosine:.3f}"
+        )
+        noisy = f", {within} of the changes within float32's own noise" if within else ""
+        reason = {
+            "failed": f"quantisation changes too many decisions: {lost:,} of {count:,} images changed{noisy}",
+            "undecided": f"too few images to decide: {lost:,} of {count:,} images changed{noisy}",
+        }
+        return Check(
+            name="decisions",
+            verdict=verdict,
+            summary=summary,
+            reasons=(reason[verdict],) if verdict in reason else (),
+            details={
+                "inputs": count,
+                "agreement": (count - lost) / count,
+                "interval": [low, high],
+                "gate": gate,
+                "flips_within_noise": within,
+                "flips_wrong": len(of_flips) - within,
+                "db": db,
+                "least_cosine": self._cosine,
+            },
+        )
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return three arrays (N,) over all inputs: the margins, the largest errors, and True for a changed class."""
@@ -153,6 +213,8 @@ class Crossings(Decisions):
         there = trained >= self._thresholds
         crossed = there != (logits >= self._thresholds)
         margins = np.abs(exact - self._thresholds)
+        self._measure(logits, exact)
+        self._noise_of_flips.append(np.abs(trained - exact)[crossed])
         self._collect(margins.min(1), np.abs(logits - exact).max(1), crossed.any(1), margins[crossed])
         for row, label in np.argwhere(crossed)[: _MOST_LISTED - len(self._flips)]:
             names = (self._labels[label], f"not {self._labels[label]}")

@@ -71,10 +71,10 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
     if sets:
         worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
         largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
-        reference = "PyTorch's logits at export" if worst["stored"] else "float64"
         yield (
-            f"{_name(runner)}: logits differ by at most {largest:.2g} from {reference} (inputs: {worst['inputs']}); "
-            f"the numeric check fails above {limit:.2g}, and {largest / limit:.0%} of this limit is used"
+            f"{_name(runner)}: logits differ by at most {largest:.2g} from {worst['reference']} "
+            f"(inputs: {worst['inputs']}); the numeric check fails above {limit:.2g}, and "
+            f"{largest / limit:.0%} of this limit is used"
         )
     details = checks["decisions"].details if "decisions" in checks else {}
     if details.get("nearest_to_flipping") is not None:

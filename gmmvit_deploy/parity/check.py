@@ -8,13 +8,13 @@ A runner is a runtime, an engine or a server that computes the logits.
     numeric           the runner's logits are near PyTorch's float64 logits; the limit is derived from the error of
                       PyTorch's float32 logits
     decisions         the runner predicts PyTorch's class, or a class whose logit is so close in PyTorch that numeric
-                      error can swap the two
+                      error can swap the two; for int8 and fp8, enough images of the data keep their class
     accuracy          the runner's top-1 on labelled images reaches the gate, a share of PyTorch's top-1; the check
                       compares the confidence interval of the difference with the lowest difference allowed.
                       PyTorch's top-1 reaches the expected accuracy, if one is given, and no other preprocessing gives
                       a clearly higher one. Images that calibrated the runner's graph are left out
     batch invariance  the logits of an image do not depend on the other images of the batch
-    calibration       the bounds of a quantised graph fit the data
+    calibration       a quantised graph loses on the data no more than on images of its calibration
     preprocessing     this package, the graph and the server turn the same images into the same tensors
     served            a server answers every request with the logits of the images in this request
     localize          the error of each block is within the tolerance; otherwise the check names the first block with a
@@ -43,10 +43,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bundle.variants import calibration_hashes, recorded_errors
+from gmmvit_deploy.bundle.variants import calibration_hashes, open_variant, recorded_errors
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.data.images import Images
@@ -59,7 +60,7 @@ from gmmvit_deploy.parity._accuracy import (
 )
 from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._constants import check_constants
-from gmmvit_deploy.parity._decisions import decisions_of
+from gmmvit_deploy.parity._decisions import KEPT, decisions_of
 from gmmvit_deploy.parity._invariance import check_invariance
 from gmmvit_deploy.parity._localize import localize
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
@@ -68,12 +69,13 @@ from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity._served import check_served
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check
-from gmmvit_deploy.parity.inputs import Batch, ImageStream, OnBroken, golden_batch, random_batch
-from gmmvit_deploy.parity.reference import Reference, why_no_model
+from gmmvit_deploy.parity.inputs import ImageStream, OnBroken, golden_batch, random_batch
+from gmmvit_deploy.parity.reference import Known, Reference, known_batch, why_no_model
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.reports.reporting import described_bundle
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
@@ -93,6 +95,7 @@ class ParityOptions:
     data: the real images; None checks without real images.
     limit: the number of images to use, spread evenly over the data; None uses all images.
     on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
+    keep_decisions: the share of the images of which a quantised runner must keep the decision; None uses `KEPT`.
     gate: the share of PyTorch's top-1 that the runner must reach; None uses MLPerf's gate for the runner's precision.
     expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
     localize: True also measures the error of each block.
@@ -102,17 +105,17 @@ class ParityOptions:
     limit: int | None = None
     on_broken: OnBroken = "fail"
     gate: float | None = None
+    keep_decisions: float | None = None
     expected_accuracy: float | None = None
     localize: bool = False
 
     def __post_init__(self) -> None:
         gate_of("fp32", self.gate)
+        for option, share in (("keep-decisions", self.keep_decisions), ("expect-accuracy", self.expected_accuracy)):
+            if share is not None and not 0 < share <= 1:
+                raise InputError(f"--{option}: expected a share of the images, such as 0.97, got {share}")
         if self.on_broken not in ("fail", "skip"):
             raise InputError(f"--on-broken: expected fail or skip, got {self.on_broken!r}")
-        if self.expected_accuracy is not None and not 0 < self.expected_accuracy <= 1:
-            raise InputError(
-                f"--expect-accuracy: expected a share of the images, such as 0.93, got {self.expected_accuracy}"
-            )
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit: expected at least 1, got {self.limit}")
 
@@ -141,10 +144,10 @@ def check_parity(
     reference = None if why else Reference(bundle)
     tallies = [_Tally(bundle, runner, options, reference, why) for runner in runners]
     golden, stored = golden_batch(bundle)
-    kept: dict[str, _Known] = {}
+    kept: dict[str, Known] = {}
     for name, batch in (("golden", golden), *(() if reference is None else (("random", random_batch(bundle)),))):
         on_progress(Progress(f"{name} inputs"))
-        kept[name] = _Known(batch, stored, stored, None) if reference is None else _known_batch(reference, batch)
+        kept[name] = Known(batch, stored, stored, None) if reference is None else known_batch(reference, batch)
         for tally in tallies:
             tally.add(name, kept[name], keep=True)
     stream: ImageStream | None = None
@@ -159,7 +162,7 @@ def check_parity(
             on_broken=options.on_broken,
         )
         for batch in stream:
-            known = _known_batch(reference, batch)
+            known = known_batch(reference, batch)
             trained.add(batch.labels, known.trained)
             on_progress(Progress(stream.images.name, stream.handed_out + len(stream.broken_indices), stream.count))
             for tally in tallies:
@@ -190,27 +193,6 @@ def _needs_model(why: str) -> str:
     return f"needs the model in PyTorch: {why}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Known:
-    """A batch with PyTorch's logits: ``trained`` in float32, ``exact`` in float64, both (B, C).
-
-    If this process cannot build the model, both are the float32 logits stored at export.
-    features: (float32, float64), both (B, D), of a bundle with logits and features; else None. For a bundle without
-    logits, the features take the place of the logits.
-    """
-
-    batch: Batch
-    trained: NDArray[Any]
-    exact: NDArray[Any]
-    features: tuple[NDArray[Any], NDArray[Any]] | None
-
-
-def _known_batch(reference: Reference, batch: Batch) -> _Known:
-    answers = reference.answers(batch.inputs)
-    trained, exact = answers[reference.model.outputs[0]]
-    return _Known(batch, trained, exact, answers["features"] if len(answers) > 1 else None)
-
-
 class _Tally:
     """Collect a runner's results over all inputs.
 
@@ -222,6 +204,7 @@ class _Tally:
     ) -> None:
         self._bundle, self._runner, self._options = bundle, runner, options
         self._reference, self._why = reference, why
+        self._quantized = runner.precision in QUANTIZED
         manifest = bundle.manifest
         self._recorded = recorded_errors(bundle, runner.precision, for_cpu=runner.device == "cpu")
         # The key is (name of the inputs, True for the features beside logits).
@@ -238,7 +221,7 @@ class _Tally:
             )
         self._kept_logits: list[NDArray[Any]] = []
 
-    def add(self, inputs: str, known: _Known, *, keep: bool = False) -> None:
+    def add(self, inputs: str, known: Known, *, keep: bool = False) -> None:
         """Run a batch with the runner, and record how far the logits are from PyTorch's logits.
 
         inputs: the name of the set of inputs.  keep: True for golden and random inputs, whose logits are also stored;
@@ -248,7 +231,7 @@ class _Tally:
         logits = answers[self._runner.outputs[0]]
         noise = self._bundle.stored_noise(known.exact) if self._reference is None else None
         distances = self._distances.setdefault((inputs, False), Distances(inputs, stored=noise))
-        distances.add(logits, known.trained, known.exact)
+        distances.add(logits, known.trained, known.exact, self._of_graph(known.batch.inputs) if keep else None)
         if known.features is not None:
             name = f"{inputs}, features"
             self._distances.setdefault((inputs, True), Distances(name)).add(answers["features"], *known.features)
@@ -258,13 +241,21 @@ class _Tally:
             logits = np.full(known.exact.shape, np.nan, np.float32)
         whole = np.isfinite(logits).all(1)
         where = [place for place, fine in zip(known.batch.where, whole, strict=True) if fine]
-        if self._bundle.manifest.has_logits:
+        if self._bundle.manifest.has_logits and not (keep and self._quantized):
             self._decisions.add(where, logits[whole], known.trained[whole], known.exact[whole])
         if self.accuracy is not None and not keep:
             new = self._new(known.batch.inputs)
             labels = known.batch.labels
             self.accuracy.add(list(compress(labels, new)), known.trained[new], logits[new])
             self._left_out += sum(label is not None for label in compress(labels, ~new))
+
+    def _of_graph(self, inputs: NDArray[Any]) -> NDArray[Any] | None:
+        """Return the logits of a quantised graph with every rounding; None for a graph that is not quantised."""
+        if not self._quantized:
+            return None
+        runner = self._runner
+        path = open_variant(self._bundle, runner.precision, for_cpu=runner.device == "cpu").path
+        return emulated_logits(onnx.load(path), inputs, name=path.name)
 
     def _new(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """Return which images (B, …) did not calibrate the runner's graph."""
@@ -293,7 +284,7 @@ class _Tally:
 
     def report(
         self,
-        kept: dict[str, _Known],
+        kept: dict[str, Known],
         samples: Sequence[Sample],
         trained: TrainedAccuracy,
         checked: dict[Path, list[str]],
@@ -309,13 +300,14 @@ class _Tally:
         inputs = sent.batch.inputs
         limit = next(numbers.limit for numbers in sets if numbers.inputs == name)
         widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
-        numeric = check_numeric([*sets, *self._sets(features=True)])
+        judged = [numbers for numbers in sets if numbers.inputs in kept or not self._quantized]
+        numeric = check_numeric([*judged, *self._sets(features=True)])
         if numeric.verdict == "failed" and reference is not None:
             numeric = self._explained(numeric, reference, kept, limit)
         progress = prefixed(runner.name, on_progress)
         checks = [
             numeric,
-            self._decisions.check(widest) if bundle.manifest.has_logits else skipped_check("decisions", _NO_LOGITS),
+            self._judged_decisions(widest),
             trained.judged(self._judged_accuracy()),
             check_invariance(runner, inputs, sent.exact, limit, on_progress=progress),
             self._checked_calibration(samples, progress),
@@ -343,6 +335,13 @@ class _Tally:
             checks=tuple(checks),
             points=self._decisions.points(),
         )
+
+    def _judged_decisions(self, limit: Limit) -> Check:
+        if not self._bundle.manifest.has_logits:
+            return skipped_check("decisions", _NO_LOGITS)
+        if self._quantized:
+            return self._decisions.kept(self._options.keep_decisions or KEPT)
+        return self._decisions.check(limit)
 
     def _judged_accuracy(self) -> Check:
         if self._reference is None:
@@ -373,7 +372,7 @@ class _Tally:
         exact = np.stack([sample.exact for sample in samples])[new]
         return check_calibration(self._bundle, precision, inputs[new], exact, for_cpu=self._runner.device == "cpu")
 
-    def _explained(self, numeric: Check, reference: Reference, kept: dict[str, _Known], limit: Limit) -> Check:
+    def _explained(self, numeric: Check, reference: Reference, kept: dict[str, Known], limit: Limit) -> Check:
         if len({rows.shape[1:] for rows in self._kept_logits}) > 1:
             return numeric
         inputs = np.concatenate([known.batch.inputs for known in kept.values()])

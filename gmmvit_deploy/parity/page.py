@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gmmvit_deploy.parity._numeric import STORED
 from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot
 from gmmvit_deploy.parity._summary import summary_of
 from gmmvit_deploy.parity._verdict import Check
@@ -84,8 +85,8 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
 def _distances(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     rows = []
     for numbers in sets:
-        both = (("float64", "from_exact"), ("float32", "from_trained"))
-        for reference, key in (("float32, stored at export", "from_exact"),) if numbers["stored"] else both:
+        exact, trained = (numbers["reference"], "from_exact"), ("PyTorch's float32 logits", "from_trained")
+        for reference, key in (exact,) if numbers["reference"] == STORED else (exact, trained):
             distances, limit = numbers[key], numbers["limit"]
             rows.append(
                 (

@@ -6,6 +6,7 @@ The float32 logits show what the trained model computes. The float64 logits serv
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +18,10 @@ from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.layers.dead_masks import dead_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import OutputName
+from gmmvit_deploy.parity.inputs import Batch
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
-__all__ = ["Reference", "why_no_model"]
+__all__ = ["Known", "Reference", "known_batch", "why_no_model"]
 
 
 def why_no_model(bundle: Bundle) -> str:
@@ -61,3 +63,24 @@ class Reference:
             trained, exact = self.model.answers(tensors), self.exact.answers(tensors.double())
         pairs = zip(trained, exact, strict=True)
         return {name: (a.numpy(), b.numpy()) for name, (a, b) in zip(self.model.outputs, pairs, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """A batch with PyTorch's logits: ``trained`` in float32, ``exact`` in float64, both (B, C).
+
+    If this process cannot build the model, both are the float32 logits stored at export.
+    features: (float32, float64), both (B, D), of a bundle with logits and features; else None. For a bundle without
+    logits, the features take the place of the logits.
+    """
+
+    batch: Batch
+    trained: NDArray[Any]
+    exact: NDArray[Any]
+    features: tuple[NDArray[Any], NDArray[Any]] | None
+
+
+def known_batch(reference: Reference, batch: Batch) -> Known:
+    answers = reference.answers(batch.inputs)
+    trained, exact = answers[reference.model.outputs[0]]
+    return Known(batch, trained, exact, answers["features"] if len(answers) > 1 else None)

@@ -1,0 +1,136 @@
+"""Parity of a quantised graph: decisions on real images, and planted faults, each named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.export._recipes import Recipe
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.runtimes.runners.open import open_runner
+
+pytestmark = pytest.mark.export
+CPU = "model.int8.cpu.onnx"
+Fault = Callable[[dict[str, np.ndarray]], None]
+
+
+def photographs(seed: int = 6, count: int = 48) -> ArrayImages:
+    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return ArrayImages("photographs", coarse.repeat(8, axis=1).repeat(8, axis=2), None)
+
+
+def judged(bundle: Bundle, **options: Any) -> ParityReport:
+    with closing(open_runner("onnxruntime", bundle, precision="int8")) as runner:
+        return check_parity(bundle, [runner], ParityOptions(**options))
+
+
+def planted(precise_bundle: Bundle, fault: Fault, tmp_path: Path) -> Bundle:
+    """Copy the bundle, change constants of the int8 graph for CPUs, and record the changed graph as the right one."""
+    shutil.copytree(precise_bundle.path, tmp_path / "bundle")
+    path = tmp_path / "bundle" / CPU
+    proto = onnx.load(path)
+    constants = {tensor.name: numpy_helper.to_array(tensor).copy() for tensor in proto.graph.initializer}
+    fault(constants)
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
+    onnx.save(proto, path)
+    record = path.with_name("model.int8.json")
+    data = json.loads(record.read_text())
+    data["cpu"]["onnx_sha256"] = sha256_of_file(path)
+    record.write_text(json.dumps(data))
+    return open_bundle(tmp_path / "bundle")
+
+
+def test_decisions_are_judged_on_real_images_only(precise_bundle: Bundle) -> None:
+    without = judged(precise_bundle).runners[0]
+    assert without.check("numeric").verdict == "passed"
+    assert without.check("decisions").verdict == "skipped"
+    assert "only real images show how many; add --data" in without.check("decisions").summary
+    images = judged(precise_bundle, data=photographs(), keep_decisions=0.5).runners[0]
+    decisions = images.check("decisions")
+    assert decisions.verdict == "passed", decisions.summary
+    details = decisions.details
+    assert details["inputs"] == 48
+    assert details["interval"][0] < details["agreement"] <= details["interval"][1]
+    assert details["db"] > 15
+    assert 0.9 < details["least_cosine"] < 1
+    assert images.check("calibration").verdict == "passed", images.check("calibration").reasons
+    strict = judged(precise_bundle, data=photographs(), keep_decisions=0.999).runners[0].check("decisions")
+    assert strict.verdict in ("undecided", "failed")  # 48 images cannot show 99.9 %
+    assert "of 48 images changed" in strict.reasons[0]
+
+
+def narrow(constants: dict[str, np.ndarray]) -> None:
+    """Cut the range of an activation to a third."""
+    constants["blocks.1.mlp.2/MatMul.input.scale"] /= np.float32(3)
+
+
+def other_channel(constants: dict[str, np.ndarray]) -> None:
+    """Give each output channel the scale of its neighbour, in a weight whose channels differ."""
+    scales = next(values for name, values in constants.items() if name.endswith(".scale") and values.size > 1)
+    scales[:] = np.roll(scales, 1)
+
+
+def half_smoothed(constants: dict[str, np.ndarray]) -> None:
+    """Divide channels in a LayerNorm, and forget the weights."""
+    name = next(name for name in constants if name.endswith(".smoothed.1"))
+    constants[name][::3] /= 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        (narrow, "its input saturates at 0.333 times the range that calibration measured"),
+        (other_channel, "times the trained weight: its scale is wrong"),
+        (half_smoothed, "smoothing is folded into one of them only"),
+    ],
+)
+def test_planted_faults_are_named(fault: Fault, named: str, precise_bundle: Bundle, tmp_path: Path) -> None:
+    bundle = planted(precise_bundle, fault, tmp_path)
+    check = judged(bundle, data=photographs()).runners[0].check("calibration")
+    assert check.verdict == "failed"
+    assert any(named in reason for reason in check.reasons), check.reasons
+
+
+def test_a_runtime_that_saturates_fails_the_numeric_check(precise_bundle: Bundle) -> None:
+    """The graph is right, so the runtime is named, and not the calibration."""
+    with closing(open_runner("onnxruntime", precise_bundle, precision="int8")) as runner:
+        right = runner._run
+
+        def saturated(inputs: np.ndarray) -> np.ndarray:
+            logits = right(inputs)
+            return np.clip(logits, -0.3 * np.abs(logits).max(), 0.3 * np.abs(logits).max())
+
+        runner._run = saturated  # type: ignore[method-assign]
+        report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
+    checks = report.runners[0]
+    assert checks.check("numeric").verdict == "failed"
+    assert "from the quantised graph's logits" in checks.check("numeric").reasons[0]
+    assert checks.check("calibration").verdict == "passed"
+
+
+def test_the_recipe_is_recorded_with_all_that_were_tried(precise_bundle: Bundle) -> None:
+    records = json.loads((precise_bundle.path / "model.int8.json").read_text())
+    calibration = records["cpu"]["calibration"]
+    best = calibration["recipe"]
+    assert best in calibration["tried"]
+    assert best["db"] == max(tried["db"] for tried in calibration["tried"])
+    assert calibration["tried"][0]["rounding"] == "nearest"
+    assert best["db"] > calibration["tried"][0]["db"] + 1
+    assert calibration["judged_images"] == calibration["images"] // 4
+    assert set(Recipe.__slots__) < set(best)
+    parts = [[graph["recipe"][part] for part in Recipe.__slots__] for graph in (records["calibration"], calibration)]
+    assert parts[0] == parts[1]
