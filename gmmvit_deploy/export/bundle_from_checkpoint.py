@@ -29,6 +29,7 @@ from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bund
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
+from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_of
@@ -45,9 +46,9 @@ __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
 _STEPS = (
     "read the checkpoint",
+    "compute the golden logits",
     "fold the masks",
     "export to ONNX",
-    "compute the golden logits",
     "compare the runtimes with PyTorch",
 )
 
@@ -100,10 +101,15 @@ def bundle_from_checkpoint(
     label_set = LabelSet(labels=labels, task=options.agreed_task, thresholds=options.fitting_thresholds(labels))
     if calibration is not None:
         require_images(calibration, image, options.input_kind)
-    begin(1)
-    folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
+        begin(1)
+        golden, noises = golden_from_model(loaded.model, options.input_kind, image)
+        (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
+        (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+        (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
         begin(2)
+        folded = fold(loaded.model, in_place=True)
+        begin(3)
         inside = image if options.input_kind == "pixels" else None
         proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
         masks, biases = prove_folded(proto, folded, foreign=folded.model.foreign)
@@ -111,12 +117,8 @@ def bundle_from_checkpoint(
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
         for key, value in notes.items():
             proto.metadata_props.add(key=key, value=value)
-        (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))
-        (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
-        begin(3)
-        golden, noises = golden_from_model(loaded.model, options.input_kind, image)
-        (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
-        (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+        folded.model.to("meta")  # from here on the weights are in the graph, and later in its file
+        write_graph(proto, folder / artifacts.MODEL_FILE)
         unproven = Manifest(
             spec=loaded.spec,
             trainable_parameters=loaded.trainable_parameters,
@@ -146,6 +148,7 @@ def bundle_from_checkpoint(
             versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
+        del proto
         begin(4)
         parity, skipped = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
         bundle = Bundle(path=folder, manifest=replace(unproven, export_parity=parity, export_skipped=skipped))
@@ -268,8 +271,10 @@ def _proven(
         )
     first = next(iter(expected))
     if loaded.model.foreign:
+        # Runtimes divide a large batch into chunks, so that more rows than these would run no other batch.
+        most = min(bundle.manifest.max_batch, len(inputs))
         with programs[next(iter(differences))]() as runner:
-            require_batches(runner.run, inputs, expected[first], limits[first], max_batch=bundle.manifest.max_batch)
+            require_batches(runner.run, inputs, expected[first], limits[first], max_batch=most)
     parity: dict[str, float] = {}
     for output in expected:
         prefix = "" if output == first else f"{output}_"
