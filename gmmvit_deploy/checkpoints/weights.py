@@ -144,7 +144,7 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     state: every tensor of the model, by name in the model, and no other tensor.
     """
     model = model_from_spec(spec)
-    # The values are copied: tensors of a file can share memory, and a change in one layer must not change another layer.
+    # The values are copied: tensors of a file can share memory, and a change in one layer must not change another one.
     model.load_state_dict(state, strict=True)
     return model.eval().requires_grad_(True)
 

@@ -96,7 +96,7 @@ def _differences(
     for size in (runner.max_batch, 1):
         parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]
         try:
-            answers = [runner.run_all(part) for part in parts]
+            answers = [_answers(runner, part) for part in parts]
         except BundleError as exc:
             raise ExportError(f"{what}: runner {runner.label} cannot run the graph: {exc.__cause__ or exc}") from exc
         except GmmvitError:
@@ -119,6 +119,16 @@ def _differences(
                 )
             largest[output] = max(largest[output], difference)
     return largest
+
+
+def _answers(runner: Runner, rows: NDArray[Any]) -> dict[OutputName, NDArray[Any]]:
+    """Run rows as a batch whose size is a power of two, with rows repeated.
+
+    OpenVINO compiles the graph, which copies the weights, for each power of two in the size of a batch.
+    """
+    size = min(1 << (len(rows) - 1).bit_length(), runner.max_batch)
+    answers = runner.run_all(np.resize(rows, (size, *rows.shape[1:])))
+    return {output: values[: len(rows)] for output, values in answers.items()}
 
 
 def require_batches(

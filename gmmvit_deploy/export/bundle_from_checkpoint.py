@@ -21,6 +21,7 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError, OutputError
+from gmmvit_deploy.export._memory import require_memory
 from gmmvit_deploy.export._numeric_proof import proven_programs, require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
@@ -74,8 +75,8 @@ def bundle_from_checkpoint(
     on_progress: called at the beginning of each step.
     Errors, each of which leaves ``out`` unchanged:
         CheckpointError: the checkpoint cannot be loaded, or cannot be loaded safely.
-        InputError: the number of labels, means or standard deviations does not fit the model, a label is not valid, or
-        the images of ``calibration`` do not fit the model.
+        InputError: the export does not fit into the memory; the number of labels, means or standard deviations does not
+        fit the model; a label is not valid; or the images of ``calibration`` do not fit the model.
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
         ExportError: the exporter fails, a check of the graph fails, the difference of a runtime's logits from PyTorch's
@@ -92,6 +93,7 @@ def bundle_from_checkpoint(
         on_progress(Progress(_STEPS[number], number, len(_STEPS)))
 
     begin(0)
+    require_memory(checkpoint, hints.weights if hints else None)
     loaded = load_checkpoint(checkpoint, hints)
     options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
     image = _image(options, loaded.spec)

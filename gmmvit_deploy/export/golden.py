@@ -7,6 +7,7 @@ A runner is a runtime, engine or server that computes logits.
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,6 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
     """
     import torch
 
-    from gmmvit_deploy.models.layers.float64 import in_float64
-
     generator = np.random.default_rng(_SEED)
     normalised = image.normalisation is not None
     if input_kind == "pixels":
@@ -51,8 +50,7 @@ def golden_from_model(model: Model, input_kind: InputKind, image: ImageSpec) -> 
     everything = np.concatenate([tensors, image.tensor_from_pixels(decoded)]) if normalised else tensors
     with torch.inference_mode():
         answers = [answer.numpy() for answer in model.answers(torch.from_numpy(everything))]
-        with in_float64(model):
-            exact = model.answers(torch.from_numpy(everything).double())
+        exact = copy.deepcopy(model).double().answers(torch.from_numpy(everything).double())
     noises = tuple(_noise(answer, true.numpy()) for answer, true in zip(answers, exact, strict=True))
     logits, features = answers[0], answers[1] if len(answers) > 1 else None
     golden = GoldenSet(

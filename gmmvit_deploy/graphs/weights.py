@@ -1,7 +1,7 @@
 """Keep the weights of a graph outside of its protobuf: a protobuf has at most 2 GiB, and each copy copies the weights.
 
-    model.onnx         the graph; each large constant names its place in the other file
-    model.onnx.data    the values of these constants, if the weights have `EXTERNAL_FROM_BYTES` or more
+model.onnx         the graph; each large constant names its place in the other file
+model.onnx.data    the values of these constants, if the weights have `EXTERNAL_FROM_BYTES` or more
 """
 
 from __future__ import annotations

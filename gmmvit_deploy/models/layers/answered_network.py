@@ -9,6 +9,7 @@ replace these modules by constants.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from typing import ClassVar
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import GmmvitError, SpecError
-from gmmvit_deploy.models.layers.float64 import in_float64
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
 from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
 from gmmvit_deploy.models.layers.model import Model
@@ -167,8 +167,7 @@ def require_equal_logits(model: AnsweredNetwork, *, hint: str) -> None:
     images = torch.randn(2, *input_shape(spec), generator=torch.Generator().manual_seed(0))
     if model.computes_built_network():
         exact = images.double()
-        with in_float64(model):
-            logits = model(exact)
+        logits = copy.deepcopy(model).double()(exact)
     else:
         exact, logits = None, model(images)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

@@ -128,7 +128,7 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
 
 
 def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
-    """Return a copy without the weights that states the shape of each value, or None if the shapes cannot be inferred."""
+    """Return a copy without weights that states the shape of each value, or None if the shapes cannot be inferred."""
     from onnx import shape_inference
 
     try:

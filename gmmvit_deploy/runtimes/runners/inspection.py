@@ -79,7 +79,9 @@ def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
     for tensor in sorted(set(tensors) - present):
         copy.graph.output.append(onnx.ValueInfoProto(name=tensor))
     # The ONNX checker requires that the graph states the types of outputs. ONNX Runtime infers these types.
-    inferred = {value.name: value for value in onnx.shape_inference.infer_shapes(without_weights(proto)).graph.value_info}
+    inferred = {
+        value.name: value for value in onnx.shape_inference.infer_shapes(without_weights(proto)).graph.value_info
+    }
     for output in copy.graph.output:
         if output.name in inferred:
             output.CopyFrom(inferred[output.name])

@@ -122,9 +122,7 @@ class OnnxRuntimeGpuRunner(_SessionRunner):
         super().__init__(bundle)
         self.name, self.device, self.graph, self.precision = name, device, variant, variant.precision
         self._providers, self._settings = providers, settings
-        session, self.placement = session_on_providers(
-            variant.path, f"runner {self.label}: {variant.path}", providers
-        )
+        session, self.placement = session_on_providers(variant.path, f"runner {self.label}: {variant.path}", providers)
         self._program = BoundProgram(session, memory="cuda" if device == "gpu" else "cpu")
 
     @property
