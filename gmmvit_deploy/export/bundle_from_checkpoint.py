@@ -7,6 +7,7 @@ fails, the export writes no bundle.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -151,6 +152,7 @@ def bundle_from_checkpoint(
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
         del proto
+        gc.collect()  # the exporter's objects, which hold the weights, refer to each other
         begin(4)
         parity, skipped = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
         bundle = Bundle(path=folder, manifest=replace(unproven, export_parity=parity, export_skipped=skipped))

@@ -49,7 +49,7 @@ def has_external_weights(proto: ModelProto) -> bool:
 def write_graph(proto: ModelProto, path: Path) -> None:
     """Write a graph to ``path``, and large weights to `data_path`.  Errors: OSError when writing fails."""
     if not has_external_weights(proto):
-        path.write_bytes(proto.SerializeToString(deterministic=True))
+        _write_parts(proto, path)
         return
     light = without_weights(proto)
     with data_path(path).open("wb") as file:
@@ -62,6 +62,22 @@ def write_graph(proto: ModelProto, path: Path) -> None:
                 for key, value in place.items():
                     reference.external_data.add(key=key, value=str(value))
     path.write_bytes(light.SerializeToString(deterministic=True))
+
+
+def _write_parts(proto: ModelProto, path: Path) -> None:
+    """Write a graph, and then each of its constants: protobuf needs several times the memory of what it serialises.
+
+    A reader joins the parts, because a protobuf that follows another one in a file adds to its lists.
+    """
+    nodes = type(proto)()
+    _copy_fields(proto, nodes, leave_out="graph")
+    _copy_fields(proto.graph, nodes.graph, leave_out="initializer")
+    with path.open("wb") as file:
+        file.write(nodes.SerializeToString(deterministic=True))
+        for tensor in proto.graph.initializer:
+            part = type(proto)()
+            part.graph.initializer.append(tensor)
+            file.write(part.SerializeToString(deterministic=True))
 
 
 def without_weights(proto: ModelProto) -> ModelProto:
