@@ -16,6 +16,7 @@ from gmmvit_deploy.errors import (
     MissingDependencyError,
     RunnerUnavailableError,
 )
+from gmmvit_deploy.runtimes.programs.memory import release_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,7 +77,8 @@ def proven_programs(
             skipped[name] = f"{exc}; {openvino_is_wrong}"
         finally:
             runner.close()
-            del runner  # each runner holds the weights of its own, so that only one may be open
+            del runner  # each runner has several copies of the weights, so that only one may be open
+            release_memory()
     return differences, skipped
 
 

@@ -7,7 +7,6 @@ fails, the export writes no bundle.
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,6 +40,7 @@ from gmmvit_deploy.models.specs import ModelSpec, input_shape
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
+from gmmvit_deploy.runtimes.programs.memory import release_memory
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
 
@@ -152,7 +152,7 @@ def bundle_from_checkpoint(
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
         del proto
-        gc.collect()  # the exporter's objects, which hold the weights, refer to each other
+        release_memory()  # the exporter's objects, which hold the weights, refer to each other
         begin(4)
         parity, skipped = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
         bundle = Bundle(path=folder, manifest=replace(unproven, export_parity=parity, export_skipped=skipped))

@@ -1,4 +1,6 @@
-"""Read how much memory this process can still get: what is free on the machine, and in the cgroups of the process.
+"""Read how much memory this process can still get, and return memory that it no longer needs.
+
+What it can get is the smaller of what is free on the machine, and in the cgroups of the process:
 
     cgroup v2    memory.max               bytes, or "max"; memory.current; inactive_file in memory.stat
     cgroup v1    memory.limit_in_bytes    bytes; memory.usage_in_bytes; total_inactive_file in memory.stat
@@ -8,12 +10,14 @@ The kernel frees the memory of cached files (inactive_file) before it kills a pr
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 from pathlib import Path
 
 from gmmvit_deploy.runtimes.programs.cores import groups, lines
 
-__all__ = ["available_bytes"]
+__all__ = ["available_bytes", "release_memory"]
 
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -36,3 +40,15 @@ def available_bytes(root: Path = Path("/")) -> int | None:
                 held = re.search(rf"^{cached} (\d+)$", "\n".join(lines(folder / "memory.stat")), re.MULTILINE)
                 free.append(int(sizes[0]) - int(sizes[1]) + (int(held[1]) if held else 0))
     return min(free, default=None)
+
+
+def release_memory() -> None:
+    """Return the memory of unused objects to the system.
+
+    The C library keeps freed blocks of the size of a weight for later use by the same allocator: after ONNX Runtime has
+    closed its sessions, twice the memory of the weights, which OpenVINO cannot use.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has this function
+    if trim is not None:
+        trim(0)
