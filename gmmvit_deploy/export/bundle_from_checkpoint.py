@@ -35,6 +35,7 @@ from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
 from gmmvit_deploy.precision import Precision
@@ -96,6 +97,8 @@ def bundle_from_checkpoint(
     begin(0)
     require_memory(checkpoint, hints.weights if hints else None)
     loaded = load_checkpoint(checkpoint, hints)
+    trainable_parameters = loaded.trainable_parameters  # before the model is folded in place
+    release_memory()
     options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
     image = _image(options, loaded.spec)
     loaded.model.outputs = options.outputs
@@ -120,11 +123,11 @@ def bundle_from_checkpoint(
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
         for key, value in notes.items():
             proto.metadata_props.add(key=key, value=value)
-        folded.model.to("meta")  # from here on the weights are in the graph, and later in its file
+        _free_parameters(folded.model)  # the graph has the weights
         write_graph(proto, folder / artifacts.MODEL_FILE)
         unproven = Manifest(
             spec=loaded.spec,
-            trainable_parameters=loaded.trainable_parameters,
+            trainable_parameters=trainable_parameters,
             checkpoint={
                 "name": loaded.file.path.name,
                 "sha256": loaded.file.sha256,
@@ -152,7 +155,7 @@ def bundle_from_checkpoint(
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
         del proto
-        release_memory()  # the exporter's objects, which hold the weights, refer to each other
+        release_memory()
         begin(4)
         parity, skipped = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
         bundle = Bundle(path=folder, manifest=replace(unproven, export_parity=parity, export_skipped=skipped))
@@ -249,6 +252,17 @@ def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:
     return tuple(OutputRecord(name=name, shape=(width,), meaning=MEANINGS[name]) for name, width in widths.items())
 
 
+def _free_parameters(model: Model) -> None:
+    """Free the memory of the parameters of a model, which can no longer be used.
+
+    Without references to the model, the memory would stay in use: the rewrite rules of onnxscript keep the last graph.
+    """
+    for parameter in model.parameters():
+        storage = parameter.untyped_storage()
+        if storage.resizable():
+            storage.resize_(0)
+
+
 def _proven(
     bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -266,9 +280,8 @@ def _proven(
     """
     inputs, expected = bundle.golden_rows()
     limits = {name: limit_from_stored(noise).largest for name, noise in zip(expected, noises, strict=True)}
-    programs = proof_programs(bundle, open_variant(bundle, "fp32"))
-    what = str(loaded.file.path)
-    differences, skipped = proven_programs(programs, inputs, expected, limits, what=what)
+    variant, what = open_variant(bundle, "fp32"), str(loaded.file.path)
+    differences, skipped = proven_programs(proof_programs(bundle, variant), inputs, expected, limits, what=what)
     if not differences:
         raise ExportError(
             f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
@@ -277,7 +290,7 @@ def _proven(
     if loaded.model.foreign:
         # Runtimes divide a large batch into chunks, so that more rows than these would run no other batch.
         most = min(bundle.manifest.max_batch, len(inputs))
-        with programs[next(iter(differences))]() as runner:
+        with proof_programs(bundle, variant)[next(iter(differences))]() as runner:
             require_batches(runner.run, inputs, expected[first], limits[first], max_batch=most)
     parity: dict[str, float] = {}
     for output in expected:

@@ -58,7 +58,7 @@ def test_the_second_memory_is_read_with_its_strides(name: str, tmp_path: Path) -
     """The file stores the memory transposed, and after training on a CPU in the storage of the first memory."""
     case = loaded(name)
     model = case.model
-    tensors = read_tensors(case.file.path).tensors
+    tensors = read_tensors(case.file.path, case.file.weights).tensors
     keys = [key for key in tensors if ".attention1.attn.linear_" in key and key.endswith(".weight")]
     first, second = (tensors[key] for key in sorted(keys))
     assert not second.is_contiguous()
