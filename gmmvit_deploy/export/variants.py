@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,18 +177,15 @@ def _written(
         return open_variant(bundle, precision)
     graphs = (False, True) if precision in FOR_CPUS else (False,)
     with temporary_folder("convert") as folder, ExitStack() as closing:
-        records = [
-            _recorded(bundle, precision, folder, calibration=calibration, padded=padded, for_cpu=for_cpu)
-            for for_cpu in graphs
-        ]
+        record_of = partial(_recorded, bundle, precision, folder, calibration=calibration, padded=padded)
+        records = [record_of(for_cpu=for_cpu) for for_cpu in graphs]
         record = replace(records[0], cpu=records[1] if precision in FOR_CPUS else None)
         text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         made = sorted(folder.iterdir())
         files = [closing.enter_context(new_file(bundle.path / path.name, force=force)) for path in made]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
         for file, path in zip(files, made, strict=True):
-            with path.open("rb") as written:
-                shutil.copyfileobj(written, file)
+            file.write(path.read_bytes())
         notes.write(text.encode())
         for file in (*files, notes):  # a full disk is met here, before the first file is replaced
             file.flush()
@@ -204,6 +201,7 @@ def _recorded(
     path = folder / onnx_file(precision, for_cpu=for_cpu)
     write_graph(prepared.proto, path)
     hashes = [sha256_of_file(file) for file in files_of(path)]
+    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None)
     golden = _measured(bundle, prepared.proto, precision, path.name)
     return VariantRecord(
         precision=precision,
@@ -218,7 +216,7 @@ def _recorded(
         golden=golden,
         versions=tool_versions(),
         role_disagreements=prepared.role_disagreements,
-        programs=_proven(bundle, path, hashes[0], precision, golden["largest_abs"]),
+        programs=_proven(bundle, variant, golden["largest_abs"]),
     )
 
 
@@ -341,16 +339,11 @@ def _folded(
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 
 
-def _proven(
-    bundle: Bundle, path: Path, sha256: str, precision: Precision, recorded: float
-) -> dict[str, dict[str, Any]]:
+def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
     """Run the graph in every CPU runtime that supports the precision, and compare the logits with the golden logits.
 
     Each runtime runs the graph twice: with the runtime's built-in operators, and with this project's CPU kernels. For
-    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round to bf16. A Triton server with
-    OpenVINO does the same.
-
-    path, sha256: the graph's file, and its SHA-256.
+    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
     recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
     Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
@@ -360,19 +353,18 @@ def _proven(
     """
     inputs, outputs = bundle.golden_rows()
     first, expected = next(iter(outputs.items()))
-    limit = limit_from_stored(bundle.stored_noise(expected), precision, recorded=recorded).largest
-    variant = Variant(precision=precision, path=path, sha256=sha256, record=None)
+    limit = limit_from_stored(bundle.stored_noise(expected), variant.precision, recorded=recorded).largest
     differences, skipped = proven_programs(
         proof_programs(bundle, variant),
         inputs,
         {first: expected},
         {first: limit},
-        what=path.name,
-        openvino_is_wrong=int8_saturates() if precision == "int8" else "",
+        what=variant.path.name,
+        openvino_is_wrong=int8_saturates() if variant.precision == "int8" else "",
     )
     return {
         **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},
-        **{name: {"skipped": why.replace(f"{path.parent}/", "")} for name, why in skipped.items()},
+        **{name: {"skipped": why.replace(f"{variant.path.parent}/", "")} for name, why in skipped.items()},
     }
 
 
