@@ -110,7 +110,7 @@ def take_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
             continue
         taken[name] = tensor
         value.const_value = ir.ExternalTensor(
-            "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape), name=name
+            "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
         )
     return taken
 
@@ -127,7 +127,8 @@ def put_weights(proto: ModelProto, taken: dict[str, ir.TensorProtocol]) -> None:
 def _size_bytes(tensor: TensorProto) -> int:
     from onnx import helper
 
-    return math.prod(tensor.dims) * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    itemsize: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return math.prod(tensor.dims) * itemsize
 
 
 def _copy_fields(source: Any, target: Any, *, leave_out: str) -> None:

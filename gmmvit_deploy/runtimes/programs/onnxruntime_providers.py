@@ -225,8 +225,8 @@ def _require_placement(placement: Placement, graph: Path | bytes, name: str, pro
     import onnx
 
     first = placement.first
-    is_file = isinstance(graph, Path)
-    sizes = _size_nodes(onnx.load(graph, load_external_data=False) if is_file else onnx.load_from_string(graph))
+    proto = onnx.load_from_string(graph) if isinstance(graph, bytes) else onnx.load(graph, load_external_data=False)
+    sizes = _size_nodes(proto)
     elsewhere = [
         node
         for provider, nodes in placement.nodes.items()
