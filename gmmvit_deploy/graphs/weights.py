@@ -128,7 +128,7 @@ def _size_bytes(tensor: TensorProto) -> int:
     from onnx import helper
 
     itemsize: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return math.prod(tensor.dims) * itemsize
+    return itemsize * int(math.prod(tensor.dims))
 
 
 def _copy_fields(source: Any, target: Any, *, leave_out: str) -> None:
