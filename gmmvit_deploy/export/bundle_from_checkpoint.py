@@ -258,9 +258,7 @@ def _free_parameters(model: Model) -> None:
     Without references to the model, the memory would stay in use: the rewrite rules of onnxscript keep the last graph.
     """
     for parameter in model.parameters():
-        storage = parameter.untyped_storage()
-        if storage.resizable():
-            storage.resize_(0)
+        parameter.data = parameter.data.new_empty(0)
 
 
 def _proven(

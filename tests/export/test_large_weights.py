@@ -79,9 +79,9 @@ def test_a_damaged_file_of_weights_is_refused(change, large: Bundle, tmp_path: P
 
 @pytest.mark.server
 @pytest.mark.rest
-@pytest.mark.parametrize("backend", ["python", "onnxruntime"])
-def test_a_server_reads_the_weights(backend: str, large: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(backend=backend, threads=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(runtime=runtime, threads=1)  # type: ignore[arg-type]
     repository = repository_from_bundle(large, tmp_path / "models", options)
     inputs, logits = large.golden()
     with (
