@@ -279,6 +279,7 @@ def _proven(
     inputs, expected = bundle.golden_rows()
     limits = {name: limit_from_stored(noise).largest for name, noise in zip(expected, noises, strict=True)}
     variant, what = open_variant(bundle, "fp32"), str(loaded.file.path)
+    release_memory()  # that of the graph, which was read to check it
     differences, skipped = proven_programs(proof_programs(bundle, variant), inputs, expected, limits, what=what)
     if not differences:
         raise ExportError(
