@@ -16,6 +16,8 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,13 +38,14 @@ from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.files.leftovers import temporary_folder
-from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes
+from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.calibration import bounds_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
+from gmmvit_deploy.graphs.weights import files_of, write_graph
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
@@ -173,14 +176,16 @@ def _written(
     if precision == "fp32":
         return open_variant(bundle, precision)
     graphs = (False, True) if precision in FOR_CPUS else (False,)
-    made = [_recorded(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu) for for_cpu in graphs]
-    record = replace(made[0][1], cpu=made[1][1] if precision in FOR_CPUS else None)
-    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    with ExitStack() as closing:
-        files = [closing.enter_context(new_file(bundle.path / name, force=force)) for name in onnx_files(precision)]
+    with temporary_folder("convert") as folder, ExitStack() as closing:
+        record_of = partial(_recorded, bundle, precision, folder, calibration=calibration, padded=padded)
+        records = [record_of(for_cpu=for_cpu) for for_cpu in graphs]
+        record = replace(records[0], cpu=records[1] if precision in FOR_CPUS else None)
+        text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        made = sorted(folder.iterdir())
+        files = [closing.enter_context(new_file(bundle.path / path.name, force=force)) for path in made]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
-        for file, (data, _) in zip(files, made, strict=True):
-            file.write(data)
+        for file, path in zip(files, made, strict=True):
+            file.write(path.read_bytes())
         notes.write(text.encode())
         for file in (*files, notes):  # a full disk is met here, before the first file is replaced
             file.flush()
@@ -189,17 +194,20 @@ def _written(
 
 
 def _recorded(
-    bundle: Bundle, precision: Precision, *, calibration: ImageBatches | None, padded: bool, for_cpu: bool
-) -> tuple[bytes, VariantRecord]:
-    """Make a graph and measure it.  Returns (the content of the graph's file, the graph's record)."""
+    bundle: Bundle, precision: Precision, folder: Path, *, calibration: ImageBatches | None, padded: bool, for_cpu: bool
+) -> VariantRecord:
+    """Write a graph to ``folder`` and measure it.  Returns the graph's record."""
     prepared = prepared_graph(bundle, precision, calibration=calibration, padded=padded, for_cpu=for_cpu)
-    data = prepared.proto.SerializeToString(deterministic=True)
-    file = onnx_file(precision, for_cpu=for_cpu)
-    golden = _measured(bundle, prepared.proto, precision, file)
-    return data, VariantRecord(
+    path = folder / onnx_file(precision, for_cpu=for_cpu)
+    write_graph(prepared.proto, path)
+    hashes = [sha256_of_file(file) for file in files_of(path)]
+    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None)
+    golden = _measured(bundle, prepared.proto, precision, path.name)
+    return VariantRecord(
         precision=precision,
         bundle_sha256=bundle.sha256,
-        onnx_sha256=sha256_of_bytes(data),
+        onnx_sha256=hashes[0],
+        data_sha256="".join(hashes[1:]),
         passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
         constants=prepared.constants,
         mask_sha256=prepared.mask_sha256,
@@ -208,7 +216,7 @@ def _recorded(
         golden=golden,
         versions=tool_versions(),
         role_disagreements=prepared.role_disagreements,
-        programs=_proven(bundle, data, precision, file, golden["largest_abs"]),
+        programs=_proven(bundle, variant, golden["largest_abs"]),
     )
 
 
@@ -331,14 +339,11 @@ def _folded(
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
 
 
-def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, recorded: float) -> dict[str, dict[str, Any]]:
+def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
     """Run the graph in every CPU runtime that supports the precision, and compare the logits with the golden logits.
 
     Each runtime runs the graph twice: with the runtime's built-in operators, and with this project's CPU kernels. For
-    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round to bf16. A Triton server with
-    OpenVINO does the same.
-
-    data: the content of the graph's file.  file: the name of this file.
+    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
     recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
     Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
@@ -348,22 +353,18 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, record
     """
     inputs, outputs = bundle.golden_rows()
     first, expected = next(iter(outputs.items()))
-    limit = limit_from_stored(bundle.stored_noise(expected), precision, recorded=recorded).largest
-    with temporary_folder("proof") as folder:
-        path = folder / file
-        path.write_bytes(data)
-        variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
-        differences, skipped = proven_programs(
-            proof_programs(bundle, variant),
-            inputs,
-            {first: expected},
-            {first: limit},
-            what=file,
-            openvino_is_wrong=int8_saturates() if precision == "int8" else "",
-        )
+    limit = limit_from_stored(bundle.stored_noise(expected), variant.precision, recorded=recorded).largest
+    differences, skipped = proven_programs(
+        proof_programs(bundle, variant),
+        inputs,
+        {first: expected},
+        {first: limit},
+        what=variant.path.name,
+        openvino_is_wrong=int8_saturates() if variant.precision == "int8" else "",
+    )
     return {
         **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},
-        **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},
+        **{name: {"skipped": why.replace(f"{variant.path.parent}/", "")} for name, why in skipped.items()},
     }
 
 
