@@ -20,8 +20,8 @@ from torch import nn
 from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import SYSTEMS, system_pair
+from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.models.folding.fold import fold

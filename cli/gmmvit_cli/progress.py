@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ LINE_MARK = "·"
 """First character of every progress line, so that a reader of stderr can tell it from an error."""
 _QUIET_S = 1.0  # work that ends sooner prints no line
 _BETWEEN_S = 2.0  # least time between two lines: a log is not flooded by short steps
+_SILENT_S = 15.0  # most time without a line: a step that lasts longer is named again
 
 
 @contextmanager
@@ -39,7 +41,8 @@ def progress(work: str) -> Iterator[OnProgress]:
         with _bar(work, console) as on_progress:
             yield on_progress
     else:
-        yield Lines(work, every_step=verbosity() == "verbose")
+        with _beating(Lines(work, every_step=verbosity() == "verbose")) as lines:
+            yield lines
 
 
 @contextmanager
@@ -75,6 +78,24 @@ def _bar(work: str, console: Console, clock: Callable[[], float] = time.monotoni
         yield on_progress
 
 
+@contextmanager
+def _beating(lines: Lines) -> Iterator[Lines]:
+    """Call `Lines.beat` from a thread of its own while the block runs."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BETWEEN_S):
+            lines.beat()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        ended.set()
+        thread.join()
+
+
 class Lines:
     """Single lines for a pipe or a log file.
 
@@ -89,9 +110,20 @@ class Lines:
         self._printed = ""
         self._counted_from = 0
         self._last: Progress | None = None
+        self._step_since = self._start
+
+    def beat(self) -> None:
+        """Name the step that runs, if it is not named yet, and again from time to time: a long step looks dead."""
+        now, last = self._clock(), self._last
+        if last is None or (last.step == self._printed and now - (self._printed_at or now) < _SILENT_S):
+            return
+        self._printed_at, self._printed = now, last.step
+        note(f"{LINE_MARK} {_words(self._work, last)}, for {_duration(now - self._step_since)} so far")
 
     def __call__(self, event: Progress) -> None:
         now, last = self._clock(), self._last
+        if last is None or event.step != last.step:
+            self._step_since = now
         if last is None or event.total != last.total or event.done < last.done:
             self._since, self._counted_from = now, event.done
         self._last = event

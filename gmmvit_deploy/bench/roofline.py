@@ -82,7 +82,7 @@ def network_work(bundle: Bundle, batch: int) -> NetworkWork:
     """Count the work of a batch in the bundle's ``model.onnx``."""
     import onnx
 
-    return work_of_graph(onnx.load(bundle.onnx_path), batch)
+    return work_of_graph(onnx.load(bundle.onnx_path, load_external_data=False), batch)
 
 
 def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:

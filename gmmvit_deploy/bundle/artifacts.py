@@ -2,7 +2,7 @@
 
 Contents of a bundle:
 
-    model.onnx           the folded network, float32
+    model.onnx           the folded network, float32; weights of 1.5 GB or more are in model.onnx.data
     weights.safetensors  the trained tensors, named after the modules of this package (`checkpoints.weights`)
     golden.npz           inputs, encoded images, and PyTorch's logits for the inputs and the images (`golden`)
     labels.txt           a class name per line

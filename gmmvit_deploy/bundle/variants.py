@@ -5,6 +5,7 @@ A variant is the bundle's network in another precision. ``gmmvit convert`` adds 
     model.<precision>.onnx    the graph
     model.<precision>.json    the record: hashes of the bundle and the graph, and the effects of the precision
     model.int8.cpu.onnx       for ``int8`` only: the graph for CPUs
+    GRAPH.data                the weights of a graph with weights of `graphs.weights.EXTERNAL_FROM_BYTES` or more
 
 In int8, ``model.int8.onnx`` is the graph for GPUs: in fp16 outside the projections, with attention in the form that
 TensorRT fuses. The graph for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other
@@ -27,6 +28,7 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import MaskChange
 from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.graphs.weights import data_path
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -55,6 +57,7 @@ class VariantRecord:
     """Content of ``model.<precision>.json``.
 
     bundle_sha256, onnx_sha256: the SHA-256 of the bundle, and of the graph's file.
+    data_sha256: the SHA-256 of the file of the graph's weights; empty if the graph's file holds the weights.
     passes: name of a folding pass that changed the model → number of modules or parameters that the pass changed.
     constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the layer's mask in this precision.
@@ -86,15 +89,18 @@ class VariantRecord:
     versions: Mapping[str, str]
     role_disagreements: tuple[str, ...] = ()
     programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data_sha256: str = ""
     cpu: VariantRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["masks"] = [asdict(mask) for mask in self.masks]
-        # Earlier versions refuse a record with the field ``cpu``, so the other precisions do not have it.
+        # Earlier versions refuse a record with these fields, so only records that need the fields have them.
         data.pop("cpu")
-        cpu = {} if self.cpu is None else {"cpu": self.cpu.to_json()}
-        return {"format": VARIANT_FORMAT, **data, **cpu}
+        also: dict[str, Any] = {} if self.cpu is None else {"cpu": self.cpu.to_json()}
+        if not self.data_sha256:
+            data.pop("data_sha256")
+        return {"format": VARIANT_FORMAT, **data, **also}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
@@ -196,7 +202,9 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
             hint=again,
         )
     digest = sha256_of_file(path)
-    if digest != record.onnx_sha256 or record.precision != precision:
+    data = data_path(path)
+    damaged = bool(record.data_sha256) and (not data.is_file() or sha256_of_file(data) != record.data_sha256)
+    if digest != record.onnx_sha256 or damaged or record.precision != precision:
         raise BundleError(
             f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
@@ -224,12 +232,15 @@ def _read_record(path: Path, again: str) -> VariantRecord:
 def _require_contract(bundle: Bundle, variant: Variant) -> None:
     manifest = bundle.manifest
     outputs = tuple(output.name for output in manifest.outputs)
-    if problem := _problem(variant.path, variant.sha256, manifest.input_kind, outputs):
+    name = data_path(variant.path).name
+    has_data = name in manifest.files if variant.record is None else bool(variant.record.data_sha256)
+    data = name if has_data else ""
+    if problem := _problem(variant.path, variant.sha256, manifest.input_kind, outputs, data):
         raise BundleError(f"{variant.path}: {problem}")
 
 
 @lru_cache(maxsize=16)
-def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...]) -> str:
+def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...], data: str) -> str:
     """Return the first difference of a graph from the contract of a bundle.
 
     sha256: the hash of the graph's file: a graph is read once in a process.
@@ -243,4 +254,4 @@ def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...])
         model = onnx.load(path, load_external_data=False)
     except (OSError, ValueError, DecodeError) as exc:
         return f"the file is not an ONNX graph: {exc}"
-    return graph_problem(model, input_name=input_name, outputs=outputs)
+    return graph_problem(model, input_name=input_name, outputs=outputs, data=data)

@@ -50,7 +50,7 @@ __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 class LoadedCheckpoint:
     """The result of `load_checkpoint`.
 
-    file: the tensors of the file.  spec: the spec of the model.
+    file: the file, without its tensors, which the model has.  spec: the spec of the model.
     model: the trained model in evaluation mode, float32, on the CPU.
     unused: key of the file → the reason why the network never reads the tensor.
     findings: the results of the audit.
@@ -130,13 +130,15 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
     _refuse_misfits(file, spec, origins, unused)
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
+    resized = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
+    used = {key for origin in origins.values() for key in origin_keys(origin)}
+    loaded = _audited(file, resized, used=used, unused=unused)
+    taken = {**source.taken_from(shapes, hints, spec), **given.typed()}
+    loaded = replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
+    del file, shapes  # frees the memory of the file's tensors, which the proof needs
     with _errors_that_name(name):
         family.proof(model)
-    model = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
-    used = {key for origin in origins.values() for key in origin_keys(origin)}
-    loaded = _audited(file, model, used=used, unused=unused)
-    taken = {**source.taken_from(shapes, hints, spec), **given.typed()}
-    return replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
+    return loaded
 
 
 def _as_float32(file: TensorFile, *, keep: set[str]) -> TensorFile:
@@ -340,7 +342,11 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
     findings += audit_model(model, unused={key: file.tensors[key] for key in unused})
     _refuse(str(file.path), findings)
     return LoadedCheckpoint(
-        file=file, spec=model.spec, model=model, unused={**unused, **file.left_out}, findings=tuple(findings)
+        file=replace(file, tensors={}),
+        spec=model.spec,
+        model=model,
+        unused={**unused, **file.left_out},
+        findings=tuple(findings),
     )
 
 

@@ -7,6 +7,7 @@ and the values of an ``argparse.Namespace``. Safetensors files contain no code.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ __all__ = [
     "TensorFile",
     "read_tensors",
     "require_checkpoint",
+    "weights_bytes",
 ]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
@@ -144,6 +146,32 @@ def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "", ke
         return _from_pytorch(path, weights, keep_prefix=keep_prefix)
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}", hint=READABLE_HINT) from exc
+
+
+def weights_bytes(path: Path, weights: str | None = None) -> int:
+    """Return the size of the weights of a file or model folder as float32, from the shapes that the file states.
+
+    weights: as in `read_tensors`.  Returns 0 for a file that `read_tensors` refuses.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if path.is_dir():
+        whole = [path / name for name in ("model.safetensors", "pytorch_model.bin") if (path / name).is_file()]
+        return sum(weights_bytes(file, weights) for file in whole[:1] or path.glob("*-of-*"))
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+        if _looks_like_safetensors(head, path.stat().st_size):
+            with safe_open(path, framework="pt", device="cpu") as stored:
+                shapes = [stored.get_slice(name).get_shape() for name in stored.keys()]  # noqa: SIM118 - not a dict
+        else:
+            with open_torch_file(path) as opened:
+                own = _own_entries(record_of(path, opened.value, opened.namespaces))
+                chosen = choose_weights(path, opened.value, weights or _kind_in(own))
+                shapes = [ref.shape for ref in chosen.entries.values() if isinstance(ref, TensorRef)]
+    except (OSError, CheckpointError, SafetensorError):
+        return 0
+    return sum(4 * math.prod(shape) for shape in shapes)
 
 
 def _from_safetensors(path: Path, weights: str | None, sha256: str, *, keep_prefix: bool) -> TensorFile:

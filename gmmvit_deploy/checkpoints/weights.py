@@ -47,7 +47,12 @@ def bytes_from_model(model: Model) -> bytes:
     """
     from safetensors.torch import save
 
-    separate = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        storage = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.detach().clone() if storage in storages else tensor.detach().contiguous()
+        storages.add(storage)
     return save(separate, metadata={MODEL_METADATA_KEY: json.dumps(spec_to_json(model.spec))})
 
 
@@ -139,8 +144,8 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     state: every tensor of the model, by name in the model, and no other tensor.
     """
     model = model_from_spec(spec)
-    # Tensors of a file can share memory. With separate copies, a change in one layer does not change another layer.
-    model.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()}, strict=True)
+    # The values are copied: tensors of a file can share memory, and a change in one layer must not change another one.
+    model.load_state_dict(state, strict=True)
     return model.eval().requires_grad_(True)
 
 

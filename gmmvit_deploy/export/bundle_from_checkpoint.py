@@ -21,6 +21,7 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError, OutputError
+from gmmvit_deploy.export._memory import require_memory
 from gmmvit_deploy.export._numeric_proof import proven_programs, require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
@@ -29,15 +30,18 @@ from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bund
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
+from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
+from gmmvit_deploy.runtimes.programs.memory import release_memory
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
 
@@ -45,9 +49,9 @@ __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
 _STEPS = (
     "read the checkpoint",
+    "compute the golden logits",
     "fold the masks",
     "export to ONNX",
-    "compute the golden logits",
     "compare the runtimes with PyTorch",
 )
 
@@ -73,8 +77,8 @@ def bundle_from_checkpoint(
     on_progress: called at the beginning of each step.
     Errors, each of which leaves ``out`` unchanged:
         CheckpointError: the checkpoint cannot be loaded, or cannot be loaded safely.
-        InputError: the number of labels, means or standard deviations does not fit the model, a label is not valid, or
-        the images of ``calibration`` do not fit the model.
+        InputError: the export does not fit into the memory; the number of labels, means or standard deviations does not
+        fit the model; a label is not valid; or the images of ``calibration`` do not fit the model.
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
         ExportError: the exporter fails, a check of the graph fails, the difference of a runtime's logits from PyTorch's
@@ -91,7 +95,10 @@ def bundle_from_checkpoint(
         on_progress(Progress(_STEPS[number], number, len(_STEPS)))
 
     begin(0)
+    require_memory(checkpoint, hints.weights if hints else None)
     loaded = load_checkpoint(checkpoint, hints)
+    trainable_parameters = loaded.trainable_parameters  # before the model is folded in place
+    release_memory()
     options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
     image = _image(options, loaded.spec)
     loaded.model.outputs = options.outputs
@@ -100,10 +107,15 @@ def bundle_from_checkpoint(
     label_set = LabelSet(labels=labels, task=options.agreed_task, thresholds=options.fitting_thresholds(labels))
     if calibration is not None:
         require_images(calibration, image, options.input_kind)
-    begin(1)
-    folded = fold(loaded.model)
     with new_folder(out, force=force) as folder:
+        begin(1)
+        golden, noises = golden_from_model(loaded.model, options.input_kind, image)
+        (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
+        (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+        (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
         begin(2)
+        folded = fold(loaded.model, in_place=True)
+        begin(3)
         inside = image if options.input_kind == "pixels" else None
         proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
         masks, biases = prove_folded(proto, folded, foreign=folded.model.foreign)
@@ -111,15 +123,11 @@ def bundle_from_checkpoint(
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
         for key, value in notes.items():
             proto.metadata_props.add(key=key, value=value)
-        (folder / artifacts.MODEL_FILE).write_bytes(proto.SerializeToString(deterministic=True))
-        (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
-        begin(3)
-        golden, noises = golden_from_model(loaded.model, options.input_kind, image)
-        (folder / artifacts.GOLDEN_FILE).write_bytes(bytes_from_golden(golden))
-        (folder / artifacts.LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+        _free_parameters(folded.model)  # the graph has the weights
+        write_graph(proto, folder / artifacts.MODEL_FILE)
         unproven = Manifest(
             spec=loaded.spec,
-            trainable_parameters=loaded.trainable_parameters,
+            trainable_parameters=trainable_parameters,
             checkpoint={
                 "name": loaded.file.path.name,
                 "sha256": loaded.file.sha256,
@@ -146,6 +154,8 @@ def bundle_from_checkpoint(
             versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
+        del proto
+        release_memory()
         begin(4)
         parity, skipped = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
         bundle = Bundle(path=folder, manifest=replace(unproven, export_parity=parity, export_skipped=skipped))
@@ -243,6 +253,15 @@ def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:
     return tuple(OutputRecord(name=name, shape=(width,), meaning=MEANINGS[name]) for name, width in widths.items())
 
 
+def _free_parameters(model: Model) -> None:
+    """Free the memory of the parameters of a model, which can no longer be used.
+
+    Without references to the model, the memory would stay in use: the rewrite rules of onnxscript keep the last graph.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.new_empty(0)
+
+
 def _proven(
     bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -260,17 +279,19 @@ def _proven(
     """
     inputs, expected = bundle.golden_rows()
     limits = {name: limit_from_stored(noise).largest for name, noise in zip(expected, noises, strict=True)}
-    programs = proof_programs(bundle, open_variant(bundle, "fp32"))
-    what = str(loaded.file.path)
-    differences, skipped = proven_programs(programs, inputs, expected, limits, what=what)
+    variant, what = open_variant(bundle, "fp32"), str(loaded.file.path)
+    release_memory()  # that of the graph, which was read to check it
+    differences, skipped = proven_programs(proof_programs(bundle, variant), inputs, expected, limits, what=what)
     if not differences:
         raise ExportError(
             f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
         )
     first = next(iter(expected))
     if loaded.model.foreign:
-        with programs[next(iter(differences))]() as runner:
-            require_batches(runner.run, inputs, expected[first], limits[first], max_batch=bundle.manifest.max_batch)
+        # Runtimes divide a large batch into chunks, so that more rows than these would run no other batch.
+        most = min(bundle.manifest.max_batch, len(inputs))
+        with proof_programs(bundle, variant)[next(iter(differences))]() as runner:
+            require_batches(runner.run, inputs, expected[first], limits[first], max_batch=most)
     parity: dict[str, float] = {}
     for output in expected:
         prefix = "" if output == first else f"{output}_"

@@ -20,9 +20,10 @@ from gmmvit_deploy.export._declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.export._numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
-from gmmvit_deploy.graphs.exact_optimization import optimized_graph
+from gmmvit_deploy.graphs.exact_optimization import optimize_exactly
 from gmmvit_deploy.graphs.no_ops import without_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
+from gmmvit_deploy.graphs.weights import put_weights, take_weights
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import input_shape
@@ -79,6 +80,8 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         ExportError: the exporter fails, the batch of the graph is fixed, or `declare_roles` refuses the graph.
         InputError: ``preprocessing`` has no mean and std.
     """
+    import onnx_ir as ir
+
     if preprocessing is None:
         module: nn.Module = model
         name, example = "tensor", torch.zeros(2, *input_shape(model.spec))
@@ -98,7 +101,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 input_names=[name],
                 output_names=[*model.outputs],
                 dynamic_shapes=({0: batch},),
-                optimize=not model.foreign,  # `optimized_graph` keeps small scalars
+                optimize=not model.foreign,  # `optimize_exactly` keeps small scalars
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
@@ -108,17 +111,21 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         model.returns_all = False
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
+    graph = program.model
     if model.foreign:
         with quiet_exporter():
-            proto = optimized_graph(program.model)
-        require_dynamic_batch(proto)
-        proto = without_no_ops(without_constant_nodes(proto))
-    else:
-        proto = program.model_proto
-        require_dynamic_batch(proto)
+            optimize_exactly(graph)
+            graph = without_constant_nodes(graph)
+    weights = take_weights(graph)
+    proto = ir.to_proto(graph)
+    del program, graph
+    require_dynamic_batch(proto)
+    if model.foreign:
+        proto = without_no_ops(proto)
     name_nodes(proto)
     declare_roles(proto, module, foreign=model.foreign)
     proto = split_stacked_projections(proto)
+    put_weights(proto, weights)
     _strip_traces(proto)
     return proto
 

@@ -1,21 +1,18 @@
 """Write a bundle's network in another precision, as ``model.<precision>.onnx`` with a record of the checks.
 
-    GPUs          weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8, fp8) → cast → check → record
-    CPUs, int8    weights → model → fold                    → float32 ONNX → Q/DQ                    → check → record
-
-Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
-form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
-line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several times the work, and a
-runtime converts each float16 tensor to float32 and back. If a step fails, no file is written or replaced.
+The graphs come from `graphs_of_precisions`, and each is checked: with every rounding, and in every runtime that
+supports its precision. If a step fails, no file is written or replaced.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,73 +27,34 @@ from gmmvit_deploy.bundle.variants import (
     open_variant,
     record_file,
 )
-from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export._numeric_proof import proven_programs
-from gmmvit_deploy.export._recipes import quantized_by_choice, recipe_from
+from gmmvit_deploy.export._recipes import recipe_from
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
 from gmmvit_deploy.files.leftovers import temporary_folder
-from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_bytes
-from gmmvit_deploy.graphs.calibration import ranges_of
-from gmmvit_deploy.graphs.cast import cast_graph
-from gmmvit_deploy.graphs.masks import changes_of, prove_masks
-from gmmvit_deploy.graphs.proof import prove_folded
-from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
-from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
-from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
-from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
+from gmmvit_deploy.graphs.masks import changes_of
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.graphs.weights import files_of, write_graph
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
-from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import ModelProto
 
     from gmmvit_deploy.export._recipes import Recipe
-    from gmmvit_deploy.images.spec import ImageSpec
-    from gmmvit_deploy.models.folding.passes import FoldingPass
-    from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
-__all__ = [
-    "CALIBRATION_IMAGES",
-    "PreparedGraph",
-    "graph_before_quantization",
-    "graph_from_model",
-    "prepared_graph",
-    "variant_from_bundle",
-    "variants_from_bundle",
-]
+__all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variants_from_bundle"]
 
 CALIBRATION_IMAGES = 512
 """The maximum number of calibration images, if the user states no other number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PreparedGraph:
-    """A graph in a given precision that is not yet written to a file, with data for its record.
-
-    proto: the graph, which is strongly typed: the types of a node's inputs determine the type of the computation.
-    folded: the folded model that the graph was exported from.
-    constants: layer → name of the layer's mask in the graph.
-    mask_sha256: layer → SHA-256 of the bytes of the layer's mask in the graph.
-    calibration: the field ``calibration`` of `VariantRecord`; None without calibration.
-    role_disagreements: the result of `graphs.roles.role_disagreements`.
-    """
-
-    proto: ModelProto
-    folded: FoldedModel
-    constants: dict[str, str]
-    mask_sha256: dict[str, str]
-    calibration: dict[str, Any] | None
-    role_disagreements: tuple[str, ...]
 
 
 def variant_from_bundle(
@@ -182,28 +140,23 @@ def _written(
 ) -> Variant:
     if precision == "fp32":
         return open_variant(bundle, precision)
-    made: dict[str, bytes] = {}
-    cpu: VariantRecord | None = None
-    for for_cpu in (True, False) if precision in FOR_CPUS else (False,):
-        data, record = _recorded(
-            bundle,
-            precision,
-            calibration=calibration,
-            padded=padded,
-            for_cpu=for_cpu,
-            recipe=None if cpu is None else recipe_from(cpu.calibration),  # the recipe is chosen once
-            on_progress=on_progress,
+    with temporary_folder("convert") as folder, ExitStack() as closing:
+        record_of = partial(
+            _recorded, bundle, precision, folder, calibration=calibration, padded=padded, on_progress=on_progress
         )
-        made[onnx_file(precision, for_cpu=for_cpu)] = data
-        cpu, record = (record, record) if for_cpu else (cpu, replace(record, cpu=cpu))
-    text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    with ExitStack() as closing:
-        files = [(closing.enter_context(new_file(bundle.path / name, force=force)), made[name]) for name in made]
+        if precision in FOR_CPUS:
+            cpu = record_of(for_cpu=True)
+            record = replace(record_of(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
+        else:
+            record = record_of(for_cpu=False)
+        text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        made = sorted(folder.iterdir())
+        files = [closing.enter_context(new_file(bundle.path / path.name, force=force)) for path in made]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
-        for file, data in files:
-            file.write(data)
+        for file, path in zip(files, made, strict=True):
+            file.write(path.read_bytes())
         notes.write(text.encode())
-        for file in (*(file for file, _ in files), notes):  # a full disk is met here, before a file is replaced
+        for file in (*files, notes):  # a full disk is met here, before the first file is replaced
             file.flush()
             os.fsync(file.fileno())
     return open_variant(bundle, precision)
@@ -212,14 +165,15 @@ def _written(
 def _recorded(
     bundle: Bundle,
     precision: Precision,
+    folder: Path,
     *,
     calibration: ImageBatches | None,
     padded: bool,
     for_cpu: bool,
-    recipe: Recipe | None,
+    recipe: Recipe | None = None,
     on_progress: OnProgress,
-) -> tuple[bytes, VariantRecord]:
-    """Make a graph and measure it.  Returns (the content of the graph's file, the graph's record)."""
+) -> VariantRecord:
+    """Write a graph to ``folder`` and measure it.  Returns the graph's record."""
     prepared = prepared_graph(
         bundle,
         precision,
@@ -229,13 +183,16 @@ def _recorded(
         recipe=recipe,
         on_progress=on_progress,
     )
-    data = prepared.proto.SerializeToString(deterministic=True)
-    file = onnx_file(precision, for_cpu=for_cpu)
-    golden = _measured(bundle, prepared.proto, precision, file)
-    return data, VariantRecord(
+    path = folder / onnx_file(precision, for_cpu=for_cpu)
+    write_graph(prepared.proto, path)
+    hashes = [sha256_of_file(file) for file in files_of(path)]
+    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None)
+    golden = _measured(bundle, prepared.proto, precision, path.name)
+    return VariantRecord(
         precision=precision,
         bundle_sha256=bundle.sha256,
-        onnx_sha256=sha256_of_bytes(data),
+        onnx_sha256=hashes[0],
+        data_sha256="".join(hashes[1:]),
         passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
         constants=prepared.constants,
         mask_sha256=prepared.mask_sha256,
@@ -244,149 +201,15 @@ def _recorded(
         golden=golden,
         versions=tool_versions(),
         role_disagreements=prepared.role_disagreements,
-        programs=_proven(bundle, data, precision, file, golden["largest_abs"]),
+        programs=_proven(bundle, variant, golden["largest_abs"]),
     )
 
 
-def prepared_graph(
-    bundle: Bundle,
-    precision: Precision,
-    *,
-    calibration: ImageBatches | None = None,
-    padded: bool = True,
-    for_cpu: bool = False,
-    recipe: Recipe | None = None,
-    on_progress: OnProgress = ignore,
-) -> PreparedGraph:
-    """Make the graph of a bundle in another precision, without writing a file.
-
-    for_cpu, recipe: as in `graph_from_model`.  The other arguments are as in `variant_from_bundle`.
-    Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
-    precision that does not use calibration, or when this process cannot build the model.
-    """
-    if (precision in QUANTIZED) != (calibration is not None):
-        raise InputError(
-            f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",
-            hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like those "
-            "that the model will classify"
-            if precision in QUANTIZED
-            else "remove --calibration, or add int8 or fp8 to the precisions",
-        )
-    manifest = bundle.manifest
-    prepared = graph_from_model(
-        model_from_bundle(manifest, bundle.weights_path),
-        precision,
-        preprocessing=manifest.image if manifest.input_kind == "pixels" else None,
-        max_batch=manifest.max_batch,
-        calibration=calibration,
-        padded=padded,
-        for_cpu=for_cpu,
-        recipe=recipe,
-        what=str(bundle.path),
-        on_progress=on_progress,
-    )
-    if calibration is not None and prepared.calibration is not None:
-        prepared.calibration.update(calibration.record())
-    for key, value in (("gmmvit.bundle_sha256", bundle.sha256), ("gmmvit.precision", precision)):
-        prepared.proto.metadata_props.add(key=key, value=value)
-    return prepared
-
-
-def graph_from_model(
-    model: Model,
-    precision: Precision,
-    *,
-    preprocessing: ImageSpec | None,
-    max_batch: int,
-    calibration: Iterable[NDArray[Any]] | None = None,
-    padded: bool = True,
-    for_cpu: bool = False,
-    recipe: Recipe | None = None,
-    what: str = "the model",
-    on_progress: OnProgress = ignore,
-) -> PreparedGraph:
-    """Fold a trained model and export a strongly typed graph.
-
-    Unless ``for_cpu`` is True or the precision is fp32, the attentions are rewritten into forms that engines fuse.
-
-    for_cpu: True for the graph for CPUs of int8, with attentions in the form of the folded model, and with float32 in
-    all operators that are not quantised. Apart from the Q/DQ nodes, the quantised weights, and the constants of norms
-    that smoothing changed, the names of nodes and constants are those of ``model.onnx``.
-    preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
-    calibration: batches of the graph's input, for int8 and fp8.
-    recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
-    what: the subject of the message for an operator without a known role, for example the path of the bundle.
-    Errors:
-        FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
-        completely.
-        ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
-        InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
-    """
-    types: Precision = "fp32" if for_cpu else precision
-    folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
-    proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
-    require_known_roles(proto.graph, precision, what=what)
-    records, _ = prove_folded(proto, folded, foreign=folded.model.foreign)
-    disagreements = role_disagreements(proto.graph)
-    notes: dict[str, Any] | None = None
-    shapes = list(proto.graph.value_info)
-    if calibration is not None:
-        if precision == "int8":
-            proto, notes = quantized_by_choice(
-                proto, calibration, zero_points=for_cpu, recipe=recipe, on_progress=on_progress
-            )
-        else:
-            measured = calibrate(proto, calibration)
-            ranges = ranges_of(measured, "extremes")
-            proto = quantize_graph(proto, precision, ranges)
-            notes = {"images": measured.images, "ranges": {name: list(both) for name, both in ranges.items()}}
-    proto = cast_graph(proto, types)
-    if types == "fp32":  # quantisation and cast change neither the type nor the shape of a tensor that they keep
-        kept = {name for node in proto.graph.node for name in node.output}
-        proto.graph.value_info.extend(value for value in shapes if value.name in kept)
-    constants, hashes = prove_masks(proto, folded.masks, records, types)
-    return PreparedGraph(
-        proto=proto,
-        folded=folded,
-        constants=constants,
-        mask_sha256=hashes,
-        calibration=notes,
-        role_disagreements=disagreements,
-    )
-
-
-def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
-    """Export again the float32 graph from which a quantised graph was made.  The tensor names are the same.
-
-    record: the record of the quantised graph.  for_cpu: True for the graph for CPUs.
-    """
-    manifest = bundle.manifest
-    model = model_from_bundle(manifest, bundle.weights_path)
-    passes = recorded_passes(model.spec, record.passes)
-    padded = pad_heads.__name__ in record.passes
-    folded = _folded(model, record.precision, padded=padded, for_cpu=for_cpu, passes=passes)
-    inside = manifest.image if manifest.input_kind == "pixels" else None
-    return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
-
-
-def _folded(
-    model: Model, precision: Precision, *, padded: bool, for_cpu: bool, passes: Sequence[FoldingPass] | None = None
-) -> FoldedModel:
-    folded = fold(model, passes)
-    # Engines fuse no attention in float32, and CPUs have other fused kernels: the form for engines would be slower.
-    if for_cpu or precision == "fp32":
-        return folded
-    return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))
-
-
-def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, recorded: float) -> dict[str, dict[str, Any]]:
+def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
     """Run the graph in every CPU runtime that supports the precision, and compare the logits with the golden logits.
 
     Each runtime runs the graph twice: with the runtime's built-in operators, and with this project's CPU kernels. For
-    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round to bf16. A Triton server with
-    OpenVINO does the same.
-
-    data: the content of the graph's file.  file: the name of this file.
+    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
     recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
     Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
@@ -396,22 +219,18 @@ def _proven(bundle: Bundle, data: bytes, precision: Precision, file: str, record
     """
     inputs, outputs = bundle.golden_rows()
     first, expected = next(iter(outputs.items()))
-    limit = limit_from_stored(bundle.stored_noise(expected), precision, recorded=recorded).largest
-    with temporary_folder("proof") as folder:
-        path = folder / file
-        path.write_bytes(data)
-        variant = Variant(precision=precision, path=path, sha256=sha256_of_bytes(data), record=None)
-        differences, skipped = proven_programs(
-            proof_programs(bundle, variant),
-            inputs,
-            {first: expected},
-            {first: limit},
-            what=file,
-            openvino_is_wrong=int8_saturates() if precision == "int8" else "",
-        )
+    limit = limit_from_stored(bundle.stored_noise(expected), variant.precision, recorded=recorded).largest
+    differences, skipped = proven_programs(
+        proof_programs(bundle, variant),
+        inputs,
+        {first: expected},
+        {first: limit},
+        what=variant.path.name,
+        openvino_is_wrong=int8_saturates() if variant.precision == "int8" else "",
+    )
     return {
         **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},
-        **{name: {"skipped": why.replace(f"{folder}/", "")} for name, why in skipped.items()},
+        **{name: {"skipped": why.replace(f"{variant.path.parent}/", "")} for name, why in skipped.items()},
     }
 
 

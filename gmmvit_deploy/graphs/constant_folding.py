@@ -16,6 +16,7 @@ from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
 from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from onnx import ModelProto, TensorProto
 
 __all__ = ["fold_constant_moves", "without_constant_nodes"]
@@ -24,21 +25,25 @@ _MOVES = SHAPE_OPERATORS | {"GatherND"}
 _MAX_ELEMENTS = 2**28  # 1 GiB of float32
 
 
-def without_constant_nodes(proto: ModelProto) -> ModelProto:
+def without_constant_nodes(model: ir.Model) -> ir.Model:
     """Return the graph with every computable constant stored as an initializer.  Names and metadata of nodes stay."""
     import onnx_ir as ir
     from onnxscript import optimizer
 
     while True:
-        model = ir.from_proto(proto)
         optimizer.fold_constants(
             model, onnx_shape_inference=False, input_size_limit=_MAX_ELEMENTS, output_size_limit=_MAX_ELEMENTS
         )
         optimizer.remove_unused_nodes(model)
-        folded = ir.to_proto(model)
-        proto = fold_constant_moves(folded)
-        if proto is folded:
-            return proto
+        # A conversion copies the weights.
+        if not any(node.op_type in _MOVES and _reads_constants_only(node) for node in model.graph):
+            return model
+        model = ir.from_proto(fold_constant_moves(ir.to_proto(model)))
+
+
+def _reads_constants_only(node: ir.Node) -> bool:
+    read = [value for value in node.inputs if value is not None]
+    return bool(read) and all(value.is_initializer() for value in read)
 
 
 def fold_constant_moves(proto: ModelProto) -> ModelProto:

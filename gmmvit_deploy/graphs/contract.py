@@ -1,8 +1,8 @@
 """Check that a graph is the network of a bundle: a single input, the stated outputs, and operators that come to an end.
 
 A bundle can come from a stranger, with the right hashes for every file. A graph that an export wrote never has a loop,
-and holds all of its weights. A runtime, however, runs a loop of 2⁶³ rounds without a way to stop it, and reads the
-weights of a graph from any file that the graph names.
+and holds all of its weights, or reads them from the bundle's file for them. A runtime, however, runs a loop of 2⁶³
+rounds without a way to stop it, and reads the weights of a graph from any file that the graph names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 __all__ = ["graph_problem"]
 
@@ -20,10 +20,11 @@ _MOST_LEVELS = 8
 """The maximum depth of graphs inside nodes. Exports write none."""
 
 
-def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str]) -> str:
+def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str], data: str = "") -> str:
     """Return the first difference from the contract of a bundle's graph; empty if there is no difference.
 
     input_name: the name of the network's input.  outputs: the names of the network's outputs.
+    data: the name of the file of the bundle that holds weights of this graph, or "" if the graph holds them.
     """
     graph = model.graph
     constants = {tensor.name for tensor in graph.initializer}
@@ -36,14 +37,20 @@ def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str])
     for value in (*graph.input, *graph.output):
         if problem := _shape_problem(value):
             return f"{problem} of {value.name}"
-    if tensor := next((t for t in graph.initializer if t.data_location == t.EXTERNAL), None):
-        return f"expected all weights in the graph, got the tensor {tensor.name!r} in another file"
+    for tensor in graph.initializer:
+        if tensor.data_location == tensor.EXTERNAL and (not data or _location(tensor) != data):
+            place = f"in the graph or in {data}" if data else "in the graph"
+            return f"expected all weights {place}, got the tensor {tensor.name!r} in another file"
     for node, level in _nodes([*graph.node, *(node for function in model.functions for node in function.node)]):
         if node.op_type in _LOOPS:
             return f"expected no loop, got the operator {node.op_type} ({node.name or 'without a name'})"
         if level > _MOST_LEVELS:
             return f"expected at most {_MOST_LEVELS} levels of graphs inside operators"
     return ""
+
+
+def _location(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def _shape_problem(value: ValueInfoProto) -> str:

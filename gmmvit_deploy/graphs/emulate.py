@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.graphs.weights import without_weights
 from gmmvit_deploy.graphs.wiring import rewrite_graph
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def without_bfloat16(proto: ModelProto) -> ModelProto:
 
     if not any(constant.data_type == TensorProto.BFLOAT16 for constant in proto.graph.initializer):
         return proto
-    out = shape_inference.infer_shapes(proto, strict_mode=True)
+    out = shape_inference.infer_shapes(without_weights(proto), strict_mode=True)
     rounded = {value.name for value in out.graph.value_info if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
     nodes = []
     for node in out.graph.node:
@@ -48,7 +49,7 @@ def without_bfloat16(proto: ModelProto) -> ModelProto:
         numpy_helper.from_array(numpy_helper.to_array(constant).astype(np.float32), constant.name)
         if constant.data_type == TensorProto.BFLOAT16
         else constant
-        for constant in out.graph.initializer
+        for constant in proto.graph.initializer
     ]
     rewrite_graph(out.graph, nodes, constants)
     return out

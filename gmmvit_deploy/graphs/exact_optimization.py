@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
-__all__ = ["optimized_graph"]
+__all__ = ["optimize_exactly"]
 
 _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 _NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
 """Operator → twice the largest distance from the neutral element at which onnxscript removes the operator."""
 
 
-def optimized_graph(model: ir.Model) -> ModelProto:
-    """Return the graph after onnxscript's optimisation, without loss of scalars.
+def optimize_exactly(model: ir.Model) -> None:
+    """Optimise the graph with onnxscript, without loss of scalars.
 
     model: the ``model`` of the program that ``torch.onnx.export`` returns with ``optimize=False``. Several values of
     this model can have the same name, which is not valid in a ModelProto. This function gives each value its own name,
     and changes ``model``.
     """
-    import onnx_ir as ir
     from onnx_ir.passes.common import NameFixPass
     from onnxscript import optimizer
 
@@ -41,7 +39,6 @@ def optimized_graph(model: ir.Model) -> ModelProto:
     optimizer.fold_constants(model, onnx_shape_inference=True)
     _keep_scalars(model.graph)
     optimizer.optimize(model)
-    return ir.to_proto(model)
 
 
 def _keep_scalars(graph: Any) -> None:

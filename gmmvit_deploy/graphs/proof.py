@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, LayerConstants, bytes_of_array
@@ -18,7 +16,7 @@ from gmmvit_deploy.graphs.declared import declared_role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import GraphProto, ModelProto
+    from onnx import GraphProto, ModelProto, TensorProto
 
 __all__ = ["constant_nodes", "prove_folded", "stored_constants", "unfolded_operators"]
 
@@ -118,17 +116,23 @@ def stored_constants(graph: GraphProto) -> dict[str, NDArray[Any]]:
     """Return name → values of each constant that the graph stores, as an initializer or in a Constant node."""
     from onnx import numpy_helper
 
+    return {name: numpy_helper.to_array(tensor) for name, tensor in _stored_tensors(graph).items()}
+
+
+def _stored_tensors(graph: GraphProto) -> dict[str, TensorProto]:
     tensors = {initializer.name: initializer for initializer in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
             tensors.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    return tensors
 
 
 def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[bytes, list[str]]:
     """Map bytes to the names of all float32 constants with these bytes, for constants with a shape in ``shapes``."""
+    from onnx import TensorProto, numpy_helper
+
     names_by_bytes: dict[bytes, list[str]] = {}
-    for name, values in stored_constants(graph).items():
-        if values.dtype == np.float32 and values.shape in shapes:
-            names_by_bytes.setdefault(bytes_of_array(values), []).append(name)
+    for name, tensor in _stored_tensors(graph).items():
+        if tensor.data_type == TensorProto.FLOAT and tuple(tensor.dims) in shapes:
+            names_by_bytes.setdefault(bytes_of_array(numpy_helper.to_array(tensor)), []).append(name)
     return names_by_bytes

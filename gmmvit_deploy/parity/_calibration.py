@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.export.variants import graph_before_quantization
+from gmmvit_deploy.export.graphs_of_precisions import graph_before_quantization
 from gmmvit_deploy.graphs.quantized_faults import quantized_faults
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision

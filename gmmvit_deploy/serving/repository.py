@@ -16,6 +16,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
+from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
@@ -115,7 +116,10 @@ def repository_from_bundle(
             (model / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
             if any(output.label_filename for output in config.output):
                 shutil.copyfile(bundle.path / BUNDLE_LABELS_FILE, model / LABELS_FILE)
-        shutil.copyfile(source, folder / options.network / "1" / target)
+        graph, *weights = files_of(source)
+        shutil.copyfile(graph, folder / options.network / "1" / target)
+        for file in weights:  # under the name that the graph states
+            shutil.copyfile(file, folder / options.network / "1" / file.name)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
             _copy_programs(options, folder / options.network / "1", library)

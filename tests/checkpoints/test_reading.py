@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.checkpoints.reading import read_tensors, require_checkpoint
+from gmmvit_deploy.checkpoints.reading import read_tensors, require_checkpoint, weights_bytes
 from gmmvit_deploy.errors import CheckpointError
 
 
@@ -126,3 +127,15 @@ def test_absent_file_and_folder(tmp_path: Path) -> None:
         read_tensors(tmp_path / "nowhere.pth")
     with pytest.raises(CheckpointError, match="is a folder"):
         read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pth", "safetensors", "folder"])
+def test_the_size_of_weights_without_reading_them(kind: str, tmp_path: Path) -> None:
+    state = {"a.weight": torch.zeros(3, 4, dtype=torch.float16), "a.bias": torch.zeros(3)}
+    path = tmp_path / "model.safetensors"
+    if kind == "pth":
+        path = tmp_path / "checkpoint.pth"
+        torch.save({"state_dict": state, "optimizer": {"state": torch.zeros(1000)}}, path)
+    else:
+        save_file(state, path)
+    assert weights_bytes(tmp_path if kind == "folder" else path) == 4 * 15

@@ -67,6 +67,19 @@ def test_a_new_count_starts_a_new_estimate(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+def test_a_long_step_is_named_again(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = Lines("export", clock=clock)
+    lines.beat()  # before the first event
+    lines(Progress("export to ONNX", 1, 5))  # too soon for a line
+    for _ in range(20):
+        clock.now += 2.0
+        lines.beat()
+    assert capsys.readouterr().err.splitlines() == [
+        f"{LINE_MARK} export: export to ONNX, for {seconds} s so far" for seconds in (2, 18, 34)
+    ]
+
+
 def test_verbose_prints_each_step(capsys: pytest.CaptureFixture[str]) -> None:
     set_verbosity("verbose")
     with progress("export") as on_progress:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs import roles
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.roles import attentions_of

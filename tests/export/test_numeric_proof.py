@@ -24,6 +24,7 @@ from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export import variants
 from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
@@ -156,7 +157,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     before = {path.name for path in copied.path.iterdir()}
     prepared = variants.prepared_graph
 
-    def broken(*given: Any, **options: Any) -> variants.PreparedGraph:
+    def broken(*given: Any, **options: Any) -> PreparedGraph:
         made = prepared(*given, **options)
         batch_of_one(made.proto)
         return made

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.precision import Precision

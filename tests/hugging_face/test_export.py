@@ -14,8 +14,8 @@ import torch
 pytest.importorskip("transformers")
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.export.variants import graph_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.layers.model import Model

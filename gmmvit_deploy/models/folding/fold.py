@@ -113,7 +113,7 @@ class FoldedConstant:
 class FoldedModel:
     """A folded model.
 
-    model: the folded module, which shares no weights with the trained model.
+    model: the folded module, which shares no weights with the trained model, or is the trained model folded in place.
     passes: name of a pass → names of the modules or parameters that the pass changed.
     constants: the constants of all remaining steps, in the order in which the model applies the steps.
     """
@@ -132,18 +132,19 @@ class FoldedModel:
 
 
 @torch.no_grad()
-def fold(model: Model, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
+def fold(model: Model, passes: Sequence[FoldingPass] | None = None, *, in_place: bool = False) -> FoldedModel:
     """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
     passes: the passes to run; by default the result of `folding_passes`.
+    in_place: True to fold ``model`` itself, without the memory of a copy.
     If ``model`` is already folded, the result has an equal model, and ``passes`` has an empty tuple for every pass.
     Errors: FoldError when the requirements of a pass do not hold, when a pass does not reach the end state that the
     pass ensures, or when a step remains that no pass folds.
     """
-    folded = copy.deepcopy(model).requires_grad_(False)
+    trained = {key: step.matrix().detach().clone() for key, step in _steps(model).items()}
+    folded = (model if in_place else copy.deepcopy(model)).requires_grad_(False)
     changed = {run.__name__: run(folded) for run in (folding_passes(model.spec) if passes is None else passes)}
     require_constant_steps(folded)
-    trained = _steps(model)
     return FoldedModel(
         model=folded,
         passes=changed,
@@ -152,7 +153,7 @@ def fold(model: Model, passes: Sequence[FoldingPass] | None = None) -> FoldedMod
                 layer=layer,
                 step=name,
                 role=step.role,
-                trained=trained[layer, name].matrix().detach().clone(),
+                trained=trained[layer, name],
                 constant=step.matrix().clone(),
             )
             for (layer, name), step in _steps(folded).items()

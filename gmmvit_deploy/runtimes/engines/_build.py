@@ -67,7 +67,7 @@ def _build_plan(
     strongly = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     network: trt.INetworkDefinition = builder.create_network(0 if strongly is None else 1 << int(strongly))
     parser: trt.OnnxParser = library.OnnxParser(network, logger)
-    if not parser.parse(Path(request["onnx"]).read_bytes()):
+    if not parser.parse_from_file(request["onnx"]):  # also reads weights beside the graph
         errors = (parser.get_error(index) for index in range(parser.num_errors))
         logger.errors += [f"{error.node_name() or 'the graph'}: {error.desc()}" for error in errors]
         return None, ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of, unknown_operators
+from gmmvit_deploy.graphs.weights import without_weights
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 
 if TYPE_CHECKING:
@@ -127,11 +128,11 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
 
 
 def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
-    """Return a copy that states the shape of each value, or None if the shapes cannot be inferred."""
+    """Return a copy without weights that states the shape of each value, or None if the shapes cannot be inferred."""
     from onnx import shape_inference
 
     try:
-        return shape_inference.infer_shapes(proto, data_prop=True)
+        return shape_inference.infer_shapes(without_weights(proto), data_prop=True)
     except shape_inference.InferenceError:
         return None  # Some converters write inconsistent shapes. Only messages use the inferred shapes.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gmmvit_deploy.graphs.masks import with_masks_of_one
+from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.runtimes.engines._graph_source import GraphSource
 from gmmvit_deploy.runtimes.engines.builder import BuiltPlan
 from gmmvit_deploy.runtimes.engines.card import MaskCost
@@ -34,9 +35,7 @@ def mask_cost_of(
     build: a function that builds a plan from an ONNX file.  onnx: the file to write the twin's graph to.
     Errors: EngineError when the build of the twin fails.
     """
-    import onnx as onnx_library
-
-    onnx_library.save(with_masks_of_one(source.proto), onnx)
+    write_graph(with_masks_of_one(source.proto), onnx)
     twin = build(onnx)
     mine, its = (layers_from_text(next(iter(built.layers.values()))) for built in (plan, twin))
     times = _times(source, profiles, flavor, plan, twin) if visible_gpu() else (None, None)

@@ -19,7 +19,17 @@ import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-__all__ = ["allowed_processors", "cores", "cores_in_words", "cpu_quota", "is_limited", "limit_libraries", "limit_torch"]
+__all__ = [
+    "allowed_processors",
+    "cores",
+    "cores_in_words",
+    "cpu_quota",
+    "groups",
+    "is_limited",
+    "limit_libraries",
+    "limit_torch",
+    "lines",
+]
 
 _ROOT = Path("/")
 _LIBRARY_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch, MKL and scikit-learn; NumPy
@@ -58,7 +68,7 @@ def cores_in_words(root: Path = _ROOT) -> str:
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
     """Return the smallest quota of the cgroups of this process, in cores, or None without a quota."""
-    quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in groups(root) if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
@@ -82,13 +92,16 @@ def limit_torch(root: Path = _ROOT) -> None:
             torch.set_num_threads(cores(root))
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folder of each cgroup that may limit this process: from its own group up to the mounted root."""
-    paths = _group_paths(root)
-    for line in _lines(root / "proc/self/mountinfo"):
+def groups(root: Path, controller: str = "cpu") -> Iterator[Path]:
+    """Yield the folder of each cgroup that may limit this process: from its own group up to the mounted root.
+
+    controller: ``cpu`` or ``memory``.
+    """
+    paths = _group_paths(root, controller)
+    for line in lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
         system, _, options = [*rest.split(" ", 2), "", ""][:3]
-        version = "2" if system == "cgroup2" else "1" if system == "cgroup" and "cpu" in options.split(",") else ""
+        version = "2" if system == "cgroup2" else "1" if system == "cgroup" and controller in options.split(",") else ""
         if version not in paths:
             continue
         top, mounted = (_unescaped(field) for field in fields.split(" ")[3:5])
@@ -102,15 +115,15 @@ def _groups(root: Path) -> Iterator[Path]:
             folder = folder.parent
 
 
-def _group_paths(root: Path) -> dict[str, str]:
+def _group_paths(root: Path, controller: str) -> dict[str, str]:
     """Return version of the hierarchy ("1" or "2") → path of this process's group in it."""
     paths = {}
-    for line in _lines(root / "proc/self/cgroup"):  # number:controllers:path
+    for line in lines(root / "proc/self/cgroup"):  # number:controllers:path
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             paths["2"] = path
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             paths["1"] = path
     return paths
 
@@ -128,16 +141,17 @@ def _inside(path: str, top: str) -> str:
 
 def _quota(folder: Path) -> float | None:
     """Return the quota of a group in cores, or None if the group states none."""
-    if stated := " ".join(_lines(folder / "cpu.max")).split():
+    if stated := " ".join(lines(folder / "cpu.max")).split():
         quota, period = [*stated, "100000"][:2]
     else:
-        quota, period = ("".join(_lines(folder / name)) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+        quota, period = ("".join(lines(folder / name)) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
     if not (quota.isdigit() and period.isdigit() and int(quota) and int(period)):  # "max", "-1", or no file
         return None
     return int(quota) / int(period)
 
 
-def _lines(path: Path) -> list[str]:
+def lines(path: Path) -> list[str]:
+    """Return the lines of a file of the kernel; an empty list if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

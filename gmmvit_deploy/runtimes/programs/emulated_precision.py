@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.graphs.emulate import without_bfloat16
-from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +34,7 @@ def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str, batc
     """
     import numpy as np
 
-    session = session_from_bytes(without_bfloat16(proto).SerializeToString(), name, exact=True)
+    session = session_from_proto(without_bfloat16(proto), name, exact=True)
     (image,) = (value.name for value in proto.graph.input)
     parts = [session.run(None, {image: inputs[i : i + batch]}) for i in range(0, len(inputs), batch)]
     return tuple(np.concatenate(rows) for rows in zip(*parts, strict=True))

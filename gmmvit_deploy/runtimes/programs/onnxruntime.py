@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError, GmmvitError, InputError, MissingDependencyError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.calibration import Calibration
 from gmmvit_deploy.graphs.quantize import activations_of
+from gmmvit_deploy.graphs.weights import has_external_weights, write_graph
 from gmmvit_deploy.graphs.wiring import end_of_normalisation
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram, session_options
 
@@ -37,6 +39,7 @@ __all__ = [
     "require_onnxruntime",
     "session_from_bytes",
     "session_from_onnx",
+    "session_from_proto",
 ]
 
 ONNXRUNTIME_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
@@ -118,6 +121,15 @@ def session_from_bytes(graph: bytes, name: str, *, threads: int | None = None, e
     return _session(graph, name, threads, exact=exact)
 
 
+def session_from_proto(proto: ModelProto, name: str, *, exact: bool = False) -> Any:
+    """Open a graph as `session_from_bytes` does.  A graph with large weights is written to a temporary folder."""
+    if not has_external_weights(proto):
+        return session_from_bytes(proto.SerializeToString(), name, exact=exact)
+    with temporary_folder("graph") as folder:
+        write_graph(proto, folder / "model.onnx")
+        return _session(str(folder / "model.onnx"), name, None, exact=exact)
+
+
 def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool = False) -> Any:
     onnxruntime = import_onnxruntime()
     try:
@@ -144,7 +156,7 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]], *, moments: bo
     probed.CopyFrom(proto)
     names = activations_of(proto.graph)
     probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    session = session_from_bytes(probed.SerializeToString(), "the graph for calibration")
+    session = session_from_proto(probed, "the graph for calibration")
     (image,) = (value.name for value in proto.graph.input)
     calibration = Calibration()
     for batch in batches:
@@ -174,6 +186,6 @@ def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None
     (image,) = (value.name for value in proto.graph.input)
     del proto.graph.output[:]
     proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    session = session_from_bytes(proto.SerializeToString(), path.name, exact=True)
+    session = session_from_proto(proto, path.name, exact=True)
     tensor: NDArray[Any] = session.run([name], {image: pixels})[0]
     return tensor

@@ -154,8 +154,12 @@ def _require_tensorrt(library: Path, cuda: str) -> None:
             import_module("tensorrt")
 
 
-def session_on_providers(graph: bytes, name: str, providers: Mapping[str, Mapping[str, str]]) -> tuple[Any, Placement]:
-    """Open a serialised graph as an ``onnxruntime.InferenceSession`` whose nodes all run on the given providers.
+def session_on_providers(
+    graph: Path | bytes, name: str, providers: Mapping[str, Mapping[str, str]]
+) -> tuple[Any, Placement]:
+    """Open a graph as an ``onnxruntime.InferenceSession`` whose nodes all run on the given providers.
+
+    graph: the graph's file, or the serialised graph.
 
     Nodes that compute nothing but sizes, from outputs of Shape, may run on the CPU: ONNX Runtime places them there,
     because sizes are read on the CPU.
@@ -172,7 +176,11 @@ def session_on_providers(graph: bytes, name: str, providers: Mapping[str, Mappin
     with _quiet(onnxruntime):
         try:
             session = onnxruntime.InferenceSession(
-                graph, options, [*providers], [dict(values) for values in providers.values()], enable_fallback=0
+                str(graph) if isinstance(graph, Path) else graph,
+                options,
+                [*providers],
+                [dict(values) for values in providers.values()],
+                enable_fallback=0,
             )
         # ONNX Runtime raises a dozen unrelated exception classes for graphs that it cannot load.
         except Exception as exc:
@@ -213,11 +221,12 @@ def _placement(session: Any, first: str) -> Placement:
     return Placement(first, nodes, parts)
 
 
-def _require_placement(placement: Placement, graph: bytes, name: str, providers: Mapping[str, object]) -> None:
+def _require_placement(placement: Placement, graph: Path | bytes, name: str, providers: Mapping[str, object]) -> None:
     import onnx
 
     first = placement.first
-    sizes = _size_nodes(onnx.load_from_string(graph))
+    proto = onnx.load_from_string(graph) if isinstance(graph, bytes) else onnx.load(graph, load_external_data=False)
+    sizes = _size_nodes(proto)
     elsewhere = [
         node
         for provider, nodes in placement.nodes.items()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.graphs.emulate import without_bfloat16
-from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
+from gmmvit_deploy.graphs.weights import without_weights
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto
 from gmmvit_deploy.runtimes.runners.runner import InspectableGraph, Inspection
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ _NAMED = "{}, with the outputs of its blocks as additional outputs"
 
 
 def inspectable_in_onnxruntime(
-    name: str, proto: ModelProto, open_session: Callable[[bytes, str], Any] = session_from_bytes
+    name: str, proto: ModelProto, open_session: Callable[[ModelProto, str], Any] = session_from_proto
 ) -> InspectableGraph:
     """Make a graph inspectable in ONNX Runtime.
 
     name: name of the graph in reports.
-    open_session: function that takes a serialised graph and the name of the graph in errors, and returns a session with
-    all operators of the graph.
+    open_session: function that takes a graph and the name of the graph in errors, and returns a session with all
+    operators of the graph.
     """
     return InspectableGraph(name=name, proto=proto, values=partial(_values, proto, open_session, name))
 
@@ -48,7 +49,7 @@ def stand_in(variant: Variant, why_not: str) -> Inspection:
 
 def _values(
     proto: ModelProto,
-    open_session: Callable[[bytes, str], Any],
+    open_session: Callable[[ModelProto, str], Any],
     name: str,
     inputs: NDArray[Any],
     tensors: Sequence[str],
@@ -59,7 +60,7 @@ def _values(
     """
     # ONNX Runtime has no bfloat16 operators on a CPU, so bfloat16 is emulated in float32.
     tapped = without_bfloat16(_with_outputs(proto, tensors))
-    session = open_session(tapped.SerializeToString(), _NAMED.format(name))
+    session = open_session(tapped, _NAMED.format(name))
     (image,) = (value.name for value in proto.graph.input)
     names = {name: name for name in tensors} | {LOGITS: proto.graph.output[0].name}
     try:
@@ -78,7 +79,9 @@ def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
     for tensor in sorted(set(tensors) - present):
         copy.graph.output.append(onnx.ValueInfoProto(name=tensor))
     # The ONNX checker requires that the graph states the types of outputs. ONNX Runtime infers these types.
-    inferred = {value.name: value for value in onnx.shape_inference.infer_shapes(proto).graph.value_info}
+    inferred = {
+        value.name: value for value in onnx.shape_inference.infer_shapes(without_weights(proto)).graph.value_info
+    }
     for output in copy.graph.output:
         if output.name in inferred:
             output.CopyFrom(inferred[output.name])

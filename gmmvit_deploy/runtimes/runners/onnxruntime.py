@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, OutputError, RunnerUnavailableError
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS, program_from_onnx, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CUDA,
@@ -24,6 +26,7 @@ from gmmvit_deploy.runtimes.runners.runner import Inspection, Runner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from onnx import ModelProto
 
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import Variant
@@ -119,9 +122,7 @@ class OnnxRuntimeGpuRunner(_SessionRunner):
         super().__init__(bundle)
         self.name, self.device, self.graph, self.precision = name, device, variant, variant.precision
         self._providers, self._settings = providers, settings
-        session, self.placement = session_on_providers(
-            variant.path.read_bytes(), f"runner {self.label}: {variant.path}", providers
-        )
+        session, self.placement = session_on_providers(variant.path, f"runner {self.label}: {variant.path}", providers)
         self._program = BoundProgram(session, memory="cuda" if device == "gpu" else "cpu")
 
     @property
@@ -152,8 +153,10 @@ class OnnxRuntimeGpuRunner(_SessionRunner):
         self._program = None
 
 
-def _session(graph: bytes, name: str, *, providers: Mapping[str, Mapping[str, str]]) -> Any:
-    return session_on_providers(graph, name, providers)[0]
+def _session(proto: ModelProto, name: str, *, providers: Mapping[str, Mapping[str, str]]) -> Any:
+    with temporary_folder("graph") as folder:
+        write_graph(proto, folder / "model.onnx")
+        return session_on_providers(folder / "model.onnx", name, providers)[0]
 
 
 def cuda_runner(bundle: Bundle, variant: Variant) -> OnnxRuntimeGpuRunner:

@@ -18,7 +18,7 @@ import torch
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.export import variants
+from gmmvit_deploy.export import graphs_of_precisions
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import role_disagreements
@@ -249,10 +249,10 @@ def test_each_precision_exports(
     def exported_once(folded: Any, **options: Any) -> onnx.ModelProto:
         return small_exports.graph(small, precision, folded)
 
-    monkeypatch.setattr(variants, "onnx_from_model", exported_once)
+    monkeypatch.setattr(graphs_of_precisions, "onnx_from_model", exported_once)
     calibration = [images, small.images(2)] if precision in QUANTIZED else None
     with failing_rules():
-        prepared = variants.graph_from_model(
+        prepared = graphs_of_precisions.graph_from_model(
             model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
         )
     roles = {declared_role(node) for node in prepared.proto.graph.node}

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.families import preset_spec
@@ -57,8 +58,9 @@ def test_the_second_memory_is_read_with_its_strides(name: str, tmp_path: Path) -
     """The file stores the memory transposed, and after training on a CPU in the storage of the first memory."""
     case = loaded(name)
     model = case.model
-    keys = [key for key in case.file.tensors if ".attention1.attn.linear_" in key and key.endswith(".weight")]
-    first, second = (case.file.tensors[key] for key in sorted(keys))
+    tensors = read_tensors(case.file.path, case.file.weights).tensors
+    keys = [key for key in tensors if ".attention1.attn.linear_" in key and key.endswith(".weight")]
+    first, second = (tensors[key] for key in sorted(keys))
     assert not second.is_contiguous()
     tied = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert tied == (name == "eanet_tied_cpu")
@@ -78,7 +80,7 @@ def test_the_second_memory_is_read_with_its_strides(name: str, tmp_path: Path) -
 
 
 def test_performer_and_transformer_are_two_names_of_one_function(tmp_path: Path) -> None:
-    state = dict(loaded("eanet_transformer").file.tensors)
+    state = dict(read_tensors(loaded("eanet_transformer").file.path).tensors)
     renamed = {}
     for key, tensor in state.items():
         if ".attention1.attn." in key or ".attention2.attn." in key:
@@ -243,7 +245,7 @@ def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precisio
 def test_files_that_do_not_fit_are_refused(
     suffix: str, change: Callable[[Tensor], Tensor], message: str, tmp_path: Path
 ) -> None:
-    state = dict(loaded(SMALLEST).file.tensors)
+    state = dict(read_tensors(loaded(SMALLEST).file.path).tensors)
     key = next(key for key in state if key.endswith(suffix))
     torch.save(state | {key: change(state[key])}, tmp_path / "eanet.pth")
     with pytest.raises(CheckpointError, match=message):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.export.variants import graph_from_model
+from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.models.families.deepvit import DEEPVIT

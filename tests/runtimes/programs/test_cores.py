@@ -153,7 +153,7 @@ def real_group() -> Iterator[Path]:
     """A cgroup with a quota of a single core."""
     if len(allowed_processors()) < 2:
         pytest.skip("this process may use a single processor, so a quota of one core changes nothing")
-    folder = next(iter(counted._groups(Path("/"))), None)
+    folder = next(iter(counted.groups(Path("/"))), None)
     if folder is None:
         pytest.skip("this machine has no cgroups for processors")
     group = folder / f"gmmvit-{os.getpid()}"

@@ -1,0 +1,199 @@
+"""Make a graph of a network in another precision.
+
+    GPUs          weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8, fp8) → cast
+    CPUs, int8    weights → model → fold                    → float32 ONNX → Q/DQ
+
+Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
+form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
+line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several times the work, and a
+runtime converts each float16 tensor to float32 and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import (
+    VariantRecord,
+)
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export._recipes import quantized_by_choice
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.graphs.calibration import ranges_of
+from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.masks import prove_masks
+from gmmvit_deploy.graphs.proof import prove_folded
+from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
+from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
+from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
+from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.progress import OnProgress, ignore
+from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+
+    from gmmvit_deploy.export._recipes import Recipe
+    from gmmvit_deploy.images.spec import ImageSpec
+    from gmmvit_deploy.models.folding.passes import FoldingPass
+    from gmmvit_deploy.models.layers.model import Model
+    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
+
+__all__ = ["PreparedGraph", "graph_before_quantization", "graph_from_model", "prepared_graph"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedGraph:
+    """A graph in a given precision that is not yet written to a file, with data for its record.
+
+    proto: the graph, which is strongly typed: the types of a node's inputs determine the type of the computation.
+    folded: the folded model that the graph was exported from.
+    constants: layer → name of the layer's mask in the graph.
+    mask_sha256: layer → SHA-256 of the bytes of the layer's mask in the graph.
+    calibration: the field ``calibration`` of `VariantRecord`; None without calibration.
+    role_disagreements: the result of `graphs.roles.role_disagreements`.
+    """
+
+    proto: ModelProto
+    folded: FoldedModel
+    constants: dict[str, str]
+    mask_sha256: dict[str, str]
+    calibration: dict[str, Any] | None
+    role_disagreements: tuple[str, ...]
+
+
+def prepared_graph(
+    bundle: Bundle,
+    precision: Precision,
+    *,
+    calibration: ImageBatches | None = None,
+    padded: bool = True,
+    for_cpu: bool = False,
+    recipe: Recipe | None = None,
+    on_progress: OnProgress = ignore,
+) -> PreparedGraph:
+    """Make the graph of a bundle in another precision, without writing a file.
+
+    for_cpu, recipe: as in `graph_from_model`.  The other arguments are as in `variant_from_bundle`.
+    Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
+    precision that does not use calibration, or when this process cannot build the model.
+    """
+    if (precision in QUANTIZED) != (calibration is not None):
+        raise InputError(
+            f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",
+            hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like those "
+            "that the model will classify"
+            if precision in QUANTIZED
+            else "remove --calibration, or add int8 or fp8 to the precisions",
+        )
+    manifest = bundle.manifest
+    prepared = graph_from_model(
+        model_from_bundle(manifest, bundle.weights_path),
+        precision,
+        preprocessing=manifest.image if manifest.input_kind == "pixels" else None,
+        max_batch=manifest.max_batch,
+        calibration=calibration,
+        padded=padded,
+        for_cpu=for_cpu,
+        recipe=recipe,
+        what=str(bundle.path),
+        on_progress=on_progress,
+    )
+    if calibration is not None and prepared.calibration is not None:
+        prepared.calibration.update(calibration.record())
+    for key, value in (("gmmvit.bundle_sha256", bundle.sha256), ("gmmvit.precision", precision)):
+        prepared.proto.metadata_props.add(key=key, value=value)
+    return prepared
+
+
+def graph_from_model(
+    model: Model,
+    precision: Precision,
+    *,
+    preprocessing: ImageSpec | None,
+    max_batch: int,
+    calibration: Iterable[NDArray[Any]] | None = None,
+    padded: bool = True,
+    for_cpu: bool = False,
+    recipe: Recipe | None = None,
+    what: str = "the model",
+    on_progress: OnProgress = ignore,
+) -> PreparedGraph:
+    """Fold a trained model and export a strongly typed graph.
+
+    Unless ``for_cpu`` is True or the precision is fp32, the attentions are rewritten into forms that engines fuse.
+
+    for_cpu: True for the graph for CPUs of int8, with attentions in the form of the folded model, and with float32 in
+    all operators that are not quantised. Apart from the Q/DQ nodes, the quantised weights, and the constants of norms
+    that smoothing changed, the names of nodes and constants are those of ``model.onnx``.
+    preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
+    calibration: batches of the graph's input, for int8 and fp8.
+    recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
+    what: the subject of the message for an operator without a known role, for example the path of the bundle.
+    Errors:
+        FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
+        completely.
+        ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
+        InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
+    """
+    types: Precision = "fp32" if for_cpu else precision
+    folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
+    proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
+    require_known_roles(proto.graph, precision, what=what)
+    records, _ = prove_folded(proto, folded, foreign=folded.model.foreign)
+    disagreements = role_disagreements(proto.graph)
+    notes: dict[str, Any] | None = None
+    shapes = list(proto.graph.value_info)
+    if calibration is not None:
+        if precision == "int8":
+            proto, notes = quantized_by_choice(
+                proto, calibration, zero_points=for_cpu, recipe=recipe, on_progress=on_progress
+            )
+        else:
+            measured = calibrate(proto, calibration)
+            ranges = ranges_of(measured, "extremes")
+            proto = quantize_graph(proto, precision, ranges)
+            notes = {"images": measured.images, "ranges": {name: list(both) for name, both in ranges.items()}}
+    proto = cast_graph(proto, types)
+    if types == "fp32":  # quantisation and cast change neither the type nor the shape of a tensor that they keep
+        kept = {name for node in proto.graph.node for name in node.output}
+        proto.graph.value_info.extend(value for value in shapes if value.name in kept)
+    constants, hashes = prove_masks(proto, folded.masks, records, types)
+    return PreparedGraph(
+        proto=proto,
+        folded=folded,
+        constants=constants,
+        mask_sha256=hashes,
+        calibration=notes,
+        role_disagreements=disagreements,
+    )
+
+
+def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
+    """Export again the float32 graph from which a quantised graph was made.  The tensor names are the same.
+
+    record: the record of the quantised graph.  for_cpu: True for the graph for CPUs.
+    """
+    manifest = bundle.manifest
+    model = model_from_bundle(manifest, bundle.weights_path)
+    passes = recorded_passes(model.spec, record.passes)
+    padded = pad_heads.__name__ in record.passes
+    folded = _folded(model, record.precision, padded=padded, for_cpu=for_cpu, passes=passes)
+    inside = manifest.image if manifest.input_kind == "pixels" else None
+    return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
+
+
+def _folded(
+    model: Model, precision: Precision, *, padded: bool, for_cpu: bool, passes: Sequence[FoldingPass] | None = None
+) -> FoldedModel:
+    folded = fold(model, passes)
+    # Engines fuse no attention in float32, and CPUs have other fused kernels: the form for engines would be slower.
+    if for_cpu or precision == "fp32":
+        return folded
+    return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))

@@ -1,0 +1,143 @@
+"""Keep the weights of a graph outside of its protobuf: a protobuf has at most 2 GiB, and each copy copies the weights.
+
+model.onnx         the graph; each large constant names its place in the other file
+model.onnx.data    the values of these constants, if the weights have `EXTERNAL_FROM_BYTES` or more
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from onnx import ModelProto, TensorProto
+
+__all__ = [
+    "EXTERNAL_FROM_BYTES",
+    "data_path",
+    "files_of",
+    "has_external_weights",
+    "put_weights",
+    "take_weights",
+    "without_weights",
+    "write_graph",
+]
+
+EXTERNAL_FROM_BYTES = 1_500_000_000
+_LARGE_BYTES = 65_536
+"""Constants up to this size stay in the graph, where its passes read them: shapes, indices and scales."""
+_ALIGNMENT = 4096  # a runtime can then map the file into memory
+
+
+def data_path(path: Path) -> Path:
+    """Return the file beside a graph that holds its weights, if the graph does not hold them itself."""
+    return path.with_name(f"{path.name}.data")
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of a graph: the graph, and the file of its weights if there is one."""
+    return (path, data_path(path)) if data_path(path).is_file() else (path,)
+
+
+def has_external_weights(proto: ModelProto) -> bool:
+    """Return True if `write_graph` writes the weights of this graph to a file of their own."""
+    return sum(map(_size_bytes, proto.graph.initializer)) >= EXTERNAL_FROM_BYTES
+
+
+def write_graph(proto: ModelProto, path: Path) -> None:
+    """Write a graph to ``path``, and large weights to `data_path`.  Errors: OSError when writing fails."""
+    if not has_external_weights(proto):
+        _write_parts(proto, path)
+        return
+    light = without_weights(proto)
+    with data_path(path).open("wb") as file:
+        for reference, tensor in zip(light.graph.initializer, proto.graph.initializer, strict=True):
+            if reference.data_location == reference.EXTERNAL:
+                file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+                place = {"location": data_path(path).name, "offset": file.tell(), "length": _size_bytes(tensor)}
+                file.write(tensor.raw_data)
+                del reference.external_data[:]
+                for key, value in place.items():
+                    reference.external_data.add(key=key, value=str(value))
+    path.write_bytes(light.SerializeToString(deterministic=True))
+
+
+def _write_parts(proto: ModelProto, path: Path) -> None:
+    """Write a graph, and then each of its constants: protobuf needs several times the memory of what it serialises.
+
+    A reader joins the parts, because a protobuf that follows another one in a file adds to its lists.
+    """
+    nodes = type(proto)()
+    _copy_fields(proto, nodes, leave_out="graph")
+    _copy_fields(proto.graph, nodes.graph, leave_out="initializer")
+    with path.open("wb") as file:
+        file.write(nodes.SerializeToString(deterministic=True))
+        for tensor in proto.graph.initializer:
+            part = type(proto)()
+            part.graph.initializer.append(tensor)
+            file.write(part.SerializeToString(deterministic=True))
+
+
+def without_weights(proto: ModelProto) -> ModelProto:
+    """Return a copy whose large constants have a type and a shape, and no values."""
+    light = type(proto)()
+    _copy_fields(proto, light, leave_out="graph")
+    _copy_fields(proto.graph, light.graph, leave_out="initializer")
+    for tensor in proto.graph.initializer:
+        copy = light.graph.initializer.add()
+        if _size_bytes(tensor) <= _LARGE_BYTES or not tensor.HasField("raw_data"):
+            copy.CopyFrom(tensor)
+            continue
+        copy.name, copy.data_type, copy.data_location = tensor.name, tensor.data_type, tensor.EXTERNAL
+        copy.dims.extend(tensor.dims)
+        copy.external_data.add(key="location", value="weights")
+    return light
+
+
+def take_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """Take the values of large constants out of a graph of onnx_ir.  Returns name of a constant → values.
+
+    The graph can then be converted and copied without a copy of the weights, until `put_weights` puts them back.
+    """
+    import onnx_ir as ir
+
+    taken: dict[str, ir.TensorProtocol] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= _LARGE_BYTES:
+            continue
+        taken[name] = tensor
+        value.const_value = ir.ExternalTensor(
+            "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
+        )
+    return taken
+
+
+def put_weights(proto: ModelProto, taken: dict[str, ir.TensorProtocol]) -> None:
+    """Put the values from `take_weights` into the graph.  Each value leaves ``taken``, so that no two copies stay."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == tensor.EXTERNAL:
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
+            tensor.raw_data = taken.pop(tensor.name).tobytes()
+
+
+def _size_bytes(tensor: TensorProto) -> int:
+    from onnx import helper
+
+    itemsize: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return itemsize * int(math.prod(tensor.dims))
+
+
+def _copy_fields(source: Any, target: Any, *, leave_out: str) -> None:
+    for field, value in source.ListFields():
+        if field.name == leave_out:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
