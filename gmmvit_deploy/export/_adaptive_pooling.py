@@ -22,10 +22,12 @@ __all__ = ["adaptive_pooling_table"]
 def adaptive_pooling_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return PyTorch's operator → the function that adds its nodes, a translation table for ``torch.onnx.export``."""
     import onnx_ir as ir
+    import onnxscript
     import torch
-    from onnxscript import opset20 as op
 
-    def pooled(x: ir.Value, output_size: Sequence[int]) -> ir.Value:
+    op: Any = onnxscript.opset20  # typed for tensors; the exporter passes values of the graph
+
+    def pooled(x: Any, output_size: Sequence[int]) -> Any:
         sizes, outputs = [int(side) for side in x.shape[-2:]], list(output_size)
         if all(size % output == 0 for size, output in zip(sizes, outputs, strict=True)):
             window = [size // output for size, output in zip(sizes, outputs, strict=True)]
