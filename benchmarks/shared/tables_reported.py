@@ -23,6 +23,7 @@ from benchmarks.shared.tables_serving import (
     soak_table,
 )
 from benchmarks.shared.timm_architectures import ARCHITECTURES
+from benchmarks.timm_sweep import NETWORKS
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
@@ -174,7 +175,7 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def timm_sweep_table(result: dict[str, Any]) -> str:
-    """Return a table with a row for each network of timm that the script exported."""
+    """Return the number of results, and a table with a row for each network of timm that has a result."""
     rows = []
     for name, row in sorted(result["networks"].items(), key=lambda item: item[1]["file"]):
         share = f"{row['difference'] / row['limit']:.2f}" if "difference" in row else "–"
@@ -182,7 +183,7 @@ def timm_sweep_table(result: dict[str, Any]) -> str:
         side, millions = row["image_size"][0], row["parameters"] / 1e6
         rows.append((f"{row['file']}.py", name, f"{millions:.1f}", str(side), outcome, share))
     head = ("file of timm", "network", "million parameters", "side of the images", "result", "difference / limit")
-    return table(head, rows)
+    return f"{len(rows)} of {len(NETWORKS)} networks have a result.\n\n{table(head, rows)}"
 
 
 def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
