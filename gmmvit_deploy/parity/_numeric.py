@@ -6,12 +6,16 @@ the noise, which is the distance of PyTorch's float32 logits from PyTorch's floa
 is derived from a distance in the bundle: `gmmvit convert` measured how far the
 quantised logits are from PyTorch's (module `tolerances`).
 
+If PyTorch's logits are equal for all inputs, as before training with a zero classifier head, a wrong runner can give
+the same logits: the check then fails, because it proves nothing.
+
 A separate check, ``reference``, compares PyTorch's logits of the golden inputs on this machine with the logits that
 PyTorch computed at export.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,6 +42,7 @@ class SetNumbers:
     from_exact: the distances of the runner's logits from PyTorch's float64 logits.
     from_trained: the distances of the runner's logits from PyTorch's float32 logits.
     misshapen: expected and actual shape of the runner's logits if the two shapes differ; else empty.
+    spread: the largest difference of PyTorch's float64 logits of a class between two inputs of the set.
     """
 
     inputs: str
@@ -46,7 +51,13 @@ class SetNumbers:
     from_exact: Errors
     from_trained: Errors
     misshapen: str
+    spread: float
     stored: bool = False
+
+    @property
+    def equal(self) -> bool:
+        """True if the logits of all inputs are equal within the limit for fp32, whatever the runner's precision."""
+        return self.spread <= limit_from_noise(self.noise).largest
 
     @property
     def reference(self) -> str:
@@ -91,6 +102,8 @@ class Distances:
         self.inputs, self._stored = inputs, stored
         self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._misshapen = ""
+        self._lowest: NDArray[Any] | float = np.inf
+        self._highest: NDArray[Any] | float = -np.inf
 
     def add(self, logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
         """Add the logits of a batch.
@@ -99,6 +112,7 @@ class Distances:
         trained, exact: (B, C), from PyTorch in float32 and in float64.
         """
         self._noise.add(trained, exact)
+        self._lowest, self._highest = np.fmin(self._lowest, exact.min(0)), np.fmax(self._highest, exact.max(0))
         if logits.shape != exact.shape:
             self._misshapen = f"expected logits {exact.shape}, got {logits.shape}"
             return
@@ -115,13 +129,24 @@ class Distances:
             from_exact=self._exact.errors(),
             from_trained=self._trained.errors(),
             misshapen=self._misshapen,
+            spread=float(np.max(self._highest - self._lowest)),
             stored=self._stored is not None,
         )
 
 
-def check_numeric(sets: list[SetNumbers]) -> Check:
-    """Fail if any set of inputs has a problem, or if there are no sets."""
+def check_numeric(logits: list[SetNumbers], features: Sequence[SetNumbers] = ()) -> Check:
+    """Fail if any set of inputs has a problem, if there are no sets, or if the logits are equal in every set.
+
+    logits: the distances of the first output of the bundle.  features: those of the features beside logits.
+    """
+    sets = [*logits, *features]
     reasons = [problem for numbers in sets for problem in numbers.problems()]
+    if logits and all(numbers.equal for numbers in logits):
+        spread = max(numbers.spread for numbers in logits)
+        reasons.append(
+            f"PyTorch's logits are equal for all inputs: they differ by at most {spread:.3g} between inputs, so that "
+            "the check proves nothing; the weights of a classifier head are often zero before training"
+        )
     whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
     summary = "no comparable logits"
     if whole:

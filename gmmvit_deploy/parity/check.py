@@ -309,8 +309,9 @@ class _Tally:
         inputs = sent.batch.inputs
         limit = next(numbers.limit for numbers in sets if numbers.inputs == name)
         widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
-        numeric = check_numeric([*sets, *self._sets(features=True)])
-        if numeric.verdict == "failed" and reference is not None:
+        features = self._sets(features=True)
+        numeric = check_numeric(sets, features)
+        if reference is not None and any(numbers.problems() for numbers in [*sets, *features]):
             numeric = self._explained(numeric, reference, kept, limit)
         progress = prefixed(runner.name, on_progress)
         checks = [
