@@ -66,7 +66,7 @@ release: $(INSTALLED)
 	PYTHONPATH=.ci $(BIN)/python -m release $(ARGS)
 
 # Run in this order. Two more need a GPU, and before_after.py needs a second checkout.
-BENCHMARKS := engines parity_limits fastest_cpu mask_cost served where_time_goes timm_models one_image \
+BENCHMARKS := engines parity_limits fastest_cpu mask_cost served where_time_goes timm_models timm_sweep one_image \
   large_images_served overload gateway_cost hostile rollout soak bulk
 
 bench: $(INSTALLED)

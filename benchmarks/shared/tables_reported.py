@@ -23,6 +23,7 @@ from benchmarks.shared.tables_serving import (
     soak_table,
 )
 from benchmarks.shared.timm_architectures import ARCHITECTURES
+from benchmarks.timm_sweep import NETWORKS
 
 __all__ = ["SHOWN", "documented_tables", "page_tables"]
 
@@ -41,6 +42,7 @@ SHOWN = {
     "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
     "timm_models": ("timm_models",),
+    "timm_sweep": ("timm_sweep",),
     "hostile": ("hostile",),
     "rollout": ("rollout",),
     "soak": ("soak",),
@@ -49,7 +51,7 @@ SHOWN = {
 """Script → markers of the script's tables on the page of results.
 
 The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``rollout``, ``soak`` and ``bulk`` only with a result."""
+``timm_sweep``, ``rollout``, ``soak`` and ``bulk`` only with a result."""
 
 
 NO_RATIOS = "No result has these ratios yet."
@@ -106,7 +108,7 @@ def page_tables() -> dict[str, str]:
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
     }
-    long_runs = {"rollout": rollout_table, "soak": soak_table, "bulk": bulk_table}
+    long_runs = {"timm_sweep": timm_sweep_table, "rollout": rollout_table, "soak": soak_table, "bulk": bulk_table}
     for name, make in long_runs.items():
         if (RESULTS / f"{name}.json").exists():
             tables[name] = make(result(name))
@@ -170,6 +172,18 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
         "speed-up, batch 8",
     )
     return table(head, rows)
+
+
+def timm_sweep_table(result: dict[str, Any]) -> str:
+    """Return the number of results, and a table with a row for each network of timm that has a result."""
+    rows = []
+    for name, row in sorted(result["networks"].items(), key=lambda item: item[1]["file"]):
+        share = f"{row['difference'] / row['limit']:.2f}" if "difference" in row else "–"
+        outcome = f"{row['result']}: {row['reason']}" if "reason" in row else row["result"]
+        side, millions = row["image_size"][0], row["parameters"] / 1e6
+        rows.append((f"{row['file']}.py", name, f"{millions:.1f}", str(side), outcome, share))
+    head = ("file of timm", "network", "million parameters", "side of the images", "result", "difference / limit")
+    return f"{len(rows)} of {len(NETWORKS)} networks have a result.\n\n{table(head, rows)}"
 
 
 def before_after_table(runs: dict[str, dict[str, Any]]) -> str:

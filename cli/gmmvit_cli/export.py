@@ -235,6 +235,12 @@ def _proven(bundle: Bundle) -> list[tuple[str, str]]:
         ("checked", f"{name} differs from PyTorch by at most {largest:.1e} (limit {parity['limit']:.1e})")
         for name, largest in programs.items()
     ]
+    if parity["spread"] <= parity["limit"]:
+        why = (
+            "PyTorch's outputs are equal for all inputs, so that the comparison proves nothing: a wrong program gives "
+            "the same outputs; the weights of a classifier head are often zero before training"
+        )
+        rows.append(("WARNING", why))
     return [*rows, *(("skipped", reason) for reason in _not_proven(bundle))]
 
 

@@ -118,8 +118,8 @@ class Manifest:
     masks, biases: the record of the mask and of the bias on the attention scores of each layer.
     role_disagreements: a description of each node of ``model.onnx`` whose declared role differs from the inferred role.
     A role says what the node is for (`graphs/roles.py`).
-    export_parity: runner → largest difference from PyTorch's logits at export. An entry is the limit of these
-    differences.
+    export_parity: runner → largest difference from PyTorch's logits at export. Two entries are no runners: the limit of
+    these differences, and the spread, the largest difference of PyTorch's logits of a class between two golden inputs.
     export_skipped: runner → reason why export could not compare the runner.
     float32_noise: the largest difference between PyTorch's float32 and float64 logits on the golden inputs, the inputs
     in ``golden.npz``. For a bundle without logits, the noise of the features.

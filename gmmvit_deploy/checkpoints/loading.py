@@ -15,7 +15,7 @@ from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
-from gmmvit_deploy.checkpoints.weights import becomes_float32, filled_model, listed, misfits, tensor_from_file
+from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, misfits, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.images.spec import image_from_json
 from gmmvit_deploy.models.families import (
@@ -92,7 +92,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         model, used = load_own_class(file, hints, *own_class)
         model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
-    file = _network_of(_as_float32(file, keep={"torch.float64"}))
+    file = _network_of(as_float32(file, keep={"torch.float64"}))
     given, hints = hints, _with_own_spec(file, hints)
     if hints.head is not None:
         file = with_linear_head(file, Path(hints.head))
@@ -139,19 +139,6 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     with _errors_that_name(name):
         family.proof(model)
     return loaded
-
-
-def _as_float32(file: TensorFile, *, keep: set[str]) -> TensorFile:
-    """Return the file with its tensors of other floating-point types as float32, and words about it.
-
-    keep: the types that are not changed.
-    """
-    changed = {name: t for name, t in file.tensors.items() if becomes_float32(t) and str(t.dtype) not in keep}
-    if not changed:
-        return file
-    types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in changed.values()}))
-    tensors = {**file.tensors, **{name: tensor.float() for name, tensor in changed.items()}}
-    return replace(file, wrapping=f"{file.wrapping}, {types} as float32", tensors=tensors)
 
 
 def _network_of(file: TensorFile) -> TensorFile:
@@ -336,7 +323,7 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
     used, unused: the keys of the file that the model reads, and the other keys with the reason why it does not.
     Errors: CheckpointError when a finding of the audit makes every result meaningless.
     """
-    file = _as_float32(file, keep={str(tensor.dtype) for tensor in model.state_dict().values()})
+    file = as_float32(file, keep={str(tensor.dtype) for tensor in model.state_dict().values()})
     findings = list(audit_tensors(file.tensors, used=used))
     _refuse(str(file.path), findings)
     findings += audit_model(model, unused={key: file.tensors[key] for key in unused})

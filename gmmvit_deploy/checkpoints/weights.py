@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.bundle.artifacts import Manifest
-from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, read_tensors
+from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, TensorFile, read_tensors
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.models.families import model_from_spec, spec_from_json, spec_to_json
 from gmmvit_deploy.models.layers.model import Model
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "becomes_float32",
+    "as_float32",
     "bytes_from_model",
     "filled_model",
     "listed",
@@ -119,7 +120,7 @@ def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: T
     if tensor.shape != expected.shape:
         yield f"{keys} {of} {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
     # Such a tensor becomes float32 where it is copied into the model; `loading` says so.
-    elif tensor.dtype != expected.dtype and not (becomes_float32(tensor) and str(expected.dtype) == "torch.float32"):
+    elif tensor.dtype != expected.dtype and not (_becomes_float32(tensor) and str(expected.dtype) == "torch.float32"):
         yield f"{keys} is {tensor.dtype}, expected {expected.dtype}"
 
 
@@ -133,7 +134,7 @@ def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) ->
     return origin.convert(*(tensors[key] for key in origin.keys))
 
 
-def becomes_float32(tensor: Tensor) -> bool:
+def _becomes_float32(tensor: Tensor) -> bool:
     """Return True for bfloat16 and float16, whose values float32 has, and for float64, which is rounded to float32."""
     return str(tensor.dtype) in ("torch.bfloat16", "torch.float16", "torch.float64")
 
@@ -154,3 +155,16 @@ def listed(lines: list[str]) -> str:
     more = len(lines) - _MOST_LISTED
     shown = lines[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
     return "".join(f"\n  {line}" for line in shown)
+
+
+def as_float32(file: TensorFile, *, keep: set[str]) -> TensorFile:
+    """Return the file with its tensors of other floating-point types as float32, and words about it.
+
+    keep: the types that are not changed.
+    """
+    changed = {name: t for name, t in file.tensors.items() if _becomes_float32(t) and str(t.dtype) not in keep}
+    if not changed:
+        return file
+    types = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in changed.values()}))
+    tensors = {**file.tensors, **{name: tensor.float() for name, tensor in changed.items()}}
+    return replace(file, wrapping=f"{file.wrapping}, {types} as float32", tensors=tensors)

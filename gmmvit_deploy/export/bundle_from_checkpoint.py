@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from gmmvit_deploy.bundle import artifacts
@@ -273,8 +274,9 @@ def _proven(
     called a runner.
     noises: the float32 noise of each output.
     Returns two dicts. The first maps ``<runner>_largest_abs`` to the largest difference of each runner, and ``limit``
-    to the limit; for the features beside logits, ``<runner>_features_largest_abs`` and ``features_limit``. The second
-    maps each skipped runner to the reason.
+    to the limit, and ``spread`` to the largest difference of an output between two golden inputs; for the features
+    beside logits, ``<runner>_features_largest_abs``, ``features_limit`` and ``features_spread``. The second maps each
+    skipped runner to the reason.
     Errors: ExportError as in `proven_programs`, and when every runner was skipped.
     """
     inputs, expected = bundle.golden_rows()
@@ -297,4 +299,5 @@ def _proven(
         prefix = "" if output == first else f"{output}_"
         parity |= {f"{name}_{prefix}largest_abs": largest[output] for name, largest in differences.items()}
         parity[f"{prefix}limit"] = limits[output]
+        parity[f"{prefix}spread"] = float(np.ptp(expected[output], axis=0).max())
     return parity, skipped

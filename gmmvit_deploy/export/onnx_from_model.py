@@ -16,6 +16,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.export._adaptive_pooling import adaptive_pooling_table
 from gmmvit_deploy.export._declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.export._numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
@@ -101,6 +102,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 input_names=[name],
                 output_names=[*model.outputs],
                 dynamic_shapes=({0: batch},),
+                custom_translation_table=adaptive_pooling_table(),
                 optimize=not model.foreign,  # `optimize_exactly` keeps small scalars
                 verbose=False,
             )

@@ -10,12 +10,16 @@ of the graph: it shows what the runtime does, and not what quantisation costs, w
 PyTorch's that `gmmvit convert` recorded (module `tolerances`): a value that a runtime rounds to the next step of the
 grid changes later ones, so runtimes differ by about as much as quantisation costs.
 
+If PyTorch's logits are equal for all inputs, as before training with a zero classifier head, a wrong runner can give
+the same logits: the check then fails, because it proves nothing.
+
 A separate check, ``reference``, compares PyTorch's logits of the golden inputs on this machine with the logits that
 PyTorch computed at export.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,6 +49,7 @@ class SetNumbers:
     from_exact: the distances of the runner's logits from the reference.
     from_trained: the distances of the runner's logits from PyTorch's float32 logits.
     misshapen: expected and actual shape of the runner's logits if the two shapes differ; else empty.
+    spread: the largest difference of PyTorch's float64 logits of a class between two inputs of the set.
     """
 
     inputs: str
@@ -53,7 +58,13 @@ class SetNumbers:
     from_exact: Errors
     from_trained: Errors
     misshapen: str
+    spread: float
     reference: str = "PyTorch's float64 logits"
+
+    @property
+    def equal(self) -> bool:
+        """True if the logits of all inputs are equal within the limit for fp32, whatever the runner's precision."""
+        return self.spread <= limit_from_noise(self.noise).largest
 
     def problems(self) -> list[str]:
         """Return the reasons why this set of inputs does not pass; empty if the set passes."""
@@ -94,6 +105,8 @@ class Distances:
         self._reference = "PyTorch's float64 logits" if stored is None else STORED
         self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._misshapen = ""
+        self._lowest: NDArray[Any] | float = np.inf
+        self._highest: NDArray[Any] | float = -np.inf
 
     def add(
         self,
@@ -109,6 +122,7 @@ class Distances:
         of_graph: (B, C), from the quantised graph with every rounding; None for other precisions.
         """
         self._noise.add(trained, exact)
+        self._lowest, self._highest = np.fmin(self._lowest, exact.min(0)), np.fmax(self._highest, exact.max(0))
         if logits.shape != exact.shape:
             self._misshapen = f"expected logits {exact.shape}, got {logits.shape}"
             return
@@ -127,13 +141,24 @@ class Distances:
             from_exact=self._exact.errors(),
             from_trained=self._trained.errors(),
             misshapen=self._misshapen,
+            spread=float(np.max(self._highest - self._lowest)),
             reference=self._reference,
         )
 
 
-def check_numeric(sets: list[SetNumbers]) -> Check:
-    """Fail if any set of inputs has a problem, or if there are no sets."""
+def check_numeric(logits: list[SetNumbers], features: Sequence[SetNumbers] = ()) -> Check:
+    """Fail if any set of inputs has a problem, if there are no sets, or if the logits are equal in every set.
+
+    logits: the distances of the first output of the bundle.  features: those of the features beside logits.
+    """
+    sets = [*logits, *features]
     reasons = [problem for numbers in sets for problem in numbers.problems()]
+    if logits and all(numbers.equal for numbers in logits):
+        spread = max(numbers.spread for numbers in logits)
+        reasons.append(
+            f"PyTorch's logits are equal for all inputs: they differ by at most {spread:.3g} between inputs, so that "
+            "the check proves nothing; the weights of a classifier head are often zero before training"
+        )
     whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
     summary = "no comparable logits"
     if whole:

@@ -301,8 +301,9 @@ class _Tally:
         limit = next(numbers.limit for numbers in sets if numbers.inputs == name)
         widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
         judged = [numbers for numbers in sets if numbers.inputs in kept or not self._quantized]
-        numeric = check_numeric([*judged, *self._sets(features=True)])
-        if numeric.verdict == "failed" and reference is not None:
+        features = self._sets(features=True)
+        numeric = check_numeric(judged, features)
+        if reference is not None and any(numbers.problems() for numbers in [*judged, *features]):
             numeric = self._explained(numeric, reference, kept, limit)
         progress = prefixed(runner.name, on_progress)
         checks = [

@@ -133,11 +133,14 @@ def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
 
 
 def _image() -> bytes:
-    """Return a grey PNG as an element of a BYTES tensor: its length, then its bytes."""
+    """Return a grey PNG as an element of a BYTES tensor: its length, then its bytes.
+
+    It has more pixels than the preprocessing model decodes itself, so a probe also shows that large images work.
+    """
     from PIL import Image
 
     file = io.BytesIO()
-    Image.new("RGB", (32, 32), (128, 128, 128)).save(file, "PNG")
+    Image.new("RGB", (1025, 1024), (128, 128, 128)).save(file, "PNG")
     return struct.pack("<I", file.tell()) + file.getvalue()
 
 

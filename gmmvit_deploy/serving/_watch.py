@@ -79,7 +79,9 @@ class Watch:
                 self._server.note(f"{model} refuses a probe, so only its processes are watched: {answer.detail}")
                 return
             used_s = self._cpu_seconds(model) - cpu_s
-            if answer.result == "answered" or self._completed(model) > completed:
+            # Triton counts a request that the model answers later when the model takes it, so a late probe may count.
+            others = self._completed(model) - completed - (answer.result == "late")
+            if answer.result == "answered" or others > 0:
                 failures, computing_since = 0, 0.0
             elif answer.result == "late" and used_s > _COMPUTING * (time.monotonic() - began):
                 computing_since = computing_since or began

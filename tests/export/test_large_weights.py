@@ -54,7 +54,7 @@ def test_the_other_precisions(large: Bundle, precision: str) -> None:
     variant = variant_from_bundle(large, precision)  # type: ignore[arg-type]
     assert (large.path / f"model.{precision}.onnx.data").is_file()
     assert variant.record is not None
-    assert variant.record.golden["argmax_agreement"] == 1
+    assert variant.record.golden["largest_rel"] < 0.1
     assert open_variant(large, precision) == variant  # type: ignore[arg-type]
 
 

@@ -117,7 +117,8 @@ def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[st
     proven = [runner for runner in PROVEN if runner not in recorded]
     assert set(names) <= set(proven)
     assert {"onnxruntime", "openvino"} <= set(proven)
-    assert parity.keys() == {*(f"{runner}_largest_abs" for runner in proven), "limit"}
+    assert parity.keys() == {*(f"{runner}_largest_abs" for runner in proven), "limit", "spread"}
+    assert parity["spread"] > parity["limit"]
     assert all(0 < parity[f"{runner}_largest_abs"] <= parity["limit"] for runner in proven)
     assert all(f"runner {runner} cannot run here: " in why for runner, why in recorded.items())
     if name == "eanet_performer":  # its attentions have no Q Kᵀ

@@ -56,7 +56,9 @@ def report(precise_bundle: Bundle) -> ParityReport:
         OnnxRuntimeRunner(precise_bundle) as exact,
         open_runner("onnxruntime", precise_bundle, precision="int8") as coarse,
     ):
-        return check_parity(precise_bundle, [exact, coarse], ParityOptions(data=data, localize=True, gate=0.9))
+        return check_parity(
+            precise_bundle, [exact, coarse], ParityOptions(data=data, localize=True, gate=0.9, keep_decisions=0.5)
+        )
 
 
 def test_images_that_calibrated_a_graph_do_not_judge_it(precise_bundle: Bundle, calibration_images: Path) -> None:

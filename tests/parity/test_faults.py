@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,16 +19,19 @@ from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.images.preprocess import tensor_from_pixels
+from gmmvit_deploy.page._html import parity_html
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
+from tests.random_bundles import random_vit
 
 
 def failed_checks(report: ParityReport) -> set[str]:
@@ -234,6 +238,30 @@ def test_a_model_whose_float32_is_no_reference(bundle: Bundle, monkeypatch: pyte
 
     monkeypatch.setattr(reference.Reference, "answers", coarse)
     assert "float32 is too coarse for this model" in judged(bundle).checks["numeric"]["reasons"][0]
+
+
+@pytest.mark.export
+def test_a_network_with_the_same_logits_for_every_image_proves_nothing(
+    gmmvit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Before training, the weights of the classifier head can be zero: the logits are then its bias."""
+    model = random_vit(depth=1)
+    for _, head in model.classifier_heads():
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.normal_(head.bias)
+    save_checkpoint(model, tmp_path / "vit.pth", epoch=0)
+    bundle = tmp_path / "bundle"
+    exported = gmmvit("export", tmp_path / "vit.pth", "-o", bundle, "--dataset", "cifar10")
+    assert exported.returncode == 0, exported.stderr
+    assert re.search(
+        "WARNING +PyTorch's outputs are equal for all inputs, so that the comparison proves nothing", exported.stdout
+    )
+    judgement = judged(open_bundle(bundle))
+    assert (judgement.status, judgement.failed) == (1, {"numeric"})
+    (reason,) = judgement.checks["numeric"]["reasons"]
+    assert reason.startswith("PyTorch's logits are equal for all inputs: they differ by at most 0 between inputs")
+    parity = open_bundle(bundle).manifest.export_parity
+    assert "nothing was proven" in parity_html(parity, {})
 
 
 def test_faults_end_the_process_with_1(

@@ -28,6 +28,7 @@ from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, stub_of
+from tests.serving.processes import processes_naming
 from tests.serving.stand_in import MODEL, write_stand_in
 from tests.waiting import best_of, wait_until
 
@@ -183,14 +184,31 @@ def test_a_paused_process_group_is_back_within_ten_seconds(supervised: Superviso
     assert best_of(3, lambda: paused_and_back_s(supervised, bundle), enough=WITHIN_S) < WITHIN_S
 
 
-def hung_and_restarted_s(supervised: Supervisor, bundle: Bundle) -> float:
-    """Stop a worker while another model is busy; return the seconds until the server was started again."""
+def decoders_of(server: TritonServer) -> list[int]:
+    """Return the PIDs of the processes that decode large images."""
+    folder = str(server.repository)
+    return [pid for pid, command in processes_naming("gmmvit_large_images.py").items() if folder in command]
+
+
+def hung_and_restarted_s(supervised: Supervisor, bundle: Bundle, *, decoder: bool = False) -> float:
+    """Stop a worker while another model is busy; return the seconds until the server was started again.
+
+    decoder: True to stop the processes that decode large images, and not the preprocessing worker itself.
+    """
     restarts = supervised.metrics.restarts
     with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
         wait_until(lambda: len(answered) > 20, "21 answers", step=supervised.step)
-        os.kill(stub_of(supervised.server.pid, "gmmvit_preprocess").pid, signal.SIGSTOP)
+        first = supervised.server.pid
+
+        def stop_and_step() -> None:
+            if supervised.server.pid == first:  # a thread whose decoder has never decoded starts one later
+                for pid in decoders_of(supervised.server) if decoder else [preprocessing]:
+                    os.kill(pid, signal.SIGSTOP)
+            supervised.step()
+
+        preprocessing = stub_of(first, "gmmvit_preprocess").pid
         stopped = time.monotonic()
-        wait_until(lambda: supervised.metrics.restarts > restarts, "a restart", step=supervised.step)
+        wait_until(lambda: supervised.metrics.restarts > restarts, "a restart", step=stop_and_step)
         return time.monotonic() - stopped
 
 
@@ -201,14 +219,15 @@ def test_a_server_with_a_worker_that_hangs_is_restarted_within_twenty_seconds(
     assert best_of(3, lambda: hung_and_restarted_s(supervised, bundle), enough=20) < 20
 
 
-def test_a_worker_that_hangs_while_another_model_is_busy(supervised: Supervisor, bundle: Bundle) -> None:
+@pytest.mark.parametrize("decoder", [False, True], ids=["preprocessing", "decoders of large images"])
+def test_a_worker_that_hangs_while_another_model_is_busy(decoder: bool, supervised: Supervisor, bundle: Bundle) -> None:
     """Its process lives, the server reports that it is ready, and the network answers: only a probe shows it."""
     server = supervised.server
     before = server.pid
-    hung_and_restarted_s(supervised, bundle)
+    hung_and_restarted_s(supervised, bundle, decoder=decoder)
     assert 'gmmvit_server_restarts_total{reason="probe"} 1' in supervised.metrics.text()
     assert server.pid != before
-    with TritonConnection(server.grpc_url) as connection:
+    with TritonConnection(server.http_url) as connection:  # gRPC waits after the clients' failures
         image = np.array([[bundle.golden_set().images[0]]], dtype=np.object_)
         assert connection.infer("gmmvit", "IMAGE", image).shape == (1, 10)
 

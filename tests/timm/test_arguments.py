@@ -24,8 +24,8 @@ TINY = {"embed_dim": 24, "depth": 1, "num_heads": 2}
 def train_file(folder: Path, name: str, *, kwargs: dict[str, Any], seed: int = 0, **args: Any) -> tuple[Path, Any]:
     """Write a checkpoint as timm's train.py does; return the file and timm's own model, in float64."""
     torch.manual_seed(seed)
-    extra = {} if args.get("bn_eps") is None else {"bn_eps": args["bn_eps"]}
-    model = timm.create_model(name, pretrained=False, num_classes=5, **kwargs, **extra).eval()
+    stated = {name: args[name] for name in ("bn_eps", "in_chans") if args.get(name) is not None}
+    model = timm.create_model(name, pretrained=False, num_classes=5, **{**kwargs, **stated}).eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.3)
     options = {"model": name, "crop_pct": None, "mean": None, "std": None, "interpolation": "", "model_kwargs": kwargs}
@@ -69,6 +69,18 @@ def test_one_channel_averages_the_normalisation(tmp_path: Path) -> None:
     mean = resolve_data_config({}, model=model)["mean"]
     assert images.mean == pytest.approx([sum(mean) / 3])
     assert len(images.std or ()) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_of_a_stem_that_reads_squares_of_pixels_as_channels(tmp_path: Path, channels: int) -> None:
+    """The first convolution of TResNet has 16 inputs for each channel of the image."""
+    kwargs = {"layers": [1, 1, 1, 1], "width_factor": 0.25}
+    path, model = train_file(tmp_path, "tresnet_m", kwargs=kwargs, in_chans=channels, img_size=64)
+    loaded = load_checkpoint(path, LoadHints())
+    assert loaded.spec.channels == channels
+    images = torch.randn(2, channels, 64, 64, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model.double()(images), model(images), rtol=1e-12, atol=1e-12)
 
 
 def test_a_size_for_each_image(tmp_path: Path) -> None:

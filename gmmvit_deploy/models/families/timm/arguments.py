@@ -138,8 +138,8 @@ def _stated_args(record: TrainingRecord) -> dict[str, Any]:
     args = {str(k): v for k, v in kwargs.items() if v is not None} if isinstance(kwargs, dict) else {}
     if isinstance(pool := record.args.get("gp"), str) and pool:
         args["global_pool"] = pool
-    if is_train_script(record) and record.args.get("bn_eps") is not None:
-        args["bn_eps"] = record.args["bn_eps"]
+    if is_train_script(record):
+        args |= {name: record.args[name] for name in ("bn_eps", "in_chans") if record.args.get(name) is not None}
     return {k: v for k, v in args.items() if not k.startswith("drop_")}
 
 

@@ -21,7 +21,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_mask, mask_heads
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
-from gmmvit_deploy.models.specs import Interpolation, MaskSpec
+from gmmvit_deploy.models.specs import CHANNELS, Interpolation, MaskSpec
 
 __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
@@ -113,7 +113,8 @@ def _channels(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> int:
     first = arguments.cfg.get("first_conv")
     first = first[0] if isinstance(first, list | tuple) and first else first
     weight = shapes.tensors.get(f"{first}.weight")
-    if weight is not None and weight.dim() == 4:
+    # The first convolution of TResNet reads the pixels of 4 × 4 squares as channels, which are more than an image has.
+    if weight is not None and weight.dim() == 4 and weight.shape[1] in CHANNELS:
         return int(weight.shape[1])
     stated = arguments.model_args.get("in_chans", hints.channels)
     return 3 if stated is None else int(stated)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.own_class import permit_class_of
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
+from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from gmmvit_deploy.models.scores.attention import attention_scores
@@ -26,7 +28,7 @@ from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.cli.terminal import Answer, gmmvit_here, without_progress
-from tests.conftest import FREE_PORTS
+from tests.conftest import FREE_PORTS, cifar_options
 from tests.models.families.custom.conftest import OwnBundle
 from tests.models.families.custom.own_files import ARGUMENTS, IMAGE, own_file, save_weights, with_code
 
@@ -378,6 +380,36 @@ def test_a_module_that_calls_the_fused_function_twice_is_left_alone(tmp_path: Pa
     images = torch.randn(3, 3, 16, 16)
     with torch.inference_mode():
         torch.testing.assert_close(model(images), network(images), rtol=0, atol=0)
+
+
+# ---- pooling ---------------------------------------------------------------------------------------------------------
+
+POOLING = """
+class Pooled(nn.Module):
+    def __init__(self, pooled):
+        super().__init__()
+        self.first, self.pool = nn.Conv2d(3, 8, 2, 2), nn.AdaptiveAvgPool2d(pooled)
+        self.last, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8 * pooled[0] * pooled[1], 5)
+
+    def forward(self, x):
+        return self.head(self.last(self.pool(self.first(x))).flatten(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "operator"), [((3, 3), "MatMul"), ((3, 4), "MatMul"), ((9, 8), "MatMul"), ((4, 2), "AveragePool")]
+)
+def test_adaptive_average_pooling_to_any_size(size: tuple[int, int], operator: str, tmp_path: Path) -> None:
+    """The network pools 8 × 8 values.  Export compares the logits of ONNX Runtime and OpenVINO with PyTorch's."""
+    source = own_file(tmp_path, POOLING)
+    save_weights(source, tmp_path / "net.pth", cls="Pooled", pooled=size)
+    loading = LoadHints(model=f"{source}:Pooled", model_args={"pooled": size}, image_size=16, channels=3)
+    options = cifar_options(labels=tuple("abcde"), resize="stretch-bilinear")
+    bundle = bundle_from_checkpoint(tmp_path / "net.pth", tmp_path / "bundle", options, hints=loading)
+    operators = {node.op_type for node in onnx.load(bundle.onnx_path).graph.node}
+    assert operator in operators
+    assert not operators & {"GatherND", "Where"}
+    assert bundle.manifest.export_parity.keys() >= {"onnxruntime_largest_abs", "openvino_largest_abs"}
 
 
 # ---- the spec --------------------------------------------------------------------------------------------------------
