@@ -9,7 +9,7 @@ is varied after the other, and the best value is kept:
     smoothing  0 (none) or a strength of SmoothQuant (`graphs.smoothing`)
     ranges     of activations (`graphs.calibration`)
 
-With zero points, the score hardly changes, and OpenVINO is faster, so a graph for CPUs always has them.
+A graph for CPUs always has zero points: a range that is not symmetric then uses all steps. TensorRT has none.
 """
 
 from __future__ import annotations

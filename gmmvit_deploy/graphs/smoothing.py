@@ -4,7 +4,7 @@
 
 The strength a decides how much of the range moves from the activation to the weight. The division costs nothing: it is
 folded into the scale and shift of the LayerNorm that makes x. Each factor is rounded to a power of two, which changes
-only exponents, so the float32 network computes the same bits as before, and measurements show no loss of quality.
+only exponents, so the float32 network computes the same bits as before.
 
 Source: Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models".
 """
