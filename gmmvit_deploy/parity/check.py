@@ -239,12 +239,12 @@ class _Tally:
             self._kept_logits.append(logits)
         if logits.shape != known.exact.shape:
             logits = np.full(known.exact.shape, np.nan, np.float32)
-        whole = np.isfinite(logits).all(1)
-        where = [place for place, fine in zip(known.batch.where, whole, strict=True) if fine]
+        new = np.ones(len(logits), bool) if keep else self._new(known.batch.inputs)
+        judged = np.isfinite(logits).all(1) & new
+        where = list(compress(known.batch.where, judged))
         if self._bundle.manifest.has_logits and not (keep and self._quantized):
-            self._decisions.add(where, logits[whole], known.trained[whole], known.exact[whole])
+            self._decisions.add(where, logits[judged], known.trained[judged], known.exact[judged])
         if self.accuracy is not None and not keep:
-            new = self._new(known.batch.inputs)
             labels = known.batch.labels
             self.accuracy.add(list(compress(labels, new)), known.trained[new], logits[new])
             self._left_out += sum(label is not None for label in compress(labels, ~new))
