@@ -128,14 +128,13 @@ def limit_from_stored(noise: Noise, precision: Precision = "fp32", *, recorded: 
 
 
 def signal_to_noise_db(logits: NDArray[Any], reference: NDArray[Any]) -> float:
-    """Return 10 · log₁₀ of the variance of the reference logits over the mean square of the difference, in dB.
+    """Return 10 · log₁₀ of the variance of the centred reference logits over the mean square of the difference, in dB.
 
-    A constant that is added to all logits of an image changes no prediction of one class, and counts neither as signal
-    nor as difference.  logits, reference: (B, C).  The result is at most 200 dB.
+    The logits of each image are centred, as softmax ignores their mean; a single logit is centred over the images.
+    logits, reference: (B, C).  The result is at most 200 dB.
     """
     import numpy as np
 
-    signal, actual = ((rows - rows.mean(1, keepdims=rows.shape[1] > 1)) for rows in (reference, logits))
-    variance = float(signal.var())
-    error = max(float(((actual - signal) ** 2).mean()), variance * 1e-20)
+    variance = float((reference - reference.mean(1 if reference.shape[1] > 1 else 0, keepdims=True)).var())
+    error = max(float(((logits - reference) ** 2).mean()), variance * 1e-20)
     return float(10 * np.log10(variance / error)) if variance else 0.0

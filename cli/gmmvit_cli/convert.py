@@ -108,8 +108,8 @@ def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
         return images
     recipe = calibration["recipe"]
     return (
-        f"{images}; on {calibration['judged_images']} of them {recipe['db']:.1f} dB, same class "
-        f"{recipe['kept']:.1%} ({recipe['rounding']} rounding, smoothing {recipe['smoothing']:g}, {recipe['ranges']})"
+        f"{images}; on {calibration['judged_images']} of them {recipe['db']:.1f} dB "
+        f"({recipe['rounding']} rounding, smoothing {recipe['smoothing']:g}, {recipe['ranges']})"
     )
 
 

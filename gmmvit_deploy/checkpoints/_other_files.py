@@ -73,7 +73,7 @@ def _joined(folder: Path) -> str:
 
 def _joined_zero(folder: Path, *, step: str = "") -> str:
     """step: the name of the folder of a step in ``folder``; by default the one that its file ``latest`` names."""
-    where = f"'{folder}', tag='{step}'" if step else f"'{folder}'"
+    where = f"'{folder.resolve()}', tag='{step}'" if step else f"'{folder.resolve()}'"
     module = "deepspeed.utils.zero_to_fp32"
     return _saved(f"{module}.get_fp32_state_dict_from_zero_checkpoint({where})", modules=f"torch, {module}")
 
@@ -88,7 +88,7 @@ def refuse_folder(path: Path) -> None:
     if "zero_to_fp32.py" in names:
         raise _refused(path, "a checkpoint of DeepSpeed, whose parts must be joined", _joined_zero(path))
     if any(map(_ZERO_PART.fullmatch, names)):
-        hint = _joined_zero(path.parent, step=path.name)
+        hint = _joined_zero(path.resolve().parent, step=path.resolve().name)
         raise _refused(path, "a step of a checkpoint of DeepSpeed, whose parts must be joined", hint)
     # accelerate and torchtitan write the parts into a folder of the folder, beside one of the optimiser.
     for folder in (path, *(path / name for name in sorted(names) if not name.startswith("optim"))):
@@ -121,7 +121,7 @@ def refuse_file(path: Path, head: bytes) -> None:
     if path.suffix == ".distcp":
         raise _refused(path, "a part of a checkpoint of torch.distributed.checkpoint", _joined(path.parent))
     if _ZERO_PART.fullmatch(path.name):
-        hint = _joined_zero(path.parent.parent, step=path.parent.name)
+        hint = _joined_zero(path.resolve().parent.parent, step=path.resolve().parent.name)
         raise _refused(path, "a part of a checkpoint of DeepSpeed", hint)
 
 

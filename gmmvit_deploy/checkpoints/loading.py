@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head, with_network_names
+from gmmvit_deploy.checkpoints._other_files import refuse_adapter
 from gmmvit_deploy.checkpoints._resizing import resized_as_asked
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
@@ -92,6 +93,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         model, used = load_own_class(file, hints, *own_class)
         model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
+    refuse_adapter(file.path, file.tensors)  # a class of one's own may have layers of LoRA
     file = _network_of(as_float32(file, keep={"torch.float64"}))
     given, hints = hints, _with_own_spec(file, hints)
     if hints.head is not None:

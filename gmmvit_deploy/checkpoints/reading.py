@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.checkpoints._inert import OtherTensor, TensorRef, kind_of
-from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_adapter, refuse_file, refuse_folder
+from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_file, refuse_folder
 from gmmvit_deploy.checkpoints._torch_file import open_torch_file
 from gmmvit_deploy.checkpoints._wrapping import (
     WRAPPER_KEYS,
@@ -149,16 +149,24 @@ def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "", ke
 
 
 def weights_bytes(path: Path, weights: str | None = None) -> int:
-    """Return the size of the weights of a file or model folder as float32, from the shapes that the file states.
+    """Return the size of the weights of a file, folder or index as float32, from the shapes that the files state.
 
     weights: as in `read_tensors`.  Returns 0 for a file that `read_tensors` refuses.
     """
     from safetensors import SafetensorError, safe_open
 
     if path.is_dir():
-        whole = [path / name for name in ("model.safetensors", "pytorch_model.bin") if (path / name).is_file()]
-        return sum(weights_bytes(file, weights) for file in whole[:1] or path.glob("*-of-*"))
+        names = (
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "pytorch_model.bin",
+            "pytorch_model.bin.index.json",
+        )
+        return next((weights_bytes(path / name, weights) for name in names if (path / name).is_file()), 0)
     try:
+        if path.name.endswith(".index.json"):
+            parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+            return sum(weights_bytes(path.parent / part, weights) for part in parts)
         with path.open("rb") as file:
             head = file.read(16)
         if _looks_like_safetensors(head, path.stat().st_size):
@@ -169,7 +177,7 @@ def weights_bytes(path: Path, weights: str | None = None) -> int:
                 own = _own_entries(record_of(path, opened.value, opened.namespaces))
                 chosen = choose_weights(path, opened.value, weights or _kind_in(own))
                 shapes = [ref.shape for ref in chosen.entries.values() if isinstance(ref, TensorRef)]
-    except (OSError, CheckpointError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, CheckpointError, SafetensorError):
         return 0
     return sum(4 * math.prod(shape) for shape in shapes)
 
@@ -183,7 +191,6 @@ def _from_safetensors(path: Path, weights: str | None, sha256: str, *, keep_pref
         refuse_choice(path, weights)
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors", hint=RESAVE_HINT)
-    refuse_adapter(path, entries)
     keep = own or keep_prefix
     plain = PlainNames(names={name: name for name in entries}) if keep else names_without_prefix(entries)
     return TensorFile(
@@ -201,7 +208,6 @@ def _from_pytorch(path: Path, weights: str | None, *, keep_prefix: bool) -> Tens
         record = record_of(path, file.value, file.namespaces)
         own = _own_entries(record)
         chosen = choose_weights(path, file.value, weights or _kind_in(own))
-        refuse_adapter(path, chosen.entries)
         refs = _only_tensors(path, chosen.entries)
         keep = bool(own) or keep_prefix
         plain = PlainNames(names={name: name for name in refs}) if keep else names_without_prefix(refs)

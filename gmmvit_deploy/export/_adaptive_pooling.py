@@ -1,7 +1,7 @@
 """Translate PyTorch's adaptive average pooling to ONNX, which has no such operator.
 
-    the size of the input is a multiple of the output's size     AveragePool
-    other sizes                                                  y = R x Cᵀ
+    images (B, C, H, W) of a multiple of the output's size     AveragePool
+    other sizes, and single images (C, H, W)                   y = R x Cᵀ
 
 Row i of the constant matrices R and C computes the mean of window i, from ⌊i · size / output⌋ to
 ⌈(i + 1) · size / output⌉, exclusively. PyTorch's exporter gathers the values of each window; OpenVINO 2026.4
@@ -29,7 +29,7 @@ def adaptive_pooling_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def pooled(x: Any, output_size: Sequence[int]) -> Any:
         sizes, outputs = [int(side) for side in x.shape[-2:]], list(output_size)
-        if all(size % output == 0 for size, output in zip(sizes, outputs, strict=True)):
+        if len(x.shape) == 4 and all(size % output == 0 for size, output in zip(sizes, outputs, strict=True)):
             window = [size // output for size, output in zip(sizes, outputs, strict=True)]
             return op.AveragePool(x, kernel_shape=window, strides=window)
         rows, columns = (means_of_windows(*pair) for pair in zip(sizes, outputs, strict=True))

@@ -51,14 +51,13 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A recipe, and what it gave on the judged images: the signal-to-noise ratio, and the share of equal classes."""
+    """A recipe, and the signal-to-noise ratio that it gave on the judged images."""
 
     recipe: Recipe
     db: float
-    kept: float
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.recipe), "db": self.db, "kept": self.kept}
+        return {**asdict(self.recipe), "db": self.db}
 
 
 class _Workshop:
@@ -95,8 +94,13 @@ class _Workshop:
 
     def tried(self, recipe: Recipe) -> Tried:
         logits = emulated_logits(self.graph(recipe)[0], self._judged, name="the int8 graph")
-        kept = float((logits.argmax(1) == self._reference.argmax(1)).mean())
-        return Tried(recipe=recipe, db=signal_to_noise_db(logits, self._reference), kept=kept)
+        return Tried(recipe=recipe, db=signal_to_noise_db(logits, self._reference))
+
+    def forget_all_but(self, strength: float) -> None:
+        """Free the memory of other strengths: each holds a copy of the weights."""
+        for known in (self._of_strength, self._rounded):
+            for other in set(known) - {strength, 0.0}:
+                del known[other]
 
     def _smooth(self, strength: float) -> tuple[ModelProto, Calibration]:
         if strength not in self._of_strength:
@@ -156,6 +160,7 @@ def quantized_by_choice(
             if one not in tried:
                 on_progress(Progress(f"try int8: {_words(one)}", len(tried), _TRIALS))
                 tried[one] = workshop.tried(one)
+                workshop.forget_all_but(max(tried, key=lambda other: tried[other].db).smoothing)
         return max(tried, key=lambda one: tried[one].db)
 
     if recipe is None:

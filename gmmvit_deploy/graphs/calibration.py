@@ -78,15 +78,8 @@ class Observed:
         self.counts += np.histogram(magnitudes, bins=_BINS, range=(0.0, self.top))[0]
         if moments:
             chosen = rows[:: -(-len(rows) // _ROWS)].astype(np.float32)
-            products = (chosen.T @ chosen).astype(np.float64)
+            products = chosen.T @ chosen
             self.moments = products if self.moments is None else self.moments + products
-
-    def share_beyond(self, low: float, high: float) -> float:
-        """Return the share of x whose magnitude is beyond both ends of a range, as the histogram counts it."""
-        import numpy as np
-
-        first = int(np.ceil(max(-low, high) / self.top * _BINS)) if self.top else _BINS
-        return float(self.counts[first:].sum() / self.counts.sum())
 
 
 class Calibration:

@@ -22,10 +22,10 @@ _BLOCK = 128
 def compensated_rounding(
     weight: NDArray[Any], moments: NDArray[Any], scales: NDArray[Any], *, largest: float
 ) -> NDArray[Any]:
-    """Return integers (out, in), of which each row times its scale approximates the row of ``weight``.
+    """Return integers (out, in), int8, of which each row times its scale approximates the row of ``weight``.
 
     weight: (out, in).  moments: (in, in), the sum of x xᵀ over inputs x of the projection.  scales: (out,).
-    largest: the largest magnitude of an integer.
+    largest: the largest magnitude of an integer, at most 127.
     """
     import numpy as np
 
@@ -47,5 +47,5 @@ def compensated_rounding(
             rest[:, column + 1 : stop] -= np.outer(error, upper[column, column + 1 : stop])
             errors[:, column - start] = error
         rest[:, stop:] -= errors @ upper[start:stop, stop:]
-    result: NDArray[Any] = rounded[:, np.argsort(order)]
+    result: NDArray[Any] = rounded[:, np.argsort(order)].astype(np.int8)
     return result

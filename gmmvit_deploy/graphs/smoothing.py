@@ -69,12 +69,12 @@ def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]
     The norm and the projections must have constants of their own, and rows may be moved between them.
     """
     wiring = Wiring(graph)
-    projections = {node.name for node in projections_of(graph)}
+    projections, outputs = {node.name for node in projections_of(graph)}, {value.name for value in graph.output}
     norms = []
     for norm in graph.node:
         if norm.op_type != "LayerNormalization":
             continue
-        found = list(_readers(wiring, norm.output[0], projections))
+        found = list(_readers(wiring, norm.output[0], projections, outputs))
         readers = [node for node in found if node is not None]
         own = all(
             len(wiring.readers[node.input[1]]) == sum(other.input[1] == node.input[1] for other in readers)
@@ -90,17 +90,17 @@ def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]
     return norms
 
 
-def _readers(wiring: Wiring, name: str, projections: set[str]) -> Iterator[NodeProto | None]:
+def _readers(wiring: Wiring, name: str, projections: set[str], outputs: set[str]) -> Iterator[NodeProto | None]:
     """Yield the projections that read a tensor, also through nodes that only move rows; None for any other reader."""
+    if name in outputs:
+        yield None
     for node in wiring.readers.get(name, []):
         if node.name in projections and node.op_type != "Conv" and node.input[0] == name:
             yield node
         elif _moves_rows(wiring, node, name):
-            yield from _readers(wiring, node.output[0], projections)
+            yield from _readers(wiring, node.output[0], projections, outputs)
         else:
             yield None
-    if not wiring.readers.get(name):
-        yield None  # an output of the graph
 
 
 def _moves_rows(wiring: Wiring, node: NodeProto, name: str) -> bool:

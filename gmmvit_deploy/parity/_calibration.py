@@ -23,8 +23,7 @@ from gmmvit_deploy.export.graphs_of_precisions import graph_before_quantization
 from gmmvit_deploy.graphs.quantized_faults import quantized_faults
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits, saturated_shares
 from gmmvit_deploy.tolerances import signal_to_noise_db
 
 __all__ = ["check_calibration"]
@@ -52,12 +51,7 @@ def check_calibration(
     db = signal_to_noise_db(emulated_logits(quantized, inputs, name=variant.path.name), exact)
     recorded = calibration["recipe"]["db"] if "recipe" in calibration else None
     plain = graph_before_quantization(bundle, record, for_cpu=variant.for_cpu)
-    shares = {
-        next(node.name for node in plain.graph.node if name in node.output): observed.share_beyond(
-            *calibration["ranges"][name]
-        )
-        for name, observed in calibrate(plain, [inputs]).observed.items()
-    }
+    shares = saturated_shares(quantized, inputs, name=variant.path.name)
     worst = sorted(shares, key=lambda name: -shares[name])
     saturated = [name for name in worst if shares[name] > MOST_SATURATED]
     reasons = list(quantized_faults(quantized, plain, calibration["ranges"])[:_MOST_NAMED])

@@ -103,19 +103,23 @@ class Decisions:
 
     def _measure(self, logits: NDArray[Any], exact: NDArray[Any]) -> None:
         """Add to the least cosine, and to signal and error as in `tolerances.signal_to_noise_db`."""
-        signal, actual = ((rows - rows.mean(1, keepdims=rows.shape[1] > 1)) for rows in (exact, logits.astype(float)))
+        signal = exact - exact.mean(1, keepdims=True) if exact.shape[1] > 1 else exact
         self._signal += float((signal**2).sum())
-        self._error += float(((actual - signal) ** 2).sum())
-        norms = np.linalg.norm(signal, axis=1) * np.linalg.norm(actual, axis=1)
-        self._cosine = min(self._cosine, *((signal * actual).sum(1)[norms > 0] / norms[norms > 0]).tolist())
+        self._error += float(((logits - exact) ** 2).sum())
+        norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(logits, axis=1)
+        cosines = (exact * logits).sum(1)[norms > 0] / norms[norms > 0]
+        self._cosine = min([self._cosine, *cosines.tolist()])
 
-    def kept(self, gate: float) -> Check:
-        """Judge the share of real images that keep their decision after quantisation."""
+    def kept(self, gate: float, *, broken: int, skipped: str) -> Check:
+        """Judge the share of real images that keep their decision after quantisation.
+
+        broken: the number of images whose logits are not finite, which count as changed.
+        skipped: why no image was judged, for that case.
+        """
         _, _, changed = self.points()
-        count, lost = len(changed), int(changed.sum())
+        count, lost = len(changed) + broken, int(changed.sum()) + broken
         if not count:
-            why = "quantisation changes decisions, and only real images show how many; add --data"
-            return skipped_check("decisions", why)
+            return skipped_check("decisions", skipped)
         low, high = share_interval(count - lost, count)
         verdict: Verdict = "passed" if low >= gate else "failed" if high < gate else "undecided"
         of_flips, noise = np.concatenate(self._of_flips), np.concatenate(self._noise_of_flips)
@@ -125,11 +129,15 @@ class Decisions:
             f"the same decision on {(count - lost) / count:.2%} ({low:.2%} to {high:.2%}) of {count:,} images, gate "
             f"{gate:.2%}; {db:.1f} dB, least cosine {self._cosine:.3f}"
         )
-        noisy = f", {within} of the changes within float32's own noise" if within else ""
+        changes = f"{lost:,} of {count:,} images changed" + (f", {broken:,} of them to NaN" if broken else "")
         reason = {
-            "failed": f"quantisation changes too many decisions: {lost:,} of {count:,} images changed{noisy}",
-            "undecided": f"too few images to decide: {lost:,} of {count:,} images changed{noisy}",
+            "failed": f"quantisation changes too many decisions: {changes}",
+            "undecided": f"too few images to decide: {changes}",
         }
+        flips = [
+            Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= allowed)
+            for (where, ours, theirs, margin), allowed in zip(self._flips, noise.tolist(), strict=False)
+        ]
         return Check(
             name="decisions",
             verdict=verdict,
@@ -142,6 +150,8 @@ class Decisions:
                 "gate": gate,
                 "flips_within_noise": within,
                 "flips_wrong": len(of_flips) - within,
+                "flips": [asdict(flip) for flip in flips],
+                "flips_not_listed": len(of_flips) - len(flips),
                 "db": db,
                 "least_cosine": self._cosine,
             },

@@ -112,7 +112,8 @@ class ParityOptions:
     def __post_init__(self) -> None:
         gate_of("fp32", self.gate)
         for option, share in (("keep-decisions", self.keep_decisions), ("expect-accuracy", self.expected_accuracy)):
-            if share is not None and not 0 < share <= 1:
+            # No number of images shows that all keep their decision.
+            if share is not None and not (0 < share < 1 or (share == 1 and option == "expect-accuracy")):
                 raise InputError(f"--{option}: expected a share of the images, such as 0.97, got {share}")
         if self.on_broken not in ("fail", "skip"):
             raise InputError(f"--on-broken: expected fail or skip, got {self.on_broken!r}")
@@ -211,6 +212,7 @@ class _Tally:
         self._distances: dict[tuple[str, bool], Distances] = {}
         self._decisions = decisions_of(manifest.label_set)
         self._calibrated_on = calibration_hashes(bundle, runner.precision, for_cpu=runner.device == "cpu")
+        self._broken = 0  # images of the data without finite logits
         self._left_out = 0  # labelled images that calibrated the graph
         self.accuracy: Accuracy | MultiLabelAccuracy | None = None
         if options.data is not None and reference is not None and manifest.has_logits:
@@ -240,7 +242,9 @@ class _Tally:
         if logits.shape != known.exact.shape:
             logits = np.full(known.exact.shape, np.nan, np.float32)
         new = np.ones(len(logits), bool) if keep else self._new(known.batch.inputs)
-        judged = np.isfinite(logits).all(1) & new
+        finite = np.isfinite(logits).all(1)
+        self._broken += 0 if keep else int((new & ~finite).sum())
+        judged = finite & new
         where = list(compress(known.batch.where, judged))
         if self._bundle.manifest.has_logits and not (keep and self._quantized):
             self._decisions.add(where, logits[judged], known.trained[judged], known.exact[judged])
@@ -301,7 +305,8 @@ class _Tally:
         limit = next(numbers.limit for numbers in sets if numbers.inputs == name)
         widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
         judged = [numbers for numbers in sets if numbers.inputs in kept or not self._quantized]
-        features = self._sets(features=True)
+        beside = self._sets(features=True)
+        features = [numbers for numbers in beside if not self._quantized or numbers.inputs.partition(",")[0] in kept]
         numeric = check_numeric(judged, features)
         if reference is not None and any(numbers.problems() for numbers in [*judged, *features]):
             numeric = self._explained(numeric, reference, kept, limit)
@@ -341,7 +346,12 @@ class _Tally:
         if not self._bundle.manifest.has_logits:
             return skipped_check("decisions", _NO_LOGITS)
         if self._quantized:
-            return self._decisions.kept(self._options.keep_decisions or KEPT)
+            why = (
+                self._why
+                or ("the graph was calibrated on these images" if self._options.data is not None else "")
+                or "quantisation changes decisions, and only real images show how many; add --data"
+            )
+            return self._decisions.kept(self._options.keep_decisions or KEPT, broken=self._broken, skipped=why)
         return self._decisions.check(limit)
 
     def _judged_accuracy(self) -> Check:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import zipfile
@@ -129,13 +130,20 @@ def test_absent_file_and_folder(tmp_path: Path) -> None:
         read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["pth", "safetensors", "folder"])
+@pytest.mark.parametrize("kind", ["pth", "safetensors", "folder", "parts", "index"])
 def test_the_size_of_weights_without_reading_them(kind: str, tmp_path: Path) -> None:
     state = {"a.weight": torch.zeros(3, 4, dtype=torch.float16), "a.bias": torch.zeros(3)}
     path = tmp_path / "model.safetensors"
     if kind == "pth":
         path = tmp_path / "checkpoint.pth"
         torch.save({"state_dict": state, "optimizer": {"state": torch.zeros(1000)}}, path)
+    elif kind in ("parts", "index"):
+        path = tmp_path / "model.safetensors.index.json"
+        parts = {name: f"model-0000{number}-of-00002.safetensors" for number, name in enumerate(state)}
+        for name, part in parts.items():
+            save_file({name: state[name]}, tmp_path / part)
+            (tmp_path / part).with_suffix(".bin").write_bytes(b"the same part in another format")
+        path.write_text(json.dumps({"weight_map": parts}))
     else:
         save_file(state, path)
-    assert weights_bytes(tmp_path if kind == "folder" else path) == 4 * 15
+    assert weights_bytes(tmp_path if kind in ("folder", "parts") else path) == 4 * 15

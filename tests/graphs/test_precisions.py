@@ -20,13 +20,14 @@ from gmmvit_deploy.graphs.emulate import without_bfloat16
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks, with_masks_of_one
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
+from gmmvit_deploy.graphs.quantized_faults import quantized_faults
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
-from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits, saturated_shares
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from tests.models.folding.test_passes import small
 
@@ -263,6 +264,10 @@ def test_smoothing_changes_no_bit_of_the_logits(graph: onnx.ModelProto, images: 
     expected = emulated_logits(graph, images, name="x")
     assert emulated_logits(smooth, images, name="x").tobytes() == expected.tobytes()
     again = calibrate(smooth, [images])
+    ranges = ranges_of(again, "extremes")
+    quantized = quantize_graph(smooth, "int8", ranges, zero_points=True)
+    assert not quantized_faults(quantized, graph, ranges)
+    assert max(saturated_shares(quantized, images, name="x").values()) < 0.01
     for name, factor in factors.items():
         np.testing.assert_allclose(again.observed[name].channels * factor, measured[name], rtol=1e-5)
 

@@ -13,7 +13,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from typer.testing import CliRunner
 
+from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.export._recipes import Recipe
 from gmmvit_deploy.files.writing import sha256_of_file
@@ -27,9 +29,13 @@ CPU = "model.int8.cpu.onnx"
 Fault = Callable[[dict[str, np.ndarray]], None]
 
 
-def photographs(seed: int = 6, count: int = 48) -> ArrayImages:
-    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
-    return ArrayImages("photographs", coarse.repeat(8, axis=1).repeat(8, axis=2), None)
+def pixels() -> np.ndarray:
+    coarse = np.random.default_rng(6).integers(0, 256, (48, 4, 4, 3), dtype=np.uint8)
+    return coarse.repeat(8, axis=1).repeat(8, axis=2)
+
+
+def photographs() -> ArrayImages:
+    return ArrayImages("photographs", pixels(), None)
 
 
 def judged(bundle: Bundle, **options: Any) -> ParityReport:
@@ -73,6 +79,23 @@ def test_decisions_are_judged_on_real_images_only(precise_bundle: Bundle) -> Non
     assert "of 48 images changed" in strict.reasons[0]
 
 
+def test_the_command_prints_the_decisions(precise_bundle: Bundle, tmp_path: Path) -> None:
+    np.savez(tmp_path / "photographs.npz", images=pixels())
+    data = ("--data", f"array:{tmp_path / 'photographs.npz'}", "--keep-decisions", "0.5")
+    answer = CliRunner().invoke(app, ["parity", str(precise_bundle.path), "--runner", "onnxruntime:int8", *data])
+    assert answer.exit_code == 0, answer.output
+    assert "the same decision on" in answer.stdout
+
+
+def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle) -> None:
+    with closing(open_runner("onnxruntime", precise_bundle, precision="int8")) as runner:
+        runner._run = lambda inputs: np.full((len(inputs), 10), np.nan, np.float32)  # type: ignore[method-assign]
+        report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
+    decisions = report.runners[0].check("decisions")
+    assert decisions.verdict == "failed"
+    assert "48 of 48 images changed, 48 of them to NaN" in decisions.reasons[0]
+
+
 def narrow(constants: dict[str, np.ndarray]) -> None:
     """Cut the range of an activation to a third."""
     constants["blocks.1.mlp.2/MatMul.input.scale"] /= np.float32(3)
@@ -86,16 +109,22 @@ def other_channel(constants: dict[str, np.ndarray]) -> None:
 
 def half_smoothed(constants: dict[str, np.ndarray]) -> None:
     """Divide channels in a LayerNorm, and forget the weights."""
-    name = next(name for name in constants if name.endswith(".smoothed.1"))
-    constants[name][::3] /= 4
+    for part in ("1", "2"):
+        constants[next(name for name in constants if name.endswith(f".smoothed.{part}"))][::3] /= 4
+
+
+def scale_only(constants: dict[str, np.ndarray]) -> None:
+    """Divide the scale of a LayerNorm, and forget its shift."""
+    constants[next(name for name in constants if name.endswith(".smoothed.1"))][::3] /= 4
 
 
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
         (narrow, "its input saturates at 0.333 times the range that calibration measured"),
-        (other_channel, "times the trained weight: its scale is wrong"),
+        (other_channel, "is wrong: its weight is not the trained weight"),
         (half_smoothed, "smoothing is folded into one of them only"),
+        (scale_only, "smoothing divides its scale and its shift by different factors"),
     ],
 )
 def test_planted_faults_are_named(fault: Fault, named: str, precise_bundle: Bundle, tmp_path: Path) -> None:
