@@ -69,13 +69,10 @@ def read_range(fs: Any, path: str, offset: int, size: int, *, whole: bool) -> Ca
 
 
 def first_bytes(fs: Any, path: str, count: int) -> bytes:
-    """Return the first bytes of a file; none of a file that may not be read.
-
-    Errors: InputError when the file system fails three times.
-    """
+    """Return the first bytes of a file; none of a file that cannot be read."""
     try:
         return _attempted(fs, path, 0, count)[:count]  # some servers send the whole file
-    except UnreadableImage:
+    except (UnreadableImage, InputError):
         return b""
 
 

@@ -17,7 +17,8 @@ __all__ = ["image_column", "row_count", "rows"]
 
 _ROWS_AT_ONCE = 16
 """Rows that are read at once: all their images are in memory together."""
-_LONGEST_PATH = 4096
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255
+_URL_SAFE = str.maketrans("-_", "+/")
 _BUFFER_BYTES = 1 << 20
 _DAMAGED = "download or write the file again"
 
@@ -122,8 +123,9 @@ def _content(fs: Any, path: str, value: Any) -> Callable[[], bytes]:
 def _from_base64(text: str) -> bytes | None:
     """Return the image in a text of base64, also of a ``data:`` URL; None for a path."""
     body = text.partition(";base64,")[2] if text.startswith("data:") else text
+    body = "".join(body.split()).translate(_URL_SAFE)  # MIME wraps lines
     try:
-        data = base64.b64decode("".join(body.split()), validate=True)  # MIME wraps lines
+        data = base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
     except ValueError:
         return None
     return data if HEAD.match(data) else None
@@ -139,7 +141,7 @@ def _no_image() -> bytes:
 
 def _linked(read: Callable[[], bytes], value: str) -> bytes:
     """Read the file of a path.  A missing file is an error of its row: the table is unchanged, and still names it."""
-    if len(value) > _LONGEST_PATH:
+    if len(value) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/")):
         raise UnreadableImage(f"expected a path or an image in base64, got {len(value):,} characters: {value[:40]}…")
     try:
         return read()

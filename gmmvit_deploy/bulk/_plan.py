@@ -25,7 +25,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 __all__ = ["Plan", "Settings", "ShardRecord", "entries_of", "read_plan", "require_same", "settled_plan", "shard_name"]
 
-_FORMAT = "gmmvit-bulk/1"
+_FORMAT = "gmmvit-bulk/2"
 _PLAN = f"{JOB_FOLDER}/plan.json"
 _SHOWN = 3
 _NEW_FOLDER = "type --to with a new folder to classify everything again, or go back to what the folder was begun with"
@@ -98,8 +98,8 @@ def read_plan(storage: Storage) -> Plan | None:
     """
     try:
         data = json.loads(storage.read(_PLAN))
-        if data.pop("format") != _FORMAT:
-            raise ValueError(f"expected the format {_FORMAT}")
+        if (written := data.pop("format")) != _FORMAT:
+            raise ValueError(f"expected the format {_FORMAT}, got {written}")
         settings = Settings(**data.pop("settings"))
         shards = tuple(ShardRecord(**shard) for shard in data.pop("shards"))
         left_out = tuple(LeftOutKind(**kind) for kind in data.pop("left_out"))

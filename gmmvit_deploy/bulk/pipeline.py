@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.bulk._filesystems import UnreadableImage
-from gmmvit_deploy.images.data.other_formats import as_served
+from gmmvit_deploy.images.data.other_formats import pixels_of_file
 from gmmvit_deploy.images.preprocess import UnusableImage
 
 if TYPE_CHECKING:
@@ -79,6 +79,6 @@ def _decoded(content: Callable[[], bytes], image: ImageSpec) -> Decoded:
         return Decoded(None, None, str(exc))
     digest = hashlib.sha256(data).hexdigest()
     try:
-        return Decoded(digest, image.pixels_from_bytes(as_served(data)), None)
+        return Decoded(digest, pixels_of_file(data, image), None)
     except UnusableImage as exc:
         return Decoded(digest, None, str(exc))

@@ -22,14 +22,14 @@ from typing import Any, Literal, NamedTuple
 from gmmvit_deploy.bulk._filesystems import first_bytes, is_local, open_filesystem, read_range
 from gmmvit_deploy.bulk._parquet_rows import image_column, row_count, rows
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.files import HEAD_BYTES, LeftOut, is_image, left_out_text
+from gmmvit_deploy.images.data.files import HEAD_BYTES, LeftOut, hidden_kind, is_image, left_out_text
 
 __all__ = ["UNKNOWN_SIZE", "Entry", "Kind", "Source", "SourceFile", "open_source"]
 
 Kind = Literal["folder", "tar", "parquet"]
 UNKNOWN_SIZE = -1
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)(?:\.\.(\d+))?|([^{}]*,[^{}]*))\}")
 """Braces as shells and WebDataset expand them."""
 _PATTERN = re.compile(rf"[*?[]|{_BRACES.pattern}")
 _MARKS = ("ETag", "etag", "md5Hash", "CRC", "mtime", "LastModified", "last_modified", "updated", "date_time", "created")
@@ -83,7 +83,7 @@ class Source:
         """
         left_out = LeftOut() if left_out is None else left_out
         for path in self.others:
-            left_out.add(path)
+            left_out.add(path, hidden_kind(path))
         if self.kind == "folder":
             for file in self.files:
                 yield "", Entry(file.path, 0, file.size)
@@ -92,7 +92,7 @@ class Source:
             if self.kind == "tar":
                 for name, offset, size in _tar_members(self.fs, self.path(file.path)):
                     if offset is None:
-                        left_out.add(f"{file.path}/{name}")
+                        left_out.add(f"{file.path}/{name}", hidden_kind(name))
                     else:
                         yield file.path, Entry(f"{file.path}/{name}", offset, size)
             else:
@@ -119,6 +119,12 @@ def open_source(url: str, *, column: str | None = None) -> Source:
     column: the column of a Parquet file that holds the images; None if only a single column can.
     Errors: InputError when there is no image, or when the source has files of several kinds.
     """
+    archives = url.split("::")
+    if len(archives) > 1 and all(part.endswith(".tar") for part in archives) and not url.startswith(("tar:", "zip:")):
+        raise InputError(
+            f"--from {url}: expected a single folder, file or pattern, got {len(archives)} archives",
+            hint="type --from with a pattern in quotes, such as 'FOLDER/{train,val}-*.tar'",
+        )
     fs, path = open_filesystem(url, option="--from")
     try:
         root, listed = _listed(fs, path)
@@ -126,7 +132,8 @@ def open_source(url: str, *, column: str | None = None) -> Source:
         raise InputError(f"--from {url}: cannot be listed: {exc}") from exc
     if listed is None:
         raise InputError(f"--from {url}: no such file or folder, and no file matches it as a pattern")
-    files = sorted(listed)
+    listed.sort()
+    files = [file for file in listed if not hidden_kind(file.path)]
     if packed := [file.path for file in files if _ends_in(file.path, _PACKED)]:
         raise InputError(
             f"--from {url}: expected .tar files, got {packed[0]}: a compressed archive can be read only from its start",
@@ -141,7 +148,10 @@ def open_source(url: str, *, column: str | None = None) -> Source:
     kinds = [kind for kind, members in by_kind.items() if members]
     if len(kinds) != 1:
         counts = ", ".join(f"{len(by_kind[kind])} of kind {kind}" for kind in kinds)
-        others = left_out_text(LeftOut(file.path for file in files).kinds())
+        left_out = LeftOut()
+        for file in listed:
+            left_out.add(file.path, hidden_kind(file.path))
+        others = left_out_text(left_out.kinds())
         raise InputError(
             f"--from {url}: expected files of a single kind, got {counts}"
             if kinds
@@ -163,7 +173,7 @@ def open_source(url: str, *, column: str | None = None) -> Source:
         files=chosen,
         column=column_name,
         fs=fs,
-        others=tuple(file.path for file in files if file not in taken),
+        others=tuple(file.path for file in listed if file not in taken),
     )
 
 
@@ -207,17 +217,23 @@ def _listed(fs: Any, path: str) -> tuple[str, list[SourceFile] | None]:
 
 
 def _expanded(path: str) -> list[str]:
-    """Return the paths that braces stand for: ``{000..002}`` counts with the same number of digits, ``{a,b}`` lists."""
+    """Return the paths that braces stand for, the innermost braces first.
+
+    ``{000..002}`` counts with the same number of digits, ``{0..9..3}`` in steps of three, ``{a,b}`` lists.
+    """
     braces = _BRACES.search(path)
     if not braces:
         return [path]
-    first, last, listed = braces.groups()
+    first, last, step, listed = braces.groups()
     if listed is None:
         width = len(first) if first.startswith("0") else 0
-        parts = [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]
+        way = 1 if int(first) <= int(last) else -1
+        numbers = range(int(first), int(last) + way, way * max(1, int(step or 1)))
+        parts = [f"{number:0{width}}" for number in numbers]
     else:
         parts = listed.split(",")
-    return [f"{path[: braces.start()]}{part}{rest}" for part in parts for rest in _expanded(path[braces.end() :])]
+    paths = (f"{path[: braces.start()]}{part}{path[braces.end() :]}" for part in parts)
+    return list(dict.fromkeys(expanded for path in paths for expanded in _expanded(path)))
 
 
 def _files(fs: Any, root: str, infos: dict[str, Any]) -> list[SourceFile]:
@@ -246,7 +262,7 @@ def _tar_members(fs: Any, path: str) -> Iterator[tuple[str, int | None, int]]:
                 name = member.name
                 if not member.isreg():
                     continue
-                if not is_image(name, partial(_head_of_member, archive, member)):
+                if hidden_kind(name) or not is_image(name, partial(_head_of_member, archive, member)):
                     yield name, None, member.size
                     continue
                 if name in seen:

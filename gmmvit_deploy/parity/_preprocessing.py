@@ -10,7 +10,7 @@ tries the usual mistakes, and names the mistake that gives the same result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.golden import GoldenSet, preprocessing_problem
-from gmmvit_deploy.errors import NotOfferedError
+from gmmvit_deploy.errors import ImageError, NotOfferedError
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
@@ -45,13 +45,13 @@ Two programs may round the subtraction of the mean and the division by std diffe
 class Sample:
     """A real image in the form that a client sends.
 
-    where: a text that identifies the image.  encoded: the image file, such as a JPEG.
+    where: a text that identifies the image.  encoded: returns the image file, such as a JPEG.
     pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), PyTorch's float64 logits for
     ``pixels``.
     """
 
     where: str
-    encoded: bytes
+    encoded: Callable[[], bytes]
     pixels: NDArray[Any]
     exact: NDArray[Any]
 
@@ -214,7 +214,12 @@ def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) ->
     reasons = []
     samples = samples[:_MOST_SENT]
     for sample in samples:
-        largest = distance(server.infer(np.array([[sample.encoded]], dtype=np.object_))[0], sample.exact)
+        try:
+            encoded = sample.encoded()
+        except ImageError as exc:  # the server refuses what can be decoded here, such as a large TIFF file
+            reasons.append(str(exc))
+            continue
+        largest = distance(server.infer(np.array([[encoded]], dtype=np.object_))[0], sample.exact)
         if not largest <= limit.largest:
             reasons.append(
                 f"{sample.where}: the server's logits for the file differ by {largest:.3g} from PyTorch's logits for "

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -399,6 +400,6 @@ def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[
     pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])
     _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
     return [
-        Sample(where=stream.images.where(index), encoded=stream.images.encoded(index), pixels=image, exact=row)
+        Sample(where=stream.images.where(index), encoded=partial(stream.images.encoded, index), pixels=image, exact=row)
         for index, image, row in zip(chosen, pixels, exact, strict=True)
     ]

@@ -35,6 +35,8 @@ MIXED = {
     "f": encoded(6, "JPEG"),
     "g.dat": encoded(7, "WEBP"),
     "h.ppm": encoded(8, "PPM"),
+    "h": encoded(8, "PPM"),
+    "h.tga": encoded(8, "TGA"),
     ".i": encoded(9, "BMP"),
     "j.jpg": b"",
     "k": b"\0\0\0\x18ftypheic",

@@ -101,6 +101,9 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path / "odd", {f"{JOB_FOLDER}/plan.json": b"{"})
     with pytest.raises(InputError, match="expected the plan of a job"):
         planned(tmp_path / "s", tmp_path / "odd")
+    write_folder(tmp_path / "odd", {f"{JOB_FOLDER}/plan.json": b'{"format": "gmmvit-bulk/1"}'})
+    with pytest.raises(InputError, match="expected the format gmmvit-bulk/2, got gmmvit-bulk/1"):
+        planned(tmp_path / "s", tmp_path / "odd")
 
 
 def test_a_plan_on_another_file_system(tmp_path: Path) -> None:

@@ -61,11 +61,41 @@ def test_images_are_known_by_their_first_bytes(kind: str, tmp_path: Path) -> Non
     assert {entry.id for _, entry in source.entries(left_out)} == {f"{prefix}x/{name}" for name in MIXED}
     assert [(kind.kind, kind.files, kind.first) for kind in left_out.kinds()] == [
         (".txt", 2, f"{prefix}x/a.txt"),
-        (".DS_Store", 1, f"{prefix}x/.DS_Store"),
+        ("without a suffix", 2, f"{prefix}x/.DS_Store"),
         ("._*", 1, f"{prefix}x/._a.PNG"),
         (".db", 1, f"{prefix}x/Thumbs.db"),
-        ("LICENSE", 1, f"{prefix}x/LICENSE"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_images_in_hidden_folders_are_left_out(kind: str, tmp_path: Path) -> None:
+    files = {"./a/.thumbnails/x.png": png(1), "__MACOSX/x.png": png(2), "./a/x.png": png(3), ".x.png": png(4)}
+    if kind == "folder":
+        write_folder(tmp_path / ".data", files)
+    else:
+        write_members(tmp_path / ".data" / "x.tar", files)
+    source, left_out = open_source(str(tmp_path / ".data")), LeftOut()
+    assert {entry.id.rpartition("./")[2].removeprefix("x.tar/") for _, entry in source.entries(left_out)} == {
+        "a/x.png",
+        ".x.png",
+    }
+    assert [(kind.kind, kind.files) for kind in left_out.kinds()] == [("in hidden folders", 2)]
+
+
+def test_captions_are_not_opened_and_what_cannot_be_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path, {"a.png": png(1), "a.txt": b"a cat", "a.JSON": b"{}", "b": png(2), "c": b"text"})
+    opened = []
+
+    def failing(_: object, path: str, *__: int) -> bytes:
+        opened.append(Path(path).name)
+        raise InputError("the network fails")
+
+    monkeypatch.setattr("gmmvit_deploy.bulk._filesystems._attempted", failing)
+    source = open_source(str(tmp_path))
+    assert opened == ["b", "c"]
+    assert ([file.path for file in source.files], source.others) == (["a.png"], ("a.JSON", "a.txt", "b", "c"))
 
 
 def test_file_and_pattern(tmp_path: Path) -> None:
@@ -81,6 +111,9 @@ def test_file_and_pattern(tmp_path: Path) -> None:
         ("train-{000..002}.tar", ["train-000.tar", "train-001.tar", "train-002.tar"]),
         ("{train,val}-{001..002}.tar", ["train-001.tar", "train-002.tar", "val-001.tar", "val-002.tar"]),
         ("*-{010,000}.tar", ["train-000.tar", "train-010.tar"]),
+        ("{val-001,train-{000,001}}.tar", ["train-000.tar", "train-001.tar", "val-001.tar"]),
+        ("train-{002..000}.tar", ["train-000.tar", "train-001.tar", "train-002.tar"]),
+        ("train-{000..011..10}.tar", ["train-000.tar", "train-010.tar"]),
     ],
 )
 def test_braces_of_webdataset(pattern: str, names: list[str], tmp_path: Path) -> None:
@@ -130,12 +163,15 @@ def test_tables_of_base64(kind: pa.DataType, tmp_path: Path) -> None:
     column: list[object] = [base64.b64encode(part).decode() for part in data]
     column[1] = f"data:image/gif;base64,{column[1]}"
     column[2] = base64.encodebytes(data[2]).decode()
-    column.append("A" * 5000)
+    column[3] = base64.urlsafe_b64encode(data[3]).decode().rstrip("=")
+    data.append(MIXED["h.ppm"])
+    column.append(base64.b64encode(data[-1]).decode())
+    column.append("A" * 300)
     write_parquet(tmp_path / "p.parquet", column, kind)
     source = open_source(str(tmp_path), column="image")
     *read, last = source.contents("p.parquet", [entry for _, entry in source.entries()])
     assert [content() for content in read] == data
-    with pytest.raises(UnreadableImage, match="expected a path or an image in base64, got 5,000 characters: AAA"):
+    with pytest.raises(UnreadableImage, match="expected a path or an image in base64, got 300 characters: AAA"):
         last()
 
 
@@ -235,6 +271,7 @@ def refusals(folder: Path) -> dict[str, tuple[str, str]]:
         "names twice": ("twice", "x.png occurs more than once"),
         "no column of bytes": ("labels", r"exactly one column of image bytes, got the columns image \(string\)"),
         "protocol": ("ftp9://x", "ftp9"),
+        "archives of WebDataset": ("twice/a.tar::packed/a.tar", "expected a single folder, file or .*, got 2 archives"),
     }
 
 

@@ -174,6 +174,11 @@ class TestImages:
             Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / split / "cat" / "x.png")
         for source in (str(tmp_path), f"folder:{tmp_path}"):
             assert images(source) == (str(tmp_path / "train"), bytes([1, 0, 0]) * 32**2)
+        (tmp_path / "train" / "cat" / "x.png").rename(tmp_path / "train" / "x.png")
+        (tmp_path / "train" / "cat").rmdir()
+        (tmp_path / "test").rename(tmp_path / "bus")
+        for source in (str(tmp_path), f"folder:{tmp_path}"):  # a class called train
+            assert images(source) == (str(tmp_path), bytes([0, 0, 0]) * 32**2 + bytes([1, 0, 0]) * 32**2)
 
     def test_a_limit_is_spread_over_what_is_there(self, bundle: Bundle, tmp_path: Path) -> None:
         pixels = np.arange(100, dtype=np.uint8)[:, None, None, None] * np.ones((32, 32, 3), np.uint8)

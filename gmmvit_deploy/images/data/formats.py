@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data._archives import member, members
-from gmmvit_deploy.images.data.files import LeftOut, images_among
+from gmmvit_deploy.images.data.files import LeftOut, hidden_kind, images_among, split_folder
 from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images, Label
 from gmmvit_deploy.images.datasets import DATASETS
 
@@ -209,20 +209,20 @@ def class_folders(path: Path, split: str) -> Images:
     """Read a folder of images with a subfolder for each class.  The sorted names of the subfolders are the classes.
 
     If the folder has no subfolders, the images have no classes.
-    split: if ``path`` has a subfolder of this name, the images are read from this subfolder.
+    split: if ``path`` has a subfolder for this split (`split_folder`), the images are read from this subfolder.
     Errors: InputError when ``path`` is not a folder, or contains no image.
     """
-    root = path / split if (path / split).is_dir() else path
+    root = split_folder(path, split)
     if not root.is_dir():
         raise InputError(f"{path}: expected a folder of images, or a folder with a subfolder of images per class")
     paths = sorted(root.iterdir())
     # Hidden folders of Jupyter, and the folder that macOS adds to zip files, are no classes.
-    folders = [path for path in paths if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
+    folders = [path for path in paths if path.is_dir() and not hidden_kind(f"{path.name}/")]
     left_out = LeftOut()
-    files = [file for folder in folders or [root] for file in images_among(folder.rglob("*"), left_out)]
+    files = [file for folder in folders or [root] for file in images_among(folder.rglob("*"), root, left_out)]
     if folders:
         for other in (path for path in paths if path not in folders):
-            for file in images_among(other.rglob("*") if other.is_dir() else [other], left_out):
+            for file in images_among(other.rglob("*") if other.is_dir() else [other], root, left_out):
                 left_out.add(str(file), "outside the class folders")
     classes = tuple(folder.name for folder in folders)
     index = {name: number for number, name in enumerate(classes)}

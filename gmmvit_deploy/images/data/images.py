@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
-from gmmvit_deploy.images.data.other_formats import as_served
+from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
 from gmmvit_deploy.images.preprocess import MODES, UnusableImage
 from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 
@@ -52,7 +52,7 @@ class Images:
         """Return the bytes that a client would send to a server: the content of the file, or a PNG of the array
         or of a file in another format (`as_served`).
 
-        Errors: ImageError when the file cannot be read, or is of another format and damaged.
+        Errors: ImageError when the file cannot be read, or is of another format and damaged or too large.
         """
         raise NotImplementedError
 
@@ -169,7 +169,9 @@ class FileImages(Images):
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
         try:
-            return image.pixels_from_bytes(self.encoded(index))
+            return pixels_of_file(self._files[index].read_bytes(), image)
+        except OSError as exc:
+            raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
         except UnusableImage as exc:
             raise ImageError(f"{self._files[index]}: {exc}") from exc
 

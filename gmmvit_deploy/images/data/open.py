@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data import formats
-from gmmvit_deploy.images.data.files import KINDS, SPLITS
+from gmmvit_deploy.images.data.files import KINDS, SPLITS, split_folder
 from gmmvit_deploy.images.data.images import Images
 
 __all__ = ["KINDS", "held_out_of", "is_named", "kind_of_data", "open_data", "require_data"]
@@ -64,7 +64,7 @@ def held_out_of(text: str) -> str | None:
     """
     kind, path, split = _parts(text)
     single = kind == "array" or (kind == "svhn" and path.is_file())
-    if split == "test" or single or (kind == "folder" and not (path / "test").is_dir()):
+    if split == "test" or single or (kind == "folder" and split_folder(path, "test") == path):
         return None
     return f"{text.partition('#')[0]}#test"
 

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.images.data.other_formats import as_served
+from gmmvit_deploy.images.data.other_formats import pixels_of_file
 from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.images.preprocess import UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
@@ -145,7 +145,7 @@ def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[NDArray[Any], Imag
             hint=STATE_PREPROCESSING,
         )
     try:
-        pixels = manifest.image.pixels_from_bytes(as_served(image.read_bytes()))
+        pixels = pixels_of_file(image.read_bytes(), manifest.image)
     except OSError as exc:
         raise ImageError(f"{image}: the file cannot be read: {exc.strerror or exc}") from exc
     except UnusableImage as exc:

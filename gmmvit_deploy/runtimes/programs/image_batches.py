@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.files import image_files
+from gmmvit_deploy.images.data.files import image_files, split_folder
 from gmmvit_deploy.images.data.formats import arrays_in
 from gmmvit_deploy.images.data.images import FileImages, Images
 from gmmvit_deploy.images.data.open import is_named, open_data, require_data
@@ -131,8 +131,7 @@ def _is_array(source: str) -> bool:
 def _opened(source: str) -> Images:
     if is_named(source):
         return open_data(source, split=_SPLIT)
-    train = Path(source) / _SPLIT
-    files = str(train) if train.is_dir() else source
+    files = str(split_folder(Path(source), _SPLIT)) if Path(source).is_dir() else source
     return FileImages(files, image_files([files]), None)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.files.writing import new_file
-from gmmvit_deploy.images.data.other_formats import as_served
+from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
 from gmmvit_deploy.images.labels import LabelSet, Prediction
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
@@ -167,7 +167,7 @@ class TritonClassifier(Classifier):
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         import numpy as np
 
-        encoded = np.array([[data] for data in images], dtype=np.object_)
+        encoded = np.array([[data] for data in _each(images, as_served)], dtype=np.object_)
         answers = with_retries(
             lambda: self._connection.infer_all(self._model, "IMAGE", encoded, outputs=outputs),
             deadline_s=self._retry_s,
@@ -202,17 +202,23 @@ class BundleClassifier(Classifier):
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         import numpy as np
 
-        decoded = []
-        for position, data in enumerate(images):
-            try:
-                decoded.append(self._image.pixels_from_bytes(data))
-            except UnusableImage as exc:
-                raise ImageError(f"image {position}: {exc}") from exc
+        decoded = _each(images, lambda data: pixels_of_file(data, self._image))
         inputs = self._bundle.inputs_from_pixels(np.stack(decoded))
         if tuple(outputs) == self.outputs[:1]:  # the runtime need not compute the other output
             return {outputs[0]: self._runner.run(inputs)}
         answers = self._runner.run_all(inputs)
         return {name: rows for name, rows in answers.items() if name in outputs}
+
+
+def _each(images: Sequence[bytes], prepare: Callable[[bytes], Any]) -> list[Any]:
+    """Prepare encoded images.  Errors: ImageError that names the position of an image that cannot be used."""
+    prepared = []
+    for position, data in enumerate(images):
+        try:
+            prepared.append(prepare(data))
+        except UnusableImage as exc:
+            raise ImageError(f"image {position}: {exc}") from exc
+    return prepared
 
 
 def classify_files(
@@ -296,10 +302,7 @@ def _read(file: Path) -> bytes:
         raise ImageError(f"the file cannot be read: {exc.strerror or exc}") from exc
     if not data:
         raise ImageError("the file is empty")
-    try:
-        return as_served(data)
-    except UnusableImage as exc:
-        raise ImageError(str(exc)) from exc
+    return data
 
 
 def _ask(

@@ -19,6 +19,7 @@ from PIL import Image
 from gmmvit_deploy.demo._digits import load_digit_images
 from gmmvit_deploy.demo.models import OwnModel
 from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.images.data.files import LeftOut, left_out_text
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import ImageSpec
@@ -215,8 +216,8 @@ def test_class_folders(tmp_path: Path) -> None:
     assert dataset.classes == ("a", "b", "c")
     assert [dataset.label(index) for index in range(len(dataset))] == [0, 1, 2]
     assert [(kind.kind, kind.files) for kind in dataset.left_out] == [
-        ("._*", 1),
         (".txt", 1),
+        ("in hidden folders", 1),
         ("outside the class folders", 1),
     ]
     flat = open_data(f"folder:{tmp_path / 'val' / 'a'}")
@@ -228,6 +229,36 @@ def test_class_folders(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "empty", "expected at least one image file"), (tmp_path / "none", "expected")):
         with pytest.raises(InputError, match=message):
             open_data(f"folder:{path}")
+
+
+@pytest.mark.parametrize(
+    ("files", "classes"),
+    [
+        (["bus/1.png", "train/1.png"], ("bus", "train")),
+        (["bus/1.png", "train/1.png", "train/.ipynb_checkpoints/1.png"], ("bus", "train")),
+        (["train/1.png", "test/1.png"], ()),
+        (["train/cat/1.png", "extra/1.png"], ("cat",)),
+    ],
+)
+def test_a_folder_called_train_beside_other_classes_is_a_class(
+    files: list[str], classes: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(1)[0]).save(tmp_path / name)
+    assert open_data(f"folder:{tmp_path}#train").classes == classes
+
+
+def test_names_of_files_that_were_left_out() -> None:
+    """Names that are not UTF-8 can be printed, and no source makes a long list of kinds."""
+    names = ["a/\udcff.txt", *(f"scan.{number}" for number in range(99)), *(f"x{number}" for number in range(98))]
+    kinds = LeftOut(names).kinds()
+    assert left_out_text(kinds).encode() == (
+        b"198 files were left out: 99 with a number as suffix (scan.0, \xe2\x80\xa6), "
+        b"98 without a suffix (x0, \xe2\x80\xa6), 1 .txt (a/\\xff.txt)"
+    )
+    many = LeftOut(f"a.x{number}" for number in range(99)).kinds()
+    assert (len(many), many[0].kind, many[0].files) == (51, "other", 49)
 
 
 def test_array_files(tmp_path: Path) -> None:

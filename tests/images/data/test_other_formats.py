@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.images.data.other_formats import as_served
+from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
 from gmmvit_deploy.images.preprocess import UnusableImage
 from tests.conftest import rgb
 
@@ -36,6 +36,8 @@ FILES = {
     "PPM": saved(NOISE.convert("RGB"), "PPM"),
     "PGM": saved(NOISE.convert("L"), "PPM"),
     "JPEG 2000": saved(NOISE.convert("RGB"), "JPEG2000"),
+    **{name: saved(NOISE.convert("RGB"), name) for name in ("DIB", "PCX", "SGI", "DDS", "TGA", "ICO")},
+    "XBM": saved(NOISE.convert("1"), "XBM"),
 }
 
 
@@ -45,6 +47,17 @@ def test_pixels_are_those_of_pillow(name: str) -> None:
     assert served.startswith(b"\x89PNG")
     expected = np.asarray(Image.open(io.BytesIO(FILES[name])).convert("RGB"))
     assert rgb(32).pixels_from_bytes(served).tobytes() == expected.tobytes()
+    assert pixels_of_file(FILES[name], rgb(32)).tobytes() == expected.tobytes()
+
+
+def test_the_size_of_the_png_limits_servers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TIFF of a camera has fewer bytes than its PNG."""
+    data = FILES["TIFF RGB"]
+    for module in ("preprocess", "data.other_formats"):
+        monkeypatch.setattr(f"gmmvit_deploy.images.{module}.MAX_IMAGE_BYTES", 1000)
+    assert pixels_of_file(data, rgb(32)).shape == (32, 32, 3)
+    with pytest.raises(UnusableImage, match=r"was converted to PNG for the server, and the PNG has \d{4} bytes"):
+        as_served(data)
 
 
 @pytest.mark.parametrize("data", [saved(NOISE, "PNG"), saved(NOISE.convert("RGB"), "JPEG"), b"", b"P5", b"text"])

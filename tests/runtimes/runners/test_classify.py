@@ -155,15 +155,19 @@ class TestImageFiles:
         for name in ("b.JPG", "a.png", "deep/er/c.webp", "no_suffix"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(encoded(photo(4, 4), "PNG"))
+        for name in (".thumbnails/a.png", "__MACOSX/a.png"):
+            (tmp_path / name).parent.mkdir()
+            (tmp_path / name).write_bytes(encoded(photo(4, 4), "PNG"))
         for name in ("notes.txt", "deep/._c.webp"):
             (tmp_path / name).write_bytes(b"no image")
         expected = ["a.png", "b.JPG", "c.webp", "no_suffix"]
         for argument in (tmp_path, tmp_path / "**"):
             left_out = LeftOut()
             assert [path.name for path in image_files([str(argument)], left_out)] == expected
-            names = f"1 ._* ({tmp_path}/deep/._c.webp), 1 .txt ({tmp_path}/notes.txt)"
+            names = f"2 in hidden folders ({tmp_path}/.thumbnails/a.png, …), "
+            names += f"1 ._* ({tmp_path}/deep/._c.webp), 1 .txt ({tmp_path}/notes.txt)"
             if argument.is_dir():  # a pattern matches no hidden file
-                assert left_out_text(left_out.kinds()) == f"2 files were left out: {names}"
+                assert left_out_text(left_out.kinds()) == f"4 files were left out: {names}"
         assert [path.name for path in image_files([str(tmp_path / "*.png")])] == ["a.png"]
         assert [path.name for path in image_files([str(tmp_path / "**/*.webp")])] == ["c.webp"]
         # a named file is included whatever its suffix, and only once
