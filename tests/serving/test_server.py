@@ -117,6 +117,15 @@ class TestAnswers:
     def test_formats(self, kind: str, connection: TritonConnection) -> None:
         assert connection.infer("gmmvit", "IMAGE", as_bytes(encoded(photo(60, 40), kind))).shape == (1, 10)
 
+    def test_files_that_become_png_and_files_that_cannot(self, server: Running, tmp_path: Path) -> None:
+        image = encoded(photo(60, 40), "TIFF")
+        for name, data in (("a.tif", image), ("b.tif", image[:500])):
+            (tmp_path / name).write_bytes(data)
+        with TritonClassifier(url_of(server, PROTOCOLS[0])) as classifier:
+            good, damaged = classify_files(classifier, [tmp_path / "a.tif", tmp_path / "b.tif"], top=1)
+        assert len(good.predictions) == 1
+        assert damaged.error.startswith("the TIFF image is damaged or truncated")
+
     def test_many_at_once_each_get_their_own_answer(self, server: Running, bundle: Bundle) -> None:
         """Requests of 1 to 3 rows from many threads: the dynamic batcher mixes them."""
         pixels, logits = bundle.golden()
