@@ -9,7 +9,7 @@ is varied after the other, and the best value is kept:
     smoothing  0 (none) or a strength of SmoothQuant (`graphs.smoothing`)
     ranges     of activations (`graphs.calibration`)
 
-A graph for CPUs always has zero points: a range that is not symmetric then uses all steps. TensorRT has none.
+A graph for CPUs has zero points where ranges are far from symmetric. TensorRT has none.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Q is the operator QuantizeLinear, and DQ is the operator DequantizeLinear. A projection is a linear map of the role
 ``projection`` (`roles`). Each weight has a scale per output channel and the zero point 0. Each activation has a scale s
-from calibration. For int8 on CPUs it also has a zero point z, so that a range that is not symmetric uses all steps:
+from calibration. For int8 on CPUs, a range that is far from symmetric also has a zero point z, and uses all steps:
 
     Q(x) = saturate(round(x / s) + z),  DQ(q) = (q − z) · s,  with 0 ≤ q ≤ 255
 
@@ -46,6 +46,8 @@ __all__ = [
 
 QUANTIZED: tuple[Precision, ...] = ("int8", "fp8")
 _STEPS = 255  # of an activation with a zero point
+_MOST_USED = 0.75
+"""An activation gets a zero point if its range is a smaller part of the symmetric range, as after GELU."""
 _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored as float16
 
 
@@ -136,8 +138,8 @@ def quantize_graph(
 
     precision: ``int8`` or ``fp8``.
     ranges: name of an activation → its smallest and its largest value that do not saturate (`calibration.ranges_of`).
-    zero_points: True to give the activations zero points, for int8 only; False for zero points of 0, which TensorRT
-    requires.
+    zero_points: True to give activations with one-sided ranges zero points, for int8 only; False for zero points of 0,
+    which TensorRT requires.
     rounded: name of a weight → its integers (out, in), with the scales `weight_scales`. Other weights are rounded to
     nearest.
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite.
@@ -186,7 +188,7 @@ class _Pairs:
         from onnx import helper
 
         stem = f"{reader}.input"
-        if self._zero_points:
+        if self._zero_points and high - low < _MOST_USED * 2 * max(-low, high):
             step = np.maximum(np.float32((high - low) / _STEPS), np.float32(_SMALLEST_SCALE))
             zero_point = np.rint(-low / step).astype(np.uint8)
         else:

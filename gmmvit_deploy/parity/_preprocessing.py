@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.measures import distance
+from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["CROP_PCTS", "Sample", "bgr", "check_preprocessing", "normalisations", "pixel_mistakes"]
+__all__ = ["CROP_PCTS", "Sample", "bgr", "check_preprocessing", "normalisations", "pixel_mistakes", "samples_of"]
+
+_SAMPLES = 128
 
 NAME = "preprocessing"
 _MOST_SENT = 16
@@ -311,3 +316,15 @@ def _same_tensor(tensor: NDArray[Any], expected: NDArray[Any]) -> bool:
 def _named(candidates: Iterator[str]) -> str:
     name = next(candidates, "")
     return f": this mistake gives the same values: {name}" if name else ""
+
+
+def samples_of(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
+    """Return up to `_SAMPLES` images of the data in the form that a client sends, with PyTorch's float64 logits."""
+    usable = stream.usable()
+    chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
+    pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])
+    _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
+    return [
+        Sample(where=stream.images.where(index), encoded=partial(stream.images.encoded, index), pixels=image, exact=row)
+        for index, image, row in zip(chosen, pixels, exact, strict=True)
+    ]

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ from gmmvit_deploy.parity._invariance import check_invariance
 from gmmvit_deploy.parity._localize import localize
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity._numeric import Distances, SetNumbers, check_numeric, check_stored
-from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
+from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing, samples_of
 from gmmvit_deploy.parity._served import check_served
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check
@@ -84,7 +83,6 @@ from gmmvit_deploy.tolerances import Limit
 __all__ = ["ParityOptions", "check_parity"]
 
 _BATCH = 32
-_SAMPLES = 128
 _NO_LOGITS = "the bundle has no logits; its features are compared by the check numeric"
 _STORED = "the logits that PyTorch computed at export"
 
@@ -169,7 +167,7 @@ def check_parity(
             on_progress(Progress(stream.images.name, stream.handed_out + len(stream.broken_indices), stream.count))
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
-        samples = _samples(bundle, reference, stream)
+        samples = samples_of(bundle, reference, stream)
         trained.try_others(reference, stream, on_progress)
     checked: dict[Path, list[str]] = {}
     reports = [tally.report(kept, samples, trained, checked, on_progress) for tally in tallies]
@@ -391,15 +389,3 @@ class _Tally:
         guess = explain(self._bundle, reference, inputs, np.concatenate(self._kept_logits), limit.largest)
         why = f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"
         return replace(numeric, reasons=(*numeric.reasons, why)) if guess else numeric
-
-
-def _samples(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
-    """Return up to `_SAMPLES` images of the data in the form that a client sends, with PyTorch's float64 logits."""
-    usable = stream.usable()
-    chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
-    pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])
-    _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
-    return [
-        Sample(where=stream.images.where(index), encoded=partial(stream.images.encoded, index), pixels=image, exact=row)
-        for index, image, row in zip(chosen, pixels, exact, strict=True)
-    ]

@@ -26,7 +26,7 @@ from gmmvit_deploy.runtimes.runners.open import open_runner
 
 pytestmark = pytest.mark.export
 CPU = "model.int8.cpu.onnx"
-Fault = Callable[[dict[str, np.ndarray]], None]
+Fault = Callable[[dict[str, np.ndarray], onnx.GraphProto], None]
 
 
 def pixels() -> np.ndarray:
@@ -49,7 +49,7 @@ def planted(precise_bundle: Bundle, fault: Fault, tmp_path: Path) -> Bundle:
     path = tmp_path / "bundle" / CPU
     proto = onnx.load(path)
     constants = {tensor.name: numpy_helper.to_array(tensor).copy() for tensor in proto.graph.initializer}
-    fault(constants)
+    fault(constants, proto.graph)
     for tensor in proto.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
     onnx.save(proto, path)
@@ -96,26 +96,30 @@ def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle
     assert "48 of 48 images changed, 48 of them to NaN" in decisions.reasons[0]
 
 
-def narrow(constants: dict[str, np.ndarray]) -> None:
+def narrow(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
     """Cut the range of an activation to a third."""
     constants["blocks.1.mlp.2/MatMul.input.scale"] /= np.float32(3)
 
 
-def other_channel(constants: dict[str, np.ndarray]) -> None:
+def other_channel(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
     """Give each output channel the scale of its neighbour, in a weight whose channels differ."""
     scales = next(values for name, values in constants.items() if name.endswith(".scale") and values.size > 1)
     scales[:] = np.roll(scales, 1)
 
 
-def half_smoothed(constants: dict[str, np.ndarray]) -> None:
+def first_norm(graph: onnx.GraphProto) -> onnx.NodeProto:
+    return next(node for node in graph.node if node.op_type == "LayerNormalization")
+
+
+def half_smoothed(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
     """Divide channels in a LayerNorm, and forget the weights."""
-    for part in ("1", "2"):
-        constants[next(name for name in constants if name.endswith(f".smoothed.{part}"))][::3] /= 4
+    for name in first_norm(graph).input[1:]:
+        constants[name][::3] /= 4
 
 
-def scale_only(constants: dict[str, np.ndarray]) -> None:
+def scale_only(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
     """Divide the scale of a LayerNorm, and forget its shift."""
-    constants[next(name for name in constants if name.endswith(".smoothed.1"))][::3] /= 4
+    constants[first_norm(graph).input[1]][::3] /= 4
 
 
 @pytest.mark.parametrize(
