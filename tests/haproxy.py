@@ -184,6 +184,7 @@ backend front
 def held(gateway: SmallGateway, protocol: str) -> Iterator[None]:
     """Keep a request to the server open, so that a gateway with ``maxconn=1`` has no place for another request."""
     backend = "triton_http" if protocol == "http" else "triton_grpc"
+    wait_until(lambda: gateway.count(backend, "triton", "scur") == 0, "the end of earlier requests")
     with _half_a_post(gateway) if protocol == "http" else _open_stream(gateway):
         wait_until(lambda: gateway.count(backend, "triton", "scur") == 1, "a request to the server")
         yield
