@@ -141,7 +141,7 @@ NETWORKS = (
     "xception41",
     "xcit_nano_12_p8_224",
 )
-"""A small network of each of timm's architecture files that have one below 45 million parameters."""
+"""A small network of each architecture file of timm that has a network below 45 million parameters."""
 
 
 def images_of(shape: tuple[int, ...], seed: int) -> Tensor:

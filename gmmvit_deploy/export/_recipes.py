@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = ["Recipe", "Tried", "quantized_by_choice", "recipe_from"]
+__all__ = ["Recipe", "quantized_by_choice", "recipe_from"]
 
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
@@ -47,17 +47,6 @@ class Recipe:
     rounding: Literal["nearest", "compensated"] = "compensated"
     smoothing: float = 0.0
     ranges: RangeRule = "extremes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A recipe, and the signal-to-noise ratio that it gave on the judged images."""
-
-    recipe: Recipe
-    db: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.recipe), "db": self.db}
 
 
 class _Workshop:
@@ -92,9 +81,10 @@ class _Workshop:
         rounded = self._round(recipe.smoothing) if recipe.rounding == "compensated" else None
         return quantize_graph(proto, "int8", ranges, zero_points=self._zero_points, rounded=rounded), ranges
 
-    def tried(self, recipe: Recipe) -> Tried:
+    def score(self, recipe: Recipe) -> float:
+        """Return the signal-to-noise ratio of a recipe's logits on the judged images, in dB."""
         logits = emulated_logits(self.graph(recipe)[0], self._judged, name="the int8 graph")
-        return Tried(recipe=recipe, db=signal_to_noise_db(logits, self._reference))
+        return signal_to_noise_db(logits, self._reference)
 
     def forget_all_but(self, strength: float) -> None:
         """Free the memory of other strengths: each holds a copy of the weights."""
@@ -153,28 +143,33 @@ def quantized_by_choice(
     measured, judged = _divided(batches)
     on_progress(Progress("calibrate int8"))
     workshop = _Workshop(proto, measured, judged, zero_points=zero_points)
-    tried: dict[Recipe, Tried] = {}
+    scores: dict[Recipe, float] = {}
 
-    def best_of(recipes: Iterable[Recipe]) -> Recipe:
+    def best() -> Recipe:
+        return max(scores, key=lambda known: scores[known])
+
+    def score(recipes: Iterable[Recipe]) -> None:
         for one in recipes:
-            if one not in tried:
-                on_progress(Progress(f"try int8: {_words(one)}", len(tried), _TRIALS))
-                tried[one] = workshop.tried(one)
-                workshop.forget_all_but(max(tried, key=lambda other: tried[other].db).smoothing)
-        return max(tried, key=lambda one: tried[one].db)
+            if one not in scores:
+                on_progress(Progress(f"try int8: {_words(one)}", len(scores), _TRIALS))
+                scores[one] = workshop.score(one)
+                workshop.forget_all_but(best().smoothing)
 
     if recipe is None:
-        best_of([Recipe(rounding="nearest"), Recipe()])
-        best_of(replace(best_of([]), smoothing=strength) for strength in _STRENGTHS)
-        best_of(replace(best_of([]), ranges=rule) for rule in RANGES)
-    best = best_of([] if recipe is None else [recipe])
-    graph, ranges = workshop.graph(best)
+        score([Recipe(rounding="nearest"), Recipe()])
+        start = best()
+        score(replace(start, smoothing=strength) for strength in _STRENGTHS)
+        start = best()
+        score(replace(start, ranges=rule) for rule in RANGES)
+    else:
+        score([recipe])
+    graph, ranges = workshop.graph(best())
     return graph, {
         "images": workshop.images + len(judged),
         "judged_images": len(judged),
         "ranges": {name: list(both) for name, both in ranges.items()},
-        "recipe": tried[best].to_json(),
-        "tried": [one.to_json() for one in tried.values()],
+        "recipe": {**asdict(best()), "db": scores[best()]},
+        "tried": [{**asdict(one), "db": db} for one, db in scores.items()],
     }
 
 
