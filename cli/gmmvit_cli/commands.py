@@ -87,7 +87,7 @@ def typing_hint(name: str) -> str:
 
 
 def help_hint(name: str) -> str:
-    """Return the hint for an error of a command whose message says what was expected."""
+    """Return the hint for an error of a command; the message of the error states what was expected."""
     return f"type gmmvit {name} --help to read what each option means"
 
 

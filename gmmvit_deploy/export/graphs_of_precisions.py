@@ -176,15 +176,20 @@ def graph_from_model(
 
 
 def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
-    """Export again the float32 graph from which a quantised graph was made.  The tensor names are the same.
+    """Return the float32 graph from which a quantised graph was made, with the same names of tensors.
 
+    The graph for CPUs was made from ``model.onnx``; for the graph for GPUs, the network is exported again.
     record: the record of the quantised graph.  for_cpu: True for the graph for CPUs.
     """
+    import onnx
+
+    if for_cpu:
+        return onnx.load(bundle.onnx_path)
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     passes = recorded_passes(model.spec, record.passes)
     padded = pad_heads.__name__ in record.passes
-    folded = _folded(model, record.precision, padded=padded, for_cpu=for_cpu, passes=passes)
+    folded = _folded(model, record.precision, padded=padded, for_cpu=False, passes=passes)
     inside = manifest.image if manifest.input_kind == "pixels" else None
     return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
 
