@@ -7,13 +7,17 @@ machine:
                         paper authors' code
     eager:type          the eager program in bf16 or fp16, with autocast
     compile[:type]      the eager program, compiled with torch.compile, in float32, bf16 and fp16
+    straight onnxruntime-cuda
+                        the straight export in ONNX Runtime's provider for CUDA, in float32 without TF32
+    onnxruntime-cuda[:type]
+                        our graphs in the same provider, in float32 and fp16
     tensorrt[:type]     engines built from our graphs in float32, fp16, bf16, int8 and, on GPUs with fp8, fp8, and run
                         as CUDA graphs
     … plain             the same program with the plain model, to measure the cost of the mask; absent for a system
                         without plain twin
 
 Wrong logits of a program of ours stop the script. If the logits of PyTorch in bf16 or fp16 are wrong, or PyTorch cannot
-compile the model, the result states it.
+compile the model, the result states it. It also states why TensorRT or ONNX Runtime's provider is missing.
 
 The images are in the memory of the CPU, so the times include copies to and from the GPU. The machine's limit is the
 roofline: PyTorch's best rate on the GPU for the matrix products of the model.
@@ -36,6 +40,13 @@ from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.runtimes.engines.flavors import find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
 from gmmvit_deploy.runtimes.engines.session import PlanSession
+from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
+    CUDA,
+    BoundProgram,
+    require_provider,
+    session_on_providers,
+)
+from gmmvit_deploy.runtimes.runners.onnxruntime import CUDA_OPTIONS
 
 _OF_PYTORCH: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 _FP8_CAPABILITY = (8, 9)
@@ -55,6 +66,24 @@ def with_tensorrt(family: Family, graph: str, precision: Precision) -> Program:
         profile_of=engine.card.profile_for,
     )
     return session.run
+
+
+def in_onnxruntime(family: Family, graph: str) -> Program:
+    """Load a graph in ONNX Runtime's provider for CUDA.  Errors: GmmvitError when this machine has no such provider."""
+    require_provider(CUDA)
+    session, _ = session_on_providers(family.saved(graph), graph, {CUDA: CUDA_OPTIONS})
+    return BoundProgram(session, memory="cuda").run
+
+
+def add_onnxruntime(family: Family) -> None:
+    family.add_straight("straight onnxruntime-cuda", partial(in_onnxruntime, family, "straight"), "fp32")
+    for key in family.models:
+        suffix = "" if key == "trained" else " plain"
+        of_type: list[tuple[str, str, Precision]] = [("", key, "fp32"), (":fp16", f"{key}_fp16", "fp16")]
+        for precision_suffix, graph, precision in of_type:
+            family.add_if_here(
+                f"onnxruntime-cuda{precision_suffix}{suffix}", partial(in_onnxruntime, family, graph), precision
+            )
 
 
 def add_pytorch(family: Family) -> None:
@@ -84,9 +113,9 @@ def engines_of(family: Family, capability: tuple[int, int]) -> list[tuple[str, s
 
 def add_programs(family: Family) -> None:
     add_pytorch(family)
+    add_onnxruntime(family)
     for name, graph, precision in engines_of(family, torch.cuda.get_device_capability()):
-        if family.selects(name):
-            family.add(name, [with_tensorrt(family, graph, precision)], precision)
+        family.add_if_here(name, partial(with_tensorrt, family, graph, precision), precision)
 
 
 if __name__ == "__main__":
@@ -100,7 +129,7 @@ if __name__ == "__main__":
             graphs=graphs,
             add_programs=add_programs,
             device="gpu",
-            checked_alone=("tensorrt", "tensorrt:fp16"),
+            checked_alone=("onnxruntime-cuda", "onnxruntime-cuda:fp16", "tensorrt", "tensorrt:fp16"),
         )
     except GmmvitError as exc:
         raise SystemExit(str(exc)) from exc

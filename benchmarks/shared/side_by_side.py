@@ -22,7 +22,7 @@ from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.bench.statistics import ratio
-from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.errors import GmmvitError, MissingDependencyError, RunnerUnavailableError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
@@ -96,6 +96,18 @@ class Family:
             self.missing[name] = f"{type(exc).__name__}: {exc}".partition("\n")[0]
             return
         self.straight.add(name)
+
+    def add_if_here(self, name: str, load: Callable[[], Program], precision: str) -> None:
+        """Add a program of ours, or record what is not installed on this machine.
+
+        load: a function that loads the program.
+        """
+        if not self.selects(name):
+            return
+        try:
+            self.add(name, [load()], precision)
+        except (MissingDependencyError, RunnerUnavailableError) as exc:
+            self.missing[name] = f"{type(exc).__name__}: {exc}".partition("\n")[0]
 
     def runnable(self, batch: int) -> dict[str, Sequence[Program]]:
         """Return the programs that run a batch of this size, and record why a straight program does not run it.

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant
     from gmmvit_deploy.runtimes.runners.runner import Device
 
-__all__ = ["OnnxRuntimeGpuRunner", "OnnxRuntimeRunner", "cuda_runner", "tensorrt_runner"]
+__all__ = ["CUDA_OPTIONS", "OnnxRuntimeGpuRunner", "OnnxRuntimeRunner", "cuda_runner", "tensorrt_runner"]
 
-_CUDA_OPTIONS = {"device_id": "0", "use_tf32": "0"}  # with TF32, a float32 graph has the accuracy of 10 bits
+CUDA_OPTIONS = {"device_id": "0", "use_tf32": "0"}  # with TF32, a float32 graph has the accuracy of 10 bits
 _USUAL_BATCH = 8
 
 
@@ -163,7 +163,7 @@ def cuda_runner(bundle: Bundle, variant: Variant) -> OnnxRuntimeGpuRunner:
     """Open the runner ``onnxruntime-cuda``.  Errors: as `require_provider` and `session_on_providers`."""
     require_provider(CUDA)
     return OnnxRuntimeGpuRunner(
-        bundle, variant, name="onnxruntime-cuda", providers={CUDA: _CUDA_OPTIONS}, settings={"TF32": "off"}
+        bundle, variant, name="onnxruntime-cuda", providers={CUDA: CUDA_OPTIONS}, settings={"TF32": "off"}
     )
 
 
@@ -189,7 +189,7 @@ def tensorrt_runner(bundle: Bundle, variant: Variant) -> OnnxRuntimeGpuRunner:
         bundle,
         variant,
         name="onnxruntime-tensorrt",
-        providers={TENSORRT: tensorrt_options(bundle, folder), CUDA: _CUDA_OPTIONS},
+        providers={TENSORRT: tensorrt_options(bundle, folder), CUDA: CUDA_OPTIONS},
         settings={"TF32": tf32, "TensorRT": installed_tensorrt()[1] or "of the system", "engine cache": folder.name},
     )
 
