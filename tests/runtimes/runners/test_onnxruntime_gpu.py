@@ -234,6 +234,8 @@ class TestOnAGpu:
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
         if not HAS_CUDA:
             pytest.skip("onnxruntime-gpu is not installed")
+        if name.endswith("tensorrt") and not onnxruntime_providers.installed_tensorrt()[0]:
+            pytest.skip("TensorRT is not installed")
         with open_runner(name, bundle) as runner:
             report = check_parity(bundle, [runner], ParityOptions())
             nodes: Mapping[str, object] = runner.provenance()
