@@ -26,7 +26,6 @@ import json
 import math
 import multiprocessing
 import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.shared.options import parsed, script_parser
-from benchmarks.shared.places import FAMILIES, ROOT
+from benchmarks.shared.places import FAMILIES
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY, WEIGHTS_METADATA_KEY
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec, preset_spec, spec_to_json
@@ -169,7 +168,7 @@ def glyphs_of(folder: Path, split: str, *, check: bool = False) -> tuple[np.ndar
 
 
 def distorted(glyphs: Tensor, distortion: Distortion, random: torch.Generator) -> Tensor:
-    """Return images, whole numbers from 0 to 255 as float32 (n, 3, SIDE, SIDE), of characters uint8 (n, CANVAS, CANVAS).
+    """Distort characters uint8 (n, CANVAS, CANVAS) to images: whole numbers of 0 to 255, float32 (n, 3, SIDE, SIDE).
 
     A character is rotated, sheared, scaled, moved and warped, and gets a neighbour at its side, colours, an uneven
     background, blur and noise.
