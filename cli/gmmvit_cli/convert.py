@@ -138,7 +138,7 @@ def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
     )
 
 
-def _print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
+def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
     """Print what a gate returned to float32 and why, and what each number of products in float32 gives."""
     rows, gate, images = [], "", 0
     for name, graph in graphs.items():
@@ -147,7 +147,7 @@ def _print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
             continue
         gate = ", ".join(f"{key.replace('_', '-')} {value:g}" for key, value in calibration["gate"].items() if value)
         images = calibration["gate_images"]
-        rows += [(name, *gate_row(row)) for row in calibration["curve"]]
+        rows += [(name, *_gate_row(row)) for row in calibration["curve"]]
         if returned := calibration.get("returned"):
             products = [(one["product"], f"{one['error_share']:.1%}", f"{one['gain_ms']:.2f} ms") for one in returned]
             print_table(("back in float32", "share of int8's error", "time that int8 gained"), products)
@@ -158,7 +158,7 @@ def _print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
         print_table(head, rows, title=f"{gate}, on {images} images that set no range")
 
 
-def gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a row of the curve: products in float32, decisions kept, dB, top-1, time, and the gate."""
     low, high = row["kept_interval"]
     return (
@@ -198,7 +198,7 @@ def print_variants(variants: list[Variant]) -> None:
                 )
             )
         note_disagreements(variant.path.name, record.role_disagreements)
-        _print_gate(graphs)
+        print_gate(graphs)
     head = ("precision", "largest error of a logit", "relative to the largest logit", "calibrated on")
     print_table(head, rows)
     if programs:

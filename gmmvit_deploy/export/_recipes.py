@@ -27,6 +27,7 @@ from gmmvit_deploy.graphs.quantize import grid_of, projections_of, quantize_grap
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtimes.programs.cores import cpu_name
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.tolerances import signal_to_noise_db
@@ -206,6 +207,7 @@ def quantized_by_choice(
         "judged_images": len(judged),
         "ranges": {name: list(both) for name, both in ranges.items()},
         "recipe": {**asdict(chosen), "db": scores[chosen]},
+        "machine": cpu_name(),
         "tried": [{**asdict(one), "db": db} for one, db in scores.items()],
     }
 
