@@ -12,6 +12,7 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, PRECISION, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 
 if TYPE_CHECKING:
@@ -69,16 +70,14 @@ def convert(
             f"{gates[0]} is for int8 with calibration images",
             hint=f"type --precision int8 --calibration DATA, or leave {gates[0]} out",
         )
+    gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
     with progress("convert") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.bundle.variants import onnx_file
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
         opened = open_bundle(bundle)
-        from gmmvit_deploy.export.gates import Gate
         from gmmvit_deploy.export.variants import variants_from_bundle  # imports torch: after the bundle is known
-
-        gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
 
         permit_class(opened, model)
         if calibration is not None:
