@@ -55,7 +55,8 @@ class Judge:
     thresholds: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
-        self.gate.require_images(self.reference, self._labels)
+        top1 = None if self._labels is None else float((self.reference.argmax(1) == self._labels).mean())
+        self.gate.require_images(len(self.images), top1)
 
     @property
     def _labels(self) -> NDArray[Any] | None:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = ["Recipe", "quantized_by_choice", "recipe_from"]
+__all__ = ["JUDGED_SHARE_OF_GATE", "Recipe", "quantized_by_choice", "recipe_from"]
 
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
-_JUDGED_SHARE_OF_GATE = 2
+JUDGED_SHARE_OF_GATE = 2
 _MOST_JUDGED = 64
 _TRIALS = 1 + len(_STRENGTHS) + len(RANGES) - 1
 
@@ -157,7 +157,7 @@ def quantized_by_choice(
     Errors: InputError when there are too few images, or a value of an activation is not finite; and as
     `returned_products`.
     """
-    measured, images, rows = _divided(batches, _JUDGED_SHARE if judge_from is None else _JUDGED_SHARE_OF_GATE)
+    measured, images, rows = _divided(batches, _JUDGED_SHARE if judge_from is None else JUDGED_SHARE_OF_GATE)
     judge = None
     if judge_from is not None:
         reference = emulated_logits(proto, images, name="the float32 graph")

@@ -39,24 +39,24 @@ class Gate:
         if self.snr_db is not None and not (math.isfinite(self.snr_db) and self.snr_db > 0):
             raise InputError(f"--snr-db: expected a positive number of dB, such as 25, got {self.snr_db:g}")
 
-    def require_images(self, reference: NDArray[Any], labels: NDArray[Any] | None) -> None:
+    def require_images(self, count: int, top1: float | None) -> None:
         """Refuse too few images: those that could not pass the gate even if int8 changed none of their decisions.
 
-        reference: (B, C), the logits of the float32 graph.  labels: (B,), the true classes, or None.
+        count: the number of images.  top1: of the float32 graph on them; None if they have no labels.
         Errors: InputError.
         """
-        count, z2 = len(reference), Z95_ONE_SIDED**2
+        z2 = Z95_ONE_SIDED**2
         needed = {}
         if self.keep_decisions is not None:
             needed[f"--keep-decisions {self.keep_decisions:g}"] = z2 * self.keep_decisions / (1 - self.keep_decisions)
         if self.accuracy is not None:
-            if labels is None:
+            if top1 is None:
                 raise InputError(
                     "--accuracy needs calibration images with the index of their class, and these have no labels",
                     hint="type --calibration array:FILE.npz or --calibration folder:PATH with a folder for each class, "
                     "or --keep-decisions in place of --accuracy",
                 )
-            lost = (1 - self.accuracy) * max(_right(reference, labels).mean(), 1 / count)
+            lost = (1 - self.accuracy) * max(top1, 1 / count)
             needed[f"--accuracy {self.accuracy:g}"] = z2 * (1 - lost) / lost
         for option, least in needed.items():
             if count < least:

@@ -23,7 +23,7 @@ from gmmvit_deploy.bundle.variants import (
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export._mixed import Judge
-from gmmvit_deploy.export._recipes import quantized_by_choice
+from gmmvit_deploy.export._recipes import JUDGED_SHARE_OF_GATE, quantized_by_choice
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
@@ -191,7 +191,8 @@ def graph_from_model(
 def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callable[..., Judge]:
     """Return what makes the `Judge` of a gate for this bundle.
 
-    Errors: InputError when the bundle has no decisions or no classes to judge.
+    Errors: InputError when the bundle has no decisions or no classes to judge, or when the images are too few, before
+    the network is exported.
     """
     import numpy as np
 
@@ -206,10 +207,12 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
             f"{bundle.path}: --accuracy is for networks with one class for each image, and this one is multi-label",
             hint="type --keep-decisions, which counts the images that keep all labels",
         )
+    labels = calibration.labels(manifest.labels) if gate.accuracy else None
+    gate.require_images(calibration.count // JUDGED_SHARE_OF_GATE, None if labels is None else 1.0)
     return partial(
         Judge,
         gate=gate,
-        labels=calibration.labels(manifest.labels) if gate.accuracy else None,
+        labels=labels,
         thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
     )
 
