@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """gmmvit convert bundle --precision fp16
 gmmvit convert bundle --precision int8 --calibration digits#train
-gmmvit convert bundle --precision int8 --calibration digits#train --keep-decisions 0.98"""
+gmmvit convert bundle --precision int8 --calibration digits --snr-db 25"""
 
 
 def convert(

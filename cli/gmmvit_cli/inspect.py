@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.convert import print_gate
 from gmmvit_cli.models import hints_from, permit_class
 from gmmvit_cli.options import require_output_file
 from gmmvit_cli.output import note, print_json, print_table
@@ -190,6 +189,7 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
         raise InputError(
             "--report draws a checkpoint, or with --image the attention of a bundle", hint="add --image FILE"
         )
+    from gmmvit_cli.convert import print_gate
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.bundle.variants import onnx_file, record_of
     from gmmvit_deploy.reports.reporting import described_bundle

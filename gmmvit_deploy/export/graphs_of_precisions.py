@@ -25,6 +25,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export._mixed import Judge
 from gmmvit_deploy.export._recipes import JUDGED_SHARE_OF_GATE, quantized_by_choice
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.extras import require
 from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import prove_masks
@@ -191,8 +192,8 @@ def graph_from_model(
 def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callable[..., Judge]:
     """Return what makes the `Judge` of a gate for this bundle.
 
-    Errors: InputError when the bundle has no decisions or no classes to judge, or when the images are too few, before
-    the network is exported.
+    Errors, before the network is exported: InputError when the bundle has no decisions or no classes to judge, or when
+    the images are too few. MissingDependencyError when OpenVINO is not installed.
     """
     import numpy as np
 
@@ -208,6 +209,7 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
             hint="type --keep-decisions, which counts the images that keep all labels",
         )
     labels = calibration.labels(manifest.labels) if gate.accuracy else None
+    require("openvino", package="openvino", extra="openvino")  # measures what products gain, minutes later
     gate.require_images(calibration.count // JUDGED_SHARE_OF_GATE, None if labels is None else 1.0)
     return partial(
         Judge,
