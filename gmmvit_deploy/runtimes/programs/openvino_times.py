@@ -40,7 +40,8 @@ def product_gains(
 ) -> dict[str, float]:
     """Return the name of each product → its milliseconds in the float32 graph minus those in the int8 graph.
 
-    A product includes what OpenVINO computes in the same kernel: bias, activation, and quantisation.
+    A product includes what OpenVINO computes in the same kernel: bias, activation, and quantisation. Products of the
+    same shape get the median of their differences, because other programs disturb a single one.
     products: nodes of the float32 graph.  batch, errors: as in `time_ratio`.
     """
     graphs = [_Profiled(proto, batch) for proto in (plain, quantized)]
@@ -55,7 +56,17 @@ def product_gains(
             reader.name: node.name for reader in wiring.readers.get(node.output[0], ()) if reader.op_type == "Add"
         }
     before, after = (graph.milliseconds_of(owners) for graph in graphs)
-    return {node.name: before[node.name] - after[node.name] for node in products}
+    differences = {name: before[name] - after[name] for name in before if name in after}
+    alike: dict[Any, list[float]] = defaultdict(list)
+    for node in products:
+        if node.name in differences:
+            alike[_shape(node, wiring)].append(differences[node.name])
+    usual = median(differences.values()) if differences else 0.0  # for a product that OpenVINO renamed
+    return {node.name: median(alike.get(_shape(node, wiring), [usual])) for node in products}
+
+
+def _shape(product: NodeProto, wiring: Wiring) -> Any:
+    return *wiring.initializers[product.input[1]].dims, wiring.inner_shape(product.output[0])
 
 
 class _Profiled:
