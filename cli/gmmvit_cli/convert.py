@@ -11,13 +11,16 @@ from gmmvit_cli.options import CALIBRATION, CALIBRATION_IMAGES, require_calibrat
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, PRECISION, listed
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.precision import PRECISIONS, precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant, VariantRecord
 
 EXAMPLE = """gmmvit convert bundle --precision fp16
-gmmvit convert bundle --precision int8 --calibration digits#train"""
+gmmvit convert bundle --precision int8 --calibration digits#train
+gmmvit convert bundle --precision int8 --calibration digits --snr-db 25"""
 
 
 def convert(
@@ -33,6 +36,18 @@ def convert(
     ),
     calibration: str | None = CALIBRATION,
     calibration_images: int = CALIBRATION_IMAGES,
+    keep_decisions: float | None = PRECISION.option(
+        "SHARE",
+        "For int8: return matrix products to float32 until the graph for CPUs keeps the decision on this share of the "
+        "calibration images that set no range, such as 0.98. The interval of the share must reach it.",
+    ),
+    snr_db: float | None = PRECISION.option(
+        "DB", "As --keep-decisions, for the signal-to-noise ratio of the logits, in dB, such as 25."
+    ),
+    accuracy: float | None = PRECISION.option(
+        "SHARE",
+        "As --keep-decisions, for top-1 as a share of that in fp32, such as 0.99. The calibration images need labels.",
+    ),
     pad_heads: bool = PRECISION.flag(
         "--pad-heads/--no-pad-heads",
         "Pad the head dim (features of an attention head) with zeros where a TensorRT engine would otherwise copy "
@@ -48,6 +63,14 @@ def convert(
     """
     precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
+    typed = {"--keep-decisions": keep_decisions, "--snr-db": snr_db, "--accuracy": accuracy}
+    gates = [option for option, value in typed.items() if value is not None]
+    if gates and ("int8" not in precisions or calibration is None):
+        raise InputError(
+            f"{gates[0]} is for int8 with calibration images",
+            hint=f"type --precision int8 --calibration DATA, or leave {gates[0]} out",
+        )
+    gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
     with progress("convert") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.bundle.variants import onnx_file
@@ -65,6 +88,7 @@ def convert(
             calibration,
             calibration_images,
             padded=pad_heads,
+            gate=gate,
             force=force,
             on_progress=on_progress,
         )
@@ -113,6 +137,39 @@ def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
     )
 
 
+def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
+    """Print what a gate returned to float32 and why, and what each number of products in float32 gives."""
+    rows, gate, images = [], "", 0
+    for name, graph in graphs.items():
+        calibration = (graph.calibration if graph is not None else None) or {}
+        if "gate" not in calibration:
+            continue
+        gate = ", ".join(f"{key.replace('_', '-')} {value:g}" for key, value in calibration["gate"].items() if value)
+        images = calibration["gate_images"]
+        rows += [(name, *_gate_row(row)) for row in calibration["curve"]]
+        if returned := calibration.get("returned"):
+            products = [(one["product"], f"{one['error_share']:.1%}", f"{one['gain_ms']:.2f} ms") for one in returned]
+            print_table(("back in float32", "share of int8's error", "time that int8 gained"), products)
+        if not any(row["holds"] for row in calibration["curve"]):
+            note(f"{name}: the gate does not hold; judge this graph with gmmvit parity --data before you use it")
+    if rows:
+        head = ("graph", "in float32", "decisions kept", "dB", "top-1, in fp32", "time, fp32 = 1", "gate")
+        print_table(head, rows, title=f"{gate}, on {images} images that set no range")
+
+
+def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a row of the curve: products in float32, decisions kept, dB, top-1, time, and the gate."""
+    low, high = row["kept_interval"]
+    return (
+        str(row["float32"]),
+        f"{row['kept']:.2%} ({low:.2%} to {high:.2%})",
+        f"{row['db']:.1f}",
+        f"{row['accuracy']:.2%}, {row['float32_accuracy']:.2%}" if "accuracy" in row else "",
+        f"{row['time']:.2f}" if "time" in row else "",
+        "holds" if row["holds"] else "does not hold",
+    )
+
+
 def print_variants(variants: list[Variant]) -> None:
     """Print how each precision changes the logits, and the mask of the head that changes most in each layer."""
     rows, masks, programs = [], [], []
@@ -140,6 +197,7 @@ def print_variants(variants: list[Variant]) -> None:
                 )
             )
         note_disagreements(variant.path.name, record.role_disagreements)
+        print_gate(graphs)
     head = ("precision", "largest error of a logit", "relative to the largest logit", "calibrated on")
     print_table(head, rows)
     if programs:

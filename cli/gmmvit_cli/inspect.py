@@ -16,6 +16,7 @@ from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.precision import PRECISIONS
 from gmmvit_deploy.progress import Progress
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ def _describe_preset(
 def inspect(
     checkpoint: Path | None = INPUT.argument(
         "CHECKPOINT",
-        "A PyTorch checkpoint, a safetensors file, or a model folder of timm; with --image, a bundle (the folder "
-        "that gmmvit export writes). Leave it out to describe a preset.",
+        "A PyTorch checkpoint, a safetensors file, a model folder of timm, or a bundle (the folder that gmmvit export "
+        "writes). Leave it out to describe a preset.",
         default=None,
     ),
     image: Path | None = INPUT.option(
@@ -106,19 +107,25 @@ def inspect(
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
     Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
     --set channels is given.
+    With a bundle, lists its graphs, and for int8 the calibration images, what each recipe gave, and the products that
+    stay in float32.
     With a bundle and --image, computes the mean attention distance of each head, and the attention rollout, which is
     the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
     hints = read_hints()
     of_presets = typed(describe_preset)
-    if image is not None:
+    bundle = checkpoint if checkpoint is not None and (checkpoint / "manifest.json").is_file() else None
+    if image is not None or bundle is not None:
         if replace(hints, model=None) != LoadHints() or of_presets:
             raise InputError(
-                "--image draws the attention of a bundle, which records its model; an option for checkpoints is given",
+                "a bundle records its model, and an option for checkpoints is given",
                 hint="type gmmvit inspect BUNDLE --image FILE, without options that describe a checkpoint",
             )
-        _inspect_attention(checkpoint, image, hints.model, report, force=force, as_json=as_json)
+        if image is not None:
+            _inspect_attention(checkpoint, image, hints.model, report, force=force, as_json=as_json)
+        elif bundle is not None:
+            _inspect_bundle(bundle, report, as_json=as_json)
         return
     if checkpoint is None:
         described = describe_preset(hints)
@@ -174,6 +181,52 @@ def _print(described: dict[str, Any]) -> None:
         print_table(("severity", "location", "observation"), findings)
     elif file:
         typer.echo("audit: no problem detected")
+
+
+def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
+    """Print the graphs of the bundle at ``path``, and how its int8 graphs were chosen."""
+    if report is not None:
+        raise InputError(
+            "--report draws a checkpoint, or with --image the attention of a bundle", hint="add --image FILE"
+        )
+    from gmmvit_cli.convert import print_gate
+    from gmmvit_deploy.bundle.artifacts import open_bundle
+    from gmmvit_deploy.bundle.variants import onnx_file, record_of
+    from gmmvit_deploy.reports.reporting import described_bundle
+
+    bundle = open_bundle(path)
+    records = {name: record for name in PRECISIONS if (record := record_of(bundle, name)) is not None}
+    if as_json:
+        graphs = {name: record.to_json() for name, record in records.items()}
+        print_json({"bundle": described_bundle(bundle), "records": graphs})
+        return
+    rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}"), ("graph model.onnx", "fp32")]
+    tables = []
+    for precision, record in records.items():
+        for graph in (record, record.cpu):
+            if graph is None:
+                continue
+            file = onnx_file(precision, for_cpu=graph is record.cpu)
+            calibration = graph.calibration or {}
+            tools = ", ".join(f"{name} {version}" for name, version in graph.versions.items())
+            rows.append((f"graph {file}", f"{precision}, SHA-256 {graph.onnx_sha256}, with {tools}"))
+            if calibration:
+                images = f"{calibration['images']} of {calibration['source']}, SHA-256 {calibration['sha256']}"
+                rows.append(("calibration images", images))
+            if "machine" in calibration:
+                rows.append(("converted on", calibration["machine"]))
+            tables.append((file, sorted(calibration.get("tried", ()), key=lambda tried: -tried["db"])))
+    print_table(("", ""), rows)
+    for file, tried in tables:
+        if tried:
+            columns = ("dB", "rounding of weights", "smoothing", "ranges", "in float32")
+            cells = [
+                (f"{one['db']:.1f}", one["rounding"], f"{one['smoothing']:g}", one["ranges"], str(len(one["float32"])))
+                for one in tried
+            ]
+            print_table(columns, cells, title=f"{file}: what was tried")
+    for precision, record in records.items():
+        print_gate({precision: record, f"{precision}, for CPUs": record.cpu})
 
 
 def _inspect_attention(

@@ -44,6 +44,7 @@ __all__ = [
     "onnx_files",
     "open_variant",
     "record_file",
+    "record_of",
     "recorded_errors",
 ]
 
@@ -64,7 +65,8 @@ class VariantRecord:
     masks: the effect of the precision on the mask of each head.
     calibration: the source and the SHA-256 of the calibration images, the SHA-256 of each of them, the number of
     images, and the range of each activation (the smallest and the largest value that do not saturate); for int8 also
-    the recipe, and what each tried recipe gave on the images that judged it; None for a graph that is not quantised.
+    the recipe, what each tried recipe gave on the images that judged it, the processor, and with a gate what returned
+    to float32 and what each number of products in float32 gave (`export`); None for a graph that is not quantised.
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
     and ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs``
@@ -146,6 +148,12 @@ def onnx_files(precision: Precision) -> tuple[str, ...]:
 
 def record_file(precision: Precision) -> str:
     return f"model.{precision}.json"
+
+
+def record_of(bundle: Bundle, precision: Precision) -> VariantRecord | None:
+    """Read the record of a precision; None if the bundle has none.  Errors: BundleError when it cannot be read."""
+    path = bundle.path / record_file(precision)
+    return _read_record(path, how_to_convert(bundle, precision)) if path.is_file() else None
 
 
 def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> Mapping[str, float] | None:

@@ -10,20 +10,24 @@ is varied after the other, and the best value is kept:
     ranges     of activations (`graphs.calibration`)
 
 A graph for CPUs has zero points where ranges are far from symmetric. TensorRT has none.
+
+With a gate, half of the images are judged, and products return to float32 until the gate holds (`_mixed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export._mixed import Judge, returned_products
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
 from gmmvit_deploy.graphs.quantize import grid_of, projections_of, quantize_graph, weight_matrix, weight_scales
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtimes.programs.cores import cpu_name
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.tolerances import signal_to_noise_db
@@ -32,21 +36,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = ["Recipe", "quantized_by_choice", "recipe_from"]
+__all__ = ["JUDGED_SHARE_OF_GATE", "Recipe", "quantized_by_choice", "recipe_from"]
 
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
+JUDGED_SHARE_OF_GATE = 2
 _MOST_JUDGED = 64
 _TRIALS = 1 + len(_STRENGTHS) + len(RANGES) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a graph is quantised.  The fields are defined at the head of this module."""
+    """How a graph is quantised.  The first fields are defined at the head of this module.
+
+    float32: the products that stay in float32, by their names in the graph for CPUs.
+    """
 
     rounding: Literal["nearest", "compensated"] = "compensated"
     smoothing: float = 0.0
     ranges: RangeRule = "extremes"
+    float32: tuple[str, ...] = ()
 
 
 class _Workshop:
@@ -79,7 +88,10 @@ class _Workshop:
         proto, calibration = self._smooth(recipe.smoothing)
         ranges = dict(ranges_of(calibration, recipe.ranges))
         rounded = self._round(recipe.smoothing) if recipe.rounding == "compensated" else None
-        return quantize_graph(proto, "int8", ranges, zero_points=self._zero_points, rounded=rounded), ranges
+        graph = quantize_graph(
+            proto, "int8", ranges, zero_points=self._zero_points, rounded=rounded, float32=recipe.float32
+        )
+        return graph, ranges
 
     def score(self, recipe: Recipe) -> float:
         """Return the signal-to-noise ratio of a recipe's logits on the judged images, in dB."""
@@ -130,17 +142,27 @@ def quantized_by_choice(
     *,
     zero_points: bool,
     recipe: Recipe | None = None,
+    judge_from: Callable[..., Judge] | None = None,
     on_progress: OnProgress = ignore,
 ) -> tuple[ModelProto, dict[str, Any]]:
     """Return the int8 graph of the best recipe, and notes for the record of the variant.
 
     proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
-    zero_points: True for a graph for CPUs.  recipe: the recipe that another graph of the network already chose.
+    zero_points: True for a graph for CPUs.  recipe: the recipe that another graph of the network already chose, with
+    the products that stay in float32.
+    judge_from: makes the `Judge` of a gate from its images, their rows and the reference; None without a gate. With a
+    ``recipe``, the gate is measured, and need not hold.
     The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were
-    tried.
-    Errors: InputError when there are too few images, or a value of an activation is not finite.
+    tried; with a gate also the gate and the notes of `returned_products`.
+    Errors: InputError when there are too few images, or a value of an activation is not finite; and as
+    `returned_products`.
     """
-    measured, judged = _divided(batches)
+    measured, images, rows = _divided(batches, _JUDGED_SHARE if judge_from is None else JUDGED_SHARE_OF_GATE)
+    judge = None
+    if judge_from is not None:
+        reference = emulated_logits(proto, images, name="the float32 graph")
+        judge = judge_from(images=images, rows=rows, reference=reference)
+    judged = images[_spread(len(images), _MOST_JUDGED)]
     on_progress(Progress("calibrate int8"))
     workshop = _Workshop(proto, measured, judged, zero_points=zero_points)
     scores: dict[Recipe, float] = {}
@@ -163,12 +185,29 @@ def quantized_by_choice(
         score(replace(start, ranges=rule) for rule in RANGES)
     else:
         score([recipe])
-    graph, ranges = workshop.graph(best())
+    chosen = best()
+    notes: dict[str, Any] = {}
+    if judge is not None and recipe is None:
+        float32, notes = returned_products(
+            proto,
+            projections_of(proto.graph),
+            lambda names: workshop.graph(replace(chosen, float32=tuple(names)))[0],
+            judge,
+            on_progress,
+        )
+        chosen = replace(chosen, float32=float32)
+        score([chosen])
+    graph, ranges = workshop.graph(chosen)
+    if judge is not None:
+        curve = notes.pop("curve", None) or [{"float32": len(chosen.float32), **judge.row(graph)}]
+        notes |= {"gate": asdict(judge.gate), "gate_images": len(images), "curve": curve}
     return graph, {
-        "images": workshop.images + len(judged),
+        **notes,
+        "images": workshop.images + len(images),
         "judged_images": len(judged),
         "ranges": {name: list(both) for name, both in ranges.items()},
-        "recipe": {**asdict(best()), "db": scores[best()]},
+        "recipe": {**asdict(chosen), "db": scores[chosen]},
+        "machine": cpu_name(),
         "tried": [{**asdict(one), "db": db} for one, db in scores.items()],
     }
 
@@ -177,16 +216,21 @@ def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
     """Return the recipe in the notes of `quantized_by_choice`; None without notes."""
     if not notes:
         return None
-    return Recipe(**{name: notes["recipe"][name] for name in ("rounding", "smoothing", "ranges")})
+    recipe = notes["recipe"]
+    parts = {name: recipe[name] for name in ("rounding", "smoothing", "ranges")}
+    return Recipe(**parts, float32=tuple(recipe["float32"]))
 
 
-def _divided(batches: Iterable[NDArray[Any]]) -> tuple[list[NDArray[Any]], NDArray[Any]]:
-    """Return (batches of images to measure, images to judge): every fourth image, up to `_MOST_JUDGED`, is judged."""
+def _divided(batches: Iterable[NDArray[Any]], share: int) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any]]:
+    """Return (batches of images to measure, images to judge, the indices of these): one of ``share`` images is judged.
+
+    Errors: InputError when there are too few images.
+    """
     import numpy as np
 
     measured, judged, count = [], [], 0
     for batch in batches:
-        of_batch = np.arange(count, count + len(batch)) % _JUDGED_SHARE == _JUDGED_SHARE - 1
+        of_batch = np.arange(count, count + len(batch)) % share == share - 1
         judged.append(batch[of_batch])
         measured.append(batch[~of_batch])
         count += len(batch)
@@ -195,9 +239,15 @@ def _divided(batches: Iterable[NDArray[Any]]) -> tuple[list[NDArray[Any]], NDArr
             f"calibration needs at least {_JUDGED_SHARE} images, got {count}",
             hint="type --calibration and a folder or an .npz of images",
         )
-    images = np.concatenate(judged)
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(_MOST_JUDGED, len(images))).round().astype(int))
-    return [batch for batch in measured if len(batch)], images[chosen]
+    return [batch for batch in measured if len(batch)], np.concatenate(judged), np.arange(share - 1, count, share)
+
+
+def _spread(count: int, most: int) -> NDArray[Any]:
+    """Return at most ``most`` indices below ``count``, at equal distances."""
+    import numpy as np
+
+    indices: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
+    return indices
 
 
 def _words(recipe: Recipe) -> str:

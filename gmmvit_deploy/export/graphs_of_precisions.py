@@ -11,8 +11,9 @@ runtime converts each float16 tensor to float32 and back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -21,8 +22,10 @@ from gmmvit_deploy.bundle.variants import (
 )
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export._recipes import quantized_by_choice
+from gmmvit_deploy.export._mixed import Judge
+from gmmvit_deploy.export._recipes import JUDGED_SHARE_OF_GATE, quantized_by_choice
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.extras import require
 from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import prove_masks
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.export._recipes import Recipe
+    from gmmvit_deploy.export.gates import Gate
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.folding.passes import FoldingPass
     from gmmvit_deploy.models.layers.model import Model
@@ -76,6 +80,7 @@ def prepared_graph(
     padded: bool = True,
     for_cpu: bool = False,
     recipe: Recipe | None = None,
+    gate: Gate | None = None,
     on_progress: OnProgress = ignore,
 ) -> PreparedGraph:
     """Make the graph of a bundle in another precision, without writing a file.
@@ -83,6 +88,7 @@ def prepared_graph(
     for_cpu, recipe: as in `graph_from_model`.  The other arguments are as in `variant_from_bundle`.
     Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
     precision that does not use calibration, or when this process cannot build the model.
+    gate: what an int8 graph must reach, as in `variants_from_bundle`.
     """
     if (precision in QUANTIZED) != (calibration is not None):
         raise InputError(
@@ -102,6 +108,7 @@ def prepared_graph(
         padded=padded,
         for_cpu=for_cpu,
         recipe=recipe,
+        judge_from=None if gate is None or calibration is None else _judge_from(bundle, gate, calibration),
         what=str(bundle.path),
         on_progress=on_progress,
     )
@@ -122,6 +129,7 @@ def graph_from_model(
     padded: bool = True,
     for_cpu: bool = False,
     recipe: Recipe | None = None,
+    judge_from: Callable[..., Judge] | None = None,
     what: str = "the model",
     on_progress: OnProgress = ignore,
 ) -> PreparedGraph:
@@ -135,6 +143,7 @@ def graph_from_model(
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
     recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
+    judge_from: as in `quantized_by_choice`.
     what: the subject of the message for an operator without a known role, for example the path of the bundle.
     Errors:
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
@@ -153,7 +162,12 @@ def graph_from_model(
     if calibration is not None:
         if precision == "int8":
             proto, notes = quantized_by_choice(
-                proto, calibration, zero_points=for_cpu, recipe=recipe, on_progress=on_progress
+                proto,
+                calibration,
+                zero_points=for_cpu,
+                recipe=recipe,
+                judge_from=judge_from,
+                on_progress=on_progress,
             )
         else:
             measured = calibrate(proto, calibration)
@@ -172,6 +186,36 @@ def graph_from_model(
         mask_sha256=hashes,
         calibration=notes,
         role_disagreements=disagreements,
+    )
+
+
+def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callable[..., Judge]:
+    """Return what makes the `Judge` of a gate for this bundle.
+
+    Errors, before the network is exported: InputError when the bundle has no decisions or no classes to judge, or when
+    the images are too few. MissingDependencyError when OpenVINO is not installed.
+    """
+    import numpy as np
+
+    manifest = bundle.manifest
+    multi = manifest.task == "multi-label"
+    if not manifest.has_logits and (gate.keep_decisions or gate.accuracy):
+        raise InputError(
+            f"{bundle.path}: the bundle has features and no logits, so it decides nothing", hint="type --snr-db"
+        )
+    if multi and gate.accuracy:
+        raise InputError(
+            f"{bundle.path}: --accuracy is for networks with one class for each image, and this one is multi-label",
+            hint="type --keep-decisions, which counts the images that keep all labels",
+        )
+    labels = calibration.labels(manifest.labels) if gate.accuracy else None
+    require("openvino", package="openvino", extra="openvino")  # measures what products gain, minutes later
+    gate.require_images(calibration.count // JUDGED_SHARE_OF_GATE, None if labels is None else 1.0)
+    return partial(
+        Judge,
+        gate=gate,
+        labels=labels,
+        thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
     )
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.export._recipes import Recipe
+    from gmmvit_deploy.export.gates import Gate
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
@@ -97,6 +98,7 @@ def variants_from_bundle(
     calibration_images: int = CALIBRATION_IMAGES,
     *,
     padded: bool = True,
+    gate: Gate | None = None,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
@@ -105,6 +107,8 @@ def variants_from_bundle(
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
     calibration_images: the maximum number of images.
     padded, force: as in `variant_from_bundle`.
+    gate: what the int8 graph for CPUs must reach: products return to float32 until it does. The graph for GPUs takes
+    the same products; its record says whether the gate holds there.
     on_progress: called at the beginning of each precision.
     Errors: as in `variant_from_bundle`; OutputError leaves the bundle unchanged if a graph of any precision exists.
     """
@@ -118,7 +122,15 @@ def variants_from_bundle(
             else None
         )
         variants.append(
-            _written(bundle, precision, calibration=images, padded=padded, force=force, on_progress=on_progress)
+            _written(
+                bundle,
+                precision,
+                calibration=images,
+                padded=padded,
+                gate=gate if precision == "int8" else None,
+                force=force,
+                on_progress=on_progress,
+            )
         )
     return variants
 
@@ -136,13 +148,21 @@ def _written(
     calibration: ImageBatches | None,
     padded: bool,
     force: bool,
+    gate: Gate | None = None,
     on_progress: OnProgress = ignore,
 ) -> Variant:
     if precision == "fp32":
         return open_variant(bundle, precision)
     with temporary_folder("convert") as folder, ExitStack() as closing:
         record_of = partial(
-            _recorded, bundle, precision, folder, calibration=calibration, padded=padded, on_progress=on_progress
+            _recorded,
+            bundle,
+            precision,
+            folder,
+            calibration=calibration,
+            padded=padded,
+            gate=gate,
+            on_progress=on_progress,
         )
         if precision in FOR_CPUS:
             cpu = record_of(for_cpu=True)
@@ -171,6 +191,7 @@ def _recorded(
     padded: bool,
     for_cpu: bool,
     recipe: Recipe | None = None,
+    gate: Gate | None,
     on_progress: OnProgress,
 ) -> VariantRecord:
     """Write a graph to ``folder`` and measure it.  Returns the graph's record."""
@@ -181,6 +202,7 @@ def _recorded(
         padded=padded,
         for_cpu=for_cpu,
         recipe=recipe,
+        gate=gate,
         on_progress=on_progress,
     )
     path = folder / onnx_file(precision, for_cpu=for_cpu)

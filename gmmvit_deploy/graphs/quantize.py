@@ -12,12 +12,14 @@ These operators are not quantised:
 
 - the first linear map, which reads the image, and the head, because both matter for accuracy and take little time;
 - the matrix products of attention, where Q/DQ would prevent a fused kernel;
-- depthwise convolutions and biases.
+- depthwise convolutions and biases;
+- projections that the caller leaves in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,7 @@ __all__ = [
     "activations_of",
     "grid_of",
     "output_axis",
+    "projections_named",
     "projections_of",
     "quantize_graph",
     "weight_matrix",
@@ -48,6 +51,7 @@ QUANTIZED: tuple[Precision, ...] = ("int8", "fp8")
 _STEPS = 255  # of an activation with a zero point
 _MOST_USED = 0.75
 """An activation gets a zero point if its range is a smaller part of the symmetric range, as after GELU."""
+_PART = re.compile(r"\.parts\.\d+(?=/)")
 _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored as float16
 
 
@@ -107,6 +111,14 @@ def projections_of(graph: GraphProto) -> list[NodeProto]:
     return [node for node in graph.node if roles[node.name] == "projection"]
 
 
+def projections_named(graph: GraphProto, names: Collection[str]) -> set[str]:
+    """Return the names of the projections that the graph for CPUs calls ``names``.
+
+    In a graph for GPUs, a projection to queries, keys and values can be separate projections: its parts.
+    """
+    return {node.name for node in projections_of(graph) if _PART.sub("", node.name) in names}
+
+
 def output_axis(projection: NodeProto) -> int:
     """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
     if projection.op_type == "Conv":
@@ -133,6 +145,7 @@ def quantize_graph(
     *,
     zero_points: bool = False,
     rounded: Mapping[str, NDArray[Any]] | None = None,
+    float32: Collection[str] = (),
 ) -> ModelProto:
     """Return a new float32 graph with a Q/DQ pair on the activation and on the weight of every projection.
 
@@ -142,6 +155,7 @@ def quantize_graph(
     which TensorRT requires.
     rounded: name of a weight → its integers (out, in), with the scales `weight_scales`. Other weights are rounded to
     nearest.
+    float32: the names of projections that are not quantised, as in `projections_named`.
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite.
     """
     import numpy as np
@@ -150,7 +164,7 @@ def quantize_graph(
     out = copy_of(proto)
     weights = {constant.name: constant for constant in out.graph.initializer}
     pairs = _Pairs(grid_of(precision), zero_points=zero_points, rounded=rounded or {})
-    projections = {node.name for node in projections_of(out.graph)}
+    projections = {node.name for node in projections_of(out.graph)} - projections_named(out.graph, float32)
     for node in out.graph.node:
         if node.name in projections:
             activation, weight = node.input[0], node.input[1]

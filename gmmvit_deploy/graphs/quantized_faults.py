@@ -2,15 +2,16 @@
 
 The weight of a projection in the quantised graph, dequantised, must be near the trained weight, times the factors by
 which smoothing divided the LayerNorm before it. Rounding moves single values, but scales no channel: the regression of
-a row (an output channel) or of a column (an input channel) on what it should be has a slope near 1.
+a row (an output channel) or of a column (an input channel) on what it should be has a slope near 1. Exactly those
+projections are quantised that the record does not leave in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.graphs.quantize import output_axis, projections_of, weight_matrix
+from gmmvit_deploy.graphs.quantize import output_axis, projections_named, projections_of, weight_matrix
 from gmmvit_deploy.graphs.smoothing import smoothable_norms
 from gmmvit_deploy.graphs.wiring import Wiring
 
@@ -27,16 +28,21 @@ _SMALL = 0.05
 
 
 def quantized_faults(
-    quantized: ModelProto, plain: ModelProto, ranges: Mapping[str, tuple[float, float]]
+    quantized: ModelProto,
+    plain: ModelProto,
+    ranges: Mapping[str, tuple[float, float]],
+    float32: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return a sentence for each projection or LayerNorm whose constants are wrong in the quantised graph.
 
     plain: the float32 graph from which ``quantized`` was made.  ranges: the recorded range of each activation.
+    float32: the recorded names of projections that are not quantised, as in `quantize_graph`.
     """
     before, after = Wiring(plain.graph), Wiring(quantized.graph)
     now = {node.name: node for node in quantized.graph.node}
     factors: dict[str, NDArray[Any]] = {}
     faults = []
+    not_quantized = projections_named(plain.graph, float32)
     for norm, readers in smoothable_norms(plain.graph):
         both = ((norm, before), (now[norm.name], after))
         olds, news = ([wiring.array(name) for name in node.input[1:]] for node, wiring in both)
@@ -50,7 +56,13 @@ def quantized_faults(
         if stored is None:
             continue
         expected = weight_matrix(node, stored).astype(float) * factors.get(node.name, 1.0)
-        actual = weight_matrix(node, _dequantized(after, now[node.name].input[1], output_axis(node)))
+        name = now[node.name].input[1]
+        in_float = after.array(name)
+        if (in_float is not None) != (node.name in not_quantized):
+            types = ("int8", "float32") if in_float is None else ("float32", "int8")
+            faults.append(f"{node.name}: it multiplies in {types[0]}, and the record says {types[1]}")
+            continue
+        actual = weight_matrix(node, _dequantized(after, name, output_axis(node)) if in_float is None else in_float)
         columns, rows = (abs(_slopes(actual, expected, axis=axis) - 1) for axis in (0, 1))
         if node.name in factors and (columns > _COLUMN_SLOPE).any():
             faults.append(
@@ -62,7 +74,8 @@ def quantized_faults(
                 f"{node.name}: the scale of output channel {int(rows.argmax())} is wrong: its weight is not the "
                 "trained weight"
             )
-        faults += _range_fault(node.name, now[node.name].input[0], ranges[node.input[0]], after)
+        if in_float is None:
+            faults += _range_fault(node.name, now[node.name].input[0], ranges[node.input[0]], after)
     return tuple(faults)
 
 

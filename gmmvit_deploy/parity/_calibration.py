@@ -54,7 +54,8 @@ def check_calibration(
     shares = saturated_shares(quantized, inputs, name=variant.path.name)
     worst = sorted(shares, key=lambda name: -shares[name])
     saturated = [name for name in worst if shares[name] > MOST_SATURATED]
-    reasons = list(quantized_faults(quantized, plain, calibration["ranges"])[:_MOST_NAMED])
+    float32 = calibration["recipe"]["float32"] if "recipe" in calibration else ()
+    reasons = list(quantized_faults(quantized, plain, calibration["ranges"], float32)[:_MOST_NAMED])
     reasons += [
         f"{name}: {shares[name]:.1%} of its values saturate on this data; its range was calibrated on {source}"
         for name in saturated[:_MOST_NAMED]
@@ -80,5 +81,6 @@ def check_calibration(
             "db": db,
             "recorded_db": recorded,
             "saturated": shares,
+            **{name: calibration[name] for name in ("gate", "gate_images", "curve") if name in calibration},
         },
     )

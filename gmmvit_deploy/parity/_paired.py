@@ -6,21 +6,17 @@
     interval: Tango's score interval of the difference, for paired proportions (Statistics in Medicine 17, 1998)
     McNemar's exact test: if the accuracies are equal, b follows a binomial distribution with b + c trials and p = 1/2
 
-Tango's interval never has zero width. If no prediction changed on n images, each end of the interval is z² / (n + z²)
-from 0, with z the normal quantile of the confidence level: n images cannot exclude a smaller difference. The interval
-of the accuracy of one classifier is Wilson's (J. Am. Stat. Assoc. 22, 1927).
+The interval is that of `gmmvit_deploy.intervals`, which also has the interval of the accuracy of one classifier.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
+
+from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval, share_interval
 
 __all__ = ["Paired", "images_needed", "mcnemar", "score_interval", "share_interval"]
 
-Z95_ONE_SIDED = 1.6448536269514722
-_STEPS = 80
 _MOST_IMAGES = 10**9
 
 
@@ -63,33 +59,6 @@ class Paired:
         return score_interval(self.images, self.lost, self.gained, z=z)
 
 
-def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-    """Return both ends of Tango's score interval of (gained − lost) / images.  z: the standard normal quantile."""
-    point = (gained - lost) / images
-
-    def statistic(difference: float) -> float:
-        # Maximum-likelihood estimate of the share of lost images, restricted to the given difference.
-        linear = -gained - lost + (2 * images - gained + lost) * difference
-        constant = -lost * difference * (1 - difference)
-        root = math.sqrt(max(linear**2 - 8 * images * constant, 0.0))
-        share = (root - linear) / (4 * images)
-        variance = images * (2 * share + difference * (1 - difference))
-        distance = gained - lost - images * difference
-        return distance / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, distance)
-
-    low = _crossing(lambda d: statistic(d) > z, -1.0, point)
-    high = _crossing(lambda d: statistic(d) >= -z, point, 1.0)
-    return low, high
-
-
-def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
-    """Return, by bisection, the point where ``above`` changes from True, at ``low``, to False, at ``high``."""
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if above(middle) else (low, middle)
-    return (low + high) / 2
-
-
 def mcnemar(lost: int, gained: int, *, tries: int = 1) -> float:
     """Return the two-sided exact p-value of McNemar's test; 1 if no prediction changed.
 
@@ -102,14 +71,6 @@ def mcnemar(lost: int, gained: int, *, tries: int = 1) -> float:
         tail += ways
     tail *= 2 * tries
     return tail / 2**total if tail < 2**total else 1.0  # a quotient of whole numbers: 2**1024 is no float
-
-
-def share_interval(right: int, images: int, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-    """Return both ends of Wilson's score interval of a binomial share.  z: the standard normal quantile."""
-    share, weight = right / images, z**2 / images
-    centre = (share + weight / 2) / (1 + weight)
-    half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
-    return min(share, centre - half), max(share, centre + half)  # beyond the share only by rounding
 
 
 def images_needed(pairs: Paired, gate_difference: float) -> int | None:

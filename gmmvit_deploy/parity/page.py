@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.parity._numeric import STORED
-from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot
+from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot, mixed_plot
 from gmmvit_deploy.parity._summary import summary_of
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
@@ -75,6 +75,15 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
         changed = checks["localize"].details["looking_changed_logits_by"]
         what = f"{checks['localize'].summary}. Reading the blocks' outputs changed the logits by {changed:.2g}."
         figures.append(figure(block_plot(blocks), f"Error by block: {name}", what))
+    calibration = checks["calibration"].details
+    timed = [row for row in calibration.get("curve", ()) if "time" in row]
+    if timed:
+        what = (
+            f"At each point, the number of products in float32. Measured when the bundle was converted, on "
+            f"{calibration['gate_images']} calibration images that set no range; each bar is a 95 % interval."
+        )
+        plot = mixed_plot(timed, calibration["gate"]["keep_decisions"])
+        figures.append(figure(plot, f"Decisions kept against time: {name}", what))
     accuracy = checks["accuracy"].details
     if "top1" in accuracy:
         what = f"Top-1 on {accuracy['images']:,} images. {accuracy['classes']}"

@@ -14,8 +14,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from gmmvit_deploy.bundle.variants import record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runtimes.programs.cores import cores
@@ -249,7 +252,10 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
     if card is not None:
         config.max_batch_size = min(config.max_batch_size, card.max_batch)
         config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
-    config.parameters["gmmvit_precision"].string_value = card.precision if card else options.precision
+    precision = card.precision if card else options.precision
+    config.parameters["gmmvit_precision"].string_value = precision
+    for key, value in _evidence(bundle, precision, options, card).items():
+        config.parameters[key].string_value = value
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
     _add_outputs(config, bundle)
@@ -289,6 +295,25 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         tensor = _input_tensor(bundle)
         sample.inputs[tensor.pop("name")].CopyFrom(pb.ModelWarmup.Input(**tensor, random_data=True))
     return config
+
+
+def _evidence(
+    bundle: Bundle, precision: Precision, options: RepositoryOptions, card: EngineCard | None
+) -> dict[str, str]:
+    """Return what names the record of a quantised graph: its SHA-256, the calibration images, and the recipe.
+
+    An engine from a graph that is no longer in the bundle has no record there.
+    """
+    record = record_of(bundle, precision) if precision in QUANTIZED else None
+    if record is None or (card is not None and card.sha256["onnx"] != record.onnx_sha256):
+        return {}
+    served = record.cpu if record.cpu is not None and not options.on_gpu else record
+    named = ("source", "images", "sha256", "recipe", "gate")
+    calibration = {key: value for key, value in (served.calibration or {}).items() if key in named}
+    return {
+        "gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(precision)),
+        "gmmvit_calibration": json.dumps(calibration, ensure_ascii=False),
+    }
 
 
 def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:

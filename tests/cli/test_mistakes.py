@@ -224,6 +224,19 @@ def test_a_calibration_that_cannot_work_is_refused_before_anything_is_read(
     refused(gmmvit_here(name, *words, *arguments), message)  # not that the input does not exist
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--precision", "fp16", "--snr-db", "25"), "--snr-db is for int8 with calibration images"),
+        (("--precision", "int8", "--calibration", "digits", "--keep-decisions", "1"), "expected a share below 1"),
+        (("--precision", "int8", "--calibration", "digits", "--accuracy", "99"), "expected a share below 1"),
+    ],
+    ids=str,
+)
+def test_a_gate_that_cannot_work_is_refused_before_anything_is_read(arguments: tuple[str, ...], message: str) -> None:
+    refused(gmmvit_here("convert", "nowhere", *arguments), message)
+
+
 @pytest.mark.parametrize("kind", ["pixels", "tensor"])
 def test_calibration_images_of_the_wrong_size_are_refused_before_the_export(kind: str, tmp_path: Path) -> None:
     """The test exports nothing: `tests/conftest.py` fails a test without the marker that reaches torch.onnx.export."""

@@ -39,6 +39,7 @@ class GraphSource:
     max_batch: the maximum batch of the bundle that contains the graph; None without a bundle.
     hashes: the SHA-256 of each source of the graph, such as ``checkpoint``, for the engine's card.
     masks: layer → SHA-256 of the layer's mask, for the engine's card.
+    not_quantized: the projections that an int8 graph leaves unquantised on purpose, as its record says.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class GraphSource:
     max_batch: int | None = None
     hashes: Mapping[str, str] = field(default_factory=dict)
     masks: Mapping[str, str] = field(default_factory=dict)
+    not_quantized: frozenset[str] = frozenset()
 
 
 def source_from_onnx(path: Path) -> GraphSource:

@@ -19,6 +19,7 @@ from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.graphs.quantize import projections_named
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.engines._graph_source import GraphSource, source_from_onnx
 from gmmvit_deploy.runtimes.engines._mask_cost import mask_cost_of
@@ -78,7 +79,15 @@ def engine_from_bundle(
     manifest = bundle.manifest
     masks = variant.record.mask_sha256 if variant.record else {m.layer: m.constant_sha256 for m in manifest.masks}
     hashes = {"bundle": bundle.sha256, "checkpoint": manifest.checkpoint["sha256"], "onnx": variant.sha256}
-    source = replace(source, max_batch=manifest.max_batch, hashes=hashes, masks=masks)
+    calibration = variant.record.calibration if variant.record else None
+    left = (calibration or {}).get("recipe", {}).get("float32", ())
+    source = replace(
+        source,
+        max_batch=manifest.max_batch,
+        hashes=hashes,
+        masks=masks,
+        not_quantized=frozenset(projections_named(source.proto.graph, left)),
+    )
     target = out or bundle.path / "engines" / engine_name(options, flavor)
     return _build(source, options, flavor, target, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
 
@@ -210,7 +219,14 @@ def _card(
     misses = tuple(
         miss
         for target, target_layers in named.items()
-        for miss in unreached(target_layers, source.roles, options.precision, target=target, profiles=len(profiles))
+        for miss in unreached(
+            target_layers,
+            source.roles,
+            options.precision,
+            target=target,
+            profiles=len(profiles),
+            not_quantized=source.not_quantized,
+        )
     )
     return EngineCard(
         sha256={"plan": sha256_of_file(plan.path), **source.hashes},

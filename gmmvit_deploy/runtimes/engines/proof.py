@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -261,14 +261,22 @@ _PROMISED: dict[Precision, dict[str, str]] = {
 
 
 def unreached(
-    layers: Sequence[Layer], roles: Mapping[str, Role], precision: Precision, *, target: str, profiles: int
+    layers: Sequence[Layer],
+    roles: Mapping[str, Role],
+    precision: Precision,
+    *,
+    target: str,
+    profiles: int,
+    not_quantized: Collection[str] = (),
 ) -> tuple[Miss, ...]:
     """Return the matrix products and convolutions that run in another data type than ``precision`` promises.
 
     roles: node → role.  target: as in `AttentionProof`.  profiles: the number of optimisation profiles; a node is
     checked in each profile.
+    not_quantized: the projections that an int8 graph leaves in fp16 on purpose.
     """
     promised = {node: kind for node, role in roles.items() if (kind := _PROMISED[precision].get(role))}
+    promised |= dict.fromkeys(not_quantized, "fp16")
     misses = []
     for profile in range(profiles):
         here = [layer for layer in layers if layer.profile == profile]

@@ -8,7 +8,7 @@ split ``test`` remains for the judgement.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import image_files, split_folder
 from gmmvit_deploy.images.data.formats import arrays_in
-from gmmvit_deploy.images.data.images import FileImages, Images
+from gmmvit_deploy.images.data.images import FileImages, Images, Label
 from gmmvit_deploy.images.data.open import is_named, open_data, require_data
+from gmmvit_deploy.images.labels import distinct_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,6 +46,8 @@ class ImageBatches:
     _bundle: Bundle
     _batch: int
     _images: list[Callable[[], NDArray[Any]]] | NDArray[Any]
+    _labels: Sequence[Label] = ()
+    _classes: tuple[str, ...] = ()
     _digest: Any = field(default_factory=hashlib.sha256)
     _hashes: list[str] = field(default_factory=list)
 
@@ -55,6 +58,30 @@ class ImageBatches:
     def record(self) -> dict[str, Any]:
         """Return what a record of a calibration keeps: the source, and the hashes of the latest iteration."""
         return {"source": self.source, "sha256": self.sha256, "image_sha256": self._hashes}
+
+    def labels(self, classes: Sequence[str]) -> NDArray[Any] | None:
+        """Return the index of each image's class among the bundle's ``classes``, (N,); None if an image has none.
+
+        Data that names no classes has the bundle's classes.
+        Errors: InputError when the data has a class that the bundle lacks.
+        """
+        import numpy as np
+
+        if not self._labels or not all(isinstance(label, int) for label in self._labels):
+            return None
+        names = distinct_names(classes)
+        own = names if self._classes in ((), tuple(classes)) else self._classes
+        if unknown := [name for name in own if name not in names]:
+            raise InputError(
+                f"{self.source}: expected classes of the bundle, such as {', '.join(names[:3])}; the data has "
+                f"{', '.join(unknown[:3])}"
+            )
+        order = np.array([names.index(name) for name in own])
+        labels = np.array(self._labels)
+        if not 0 <= labels.min() <= labels.max() < len(order):
+            raise InputError(f"{self.source}: expected labels from 0 to {len(order) - 1}, got {labels.max()}")
+        indices: NDArray[Any] = order[labels]
+        return indices
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         import numpy as np
@@ -92,12 +119,25 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
     if _is_array(source):
         array = _array(Path(source), bundle.manifest.image, bundle.manifest.input_kind)
         chosen = _spread(len(array), limit)
-        return ImageBatches(source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=array[chosen])
+        stored = arrays_in(Path(source)).get("labels")
+        labels = stored[chosen].tolist() if stored is not None and len(stored) == len(array) else ()
+        return ImageBatches(
+            source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=array[chosen], _labels=labels
+        )
     images = _opened(source)
+    indices = [int(index) for index in _spread(len(images), limit)]
     decoders: list[Callable[[], NDArray[Any]]] = [
-        partial(images.pixels, int(index), bundle.manifest.image) for index in _spread(len(images), limit)
+        partial(images.pixels, index, bundle.manifest.image) for index in indices
     ]
-    return ImageBatches(source=images.name, count=len(decoders), _bundle=bundle, _batch=batch, _images=decoders)
+    return ImageBatches(
+        source=images.name,
+        count=len(decoders),
+        _bundle=bundle,
+        _batch=batch,
+        _images=decoders,
+        _labels=[images.label(index) for index in indices],
+        _classes=images.classes,
+    )
 
 
 def require_source(source: str) -> None:

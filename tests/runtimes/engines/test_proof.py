@@ -180,6 +180,8 @@ def test_a_promise_that_was_kept() -> None:
         line("n_myl0_4", "n", reads="Float"),
     )
     assert unreached(built, ROLES, "int8", target="8.9", profiles=1) == ()
+    (miss,) = unreached(built, ROLES, "int8", target="8.9", profiles=1, not_quantized=["p"])
+    assert (miss.expected, miss.actual) == ("fp16", "int8")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Return products of an int8 graph to float32 until its answers pass a gate (`export.gates`).
+
+    cost of a product   the mean square error of the logits if only this product is quantised
+    gain of a product   its time in the float32 graph minus its time in the int8 graph, in OpenVINO on this machine
+
+Products return in the order of cost over gain, the largest first. Their number is doubled until the gate holds, and
+then halved between the last two numbers. Costs and gates are measured on images that set no range, with every rounding
+of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.progress import OnProgress, Progress
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.openvino_times import product_gains, time_ratio
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto, NodeProto
+
+    from gmmvit_deploy.export.gates import Gate
+
+__all__ = ["Judge", "returned_products"]
+
+_COSTED = 16
+"""The most images on which the cost of a product is measured: a sum over their logits has little noise."""
+_TIMED = 8
+_LEAST_GAIN_MS = 1e-3
+"""A smaller gain is noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judge:
+    """A gate with the images that judge it.
+
+    images: (B, …), which set no range.  reference: (B, C), the logits of the float32 graph.
+    rows: (B,), the indices of the images among all calibration images.
+    labels: the true classes of all calibration images, or None.
+    thresholds: (C,), of a multi-label network's logits, or None.
+    Errors: InputError when the images are too few for the gate, or have no labels that it needs.
+    """
+
+    gate: Gate
+    images: NDArray[Any]
+    reference: NDArray[Any]
+    rows: NDArray[Any]
+    labels: NDArray[Any] | None = None
+    thresholds: NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        top1 = None if self._labels is None else float((self.reference.argmax(1) == self._labels).mean())
+        self.gate.require_images(len(self.images), top1)
+
+    @property
+    def _labels(self) -> NDArray[Any] | None:
+        return None if self.labels is None else self.labels[self.rows]
+
+    def row(self, graph: ModelProto) -> dict[str, Any]:
+        """Return what `Gate.row` measures of a graph."""
+        logits = emulated_logits(graph, self.images, name="the int8 graph")
+        return self.gate.row(logits, self.reference, self._labels, self.thresholds)
+
+
+def returned_products(
+    plain: ModelProto,
+    products: Sequence[NodeProto],
+    graph_with: Callable[[Sequence[str]], ModelProto],
+    judge: Judge,
+    on_progress: OnProgress,
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return (the names of the products that stay in float32, notes for the record of the variant).
+
+    plain: the float32 graph.  products: its nodes that int8 quantises.
+    graph_with: returns the int8 graph in which the named products are in float32.
+    The notes hold the cost and the gain of each returned product, and the curve: a row for each graph that was judged,
+    with the number of products in float32 and the time as a ratio to the float32 graph.
+    Errors: ExportError when the gate does not hold with a single product in int8.
+    MissingDependencyError when OpenVINO is not installed.
+    """
+    names = [node.name for node in products]
+    rows = np.unique(np.linspace(0, len(judge.images) - 1, _COSTED).round().astype(int))
+    timed = judge.images[:_TIMED]
+    costs = {}
+    for number, name in enumerate(names):
+        on_progress(Progress("measure what each product costs in int8", number, len(names)))
+        alone = graph_with([other for other in names if other != name])
+        logits = emulated_logits(alone, judge.images[rows], name="the int8 graph")
+        costs[name] = float(((logits - judge.reference[rows]) ** 2).mean())
+    gains = product_gains(plain, graph_with(()), products, timed)
+    order = sorted(names, key=lambda name: -costs[name] / max(gains[name], _LEAST_GAIN_MS))
+    curve: dict[int, dict[str, Any]] = {}
+
+    def holds(count: int) -> bool:
+        on_progress(Progress(f"try int8 with {count} of {len(names)} products in float32"))
+        graph = graph_with(order[:count])
+        curve[count] = {"float32": count, **judge.row(graph), "time": time_ratio(plain, graph, timed)}
+        return bool(curve[count]["holds"])
+
+    failed, count = -1, 0
+    while not holds(count):
+        if count == len(names) - 1:
+            best = curve[count]
+            low, high = best["kept_interval"]
+            raise ExportError(
+                f"the gate does not hold before all {len(names)} products are in float32: with {count} of them, "
+                f"{best['kept']:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
+                f"{best['db']:.1f} dB",
+                hint="type a lower gate, or use fp32",
+            )
+        failed, count = count, min(max(1, 2 * count), len(names) - 1)
+    while count - failed > 1:
+        middle = (failed + count) // 2
+        if holds(middle):
+            count = middle
+        else:
+            failed = middle
+    total = sum(costs.values())
+    return tuple(order[:count]), {
+        "returned": [
+            {"product": name, "error_share": costs[name] / total if total else 0.0, "gain_ms": gains[name]}
+            for name in order[:count]
+        ],
+        "curve": [curve[number] for number in sorted(curve)],
+        "products": len(names),
+    }

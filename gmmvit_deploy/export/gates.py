@@ -1,0 +1,110 @@
+"""State what the logits of an int8 graph must reach on images that did not set its ranges, compared with float32."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval, share_interval
+from gmmvit_deploy.tolerances import signal_to_noise_db
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Gate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What an int8 graph must reach; None does not judge a measure.
+
+    keep_decisions: the share of the images that keep their decision, which the interval of the share must reach, as in
+    the check ``decisions`` of ``gmmvit parity``.
+    snr_db: the signal-to-noise ratio of the logits (`tolerances.signal_to_noise_db`), in dB.
+    accuracy: the share of the float32 graph's top-1 that the graph must reach: the paired interval of the difference
+    must lie at or above (accuracy − 1) · top-1, as in the check ``accuracy`` of ``gmmvit parity``.
+    Errors: InputError for a value that no graph can miss, or that no number of images can show.
+    """
+
+    keep_decisions: float | None = None
+    snr_db: float | None = None
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        for option, share in (("keep-decisions", self.keep_decisions), ("accuracy", self.accuracy)):
+            if share is not None and not 0 < share < 1:
+                raise InputError(f"--{option}: expected a share below 1, such as 0.98, got {share:g}")
+        if self.snr_db is not None and not (math.isfinite(self.snr_db) and self.snr_db > 0):
+            raise InputError(f"--snr-db: expected a positive number of dB, such as 25, got {self.snr_db:g}")
+
+    def require_images(self, count: int, top1: float | None) -> None:
+        """Refuse too few images: those that could not pass the gate even if int8 changed none of their decisions.
+
+        count: the number of images.  top1: of the float32 graph on them; None if they have no labels.
+        Errors: InputError.
+        """
+        z2 = Z95_ONE_SIDED**2
+        needed = {}
+        if self.keep_decisions is not None:
+            needed[f"--keep-decisions {self.keep_decisions:g}"] = z2 * self.keep_decisions / (1 - self.keep_decisions)
+        if self.accuracy is not None:
+            if top1 is None:
+                raise InputError(
+                    "--accuracy needs calibration images with the index of their class, and these have no labels",
+                    hint="type --calibration array:FILE.npz or --calibration folder:PATH with a folder for each class, "
+                    "or --keep-decisions in place of --accuracy",
+                )
+            lost = (1 - self.accuracy) * max(top1, 1 / count)
+            needed[f"--accuracy {self.accuracy:g}"] = z2 * (1 - lost) / lost
+        for option, least in needed.items():
+            if count < least:
+                raise InputError(
+                    f"{option} cannot be shown on {count} images: it needs {math.ceil(least)}, even if all keep their "
+                    "decision; one half of the calibration images is judged, the other sets the ranges",
+                    hint=f"give at least {2 * math.ceil(least)} images, and --calibration-images "
+                    f"{2 * math.ceil(least)}; or type --snr-db, which fewer images can show",
+                )
+
+    def row(
+        self,
+        logits: NDArray[Any],
+        reference: NDArray[Any],
+        labels: NDArray[Any] | None,
+        thresholds: NDArray[Any] | None,
+    ) -> dict[str, Any]:
+        """Measure logits (B, C) against the float32 graph's.
+
+        labels: (B,), the true classes, or None.  thresholds: (C,), of a multi-label network's logits, or None.
+        Returns ``db``, ``kept`` with ``kept_interval``, and ``holds``, True if the gate holds; for the gate accuracy
+        also ``accuracy``, ``float32_accuracy`` and ``accuracy_interval``, of their difference.
+        """
+        count = len(reference)
+        if thresholds is None:
+            same = logits.argmax(1) == reference.argmax(1)
+        else:
+            same = ((logits >= thresholds) == (reference >= thresholds)).all(1)
+        row: dict[str, Any] = {
+            "db": signal_to_noise_db(logits, reference),
+            "kept": float(same.mean()),
+            "kept_interval": list(share_interval(int(same.sum()), count)),
+        }
+        holds = self.snr_db is None or row["db"] >= self.snr_db
+        if self.keep_decisions is not None:
+            holds &= row["kept_interval"][0] >= self.keep_decisions
+        if self.accuracy is not None and labels is not None:
+            right, before = _right(logits, labels), _right(reference, labels)
+            interval = score_interval(count, int((before & ~right).sum()), int((right & ~before).sum()))
+            row |= {
+                "accuracy": float(right.mean()),
+                "float32_accuracy": float(before.mean()),
+                "accuracy_interval": list(interval),
+            }
+            holds &= interval[0] >= (self.accuracy - 1) * before.mean()
+        return {**row, "holds": bool(holds)}
+
+
+def _right(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
+    right: NDArray[Any] = logits.argmax(1) == labels
+    return right

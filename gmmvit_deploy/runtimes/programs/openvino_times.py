@@ -1,0 +1,119 @@
+"""Measure in OpenVINO, on this machine, how long graphs take, and what int8 gains in each matrix product."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.extras import require
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.graphs.weights import write_graph
+from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.runtimes.programs.openvino import read_graph
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto, NodeProto
+
+__all__ = ["product_gains", "time_ratio"]
+
+_ROUNDS = 7
+
+
+def time_ratio(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> float:
+    """Return the time of a graph divided by that of the float32 graph; both take turns.
+
+    batch: the inputs (B, …) of each run.
+    Errors: MissingDependencyError when OpenVINO is not installed.
+    """
+    graphs = [_Profiled(proto, batch) for proto in (plain, other)]
+    times = [[graph.run() for graph in graphs] for _ in range(_ROUNDS)]
+    return median(theirs / ours for ours, theirs in times)
+
+
+def product_gains(
+    plain: ModelProto, quantized: ModelProto, products: Sequence[NodeProto], batch: NDArray[Any]
+) -> dict[str, float]:
+    """Return the name of each product → its milliseconds in the float32 graph minus those in the int8 graph.
+
+    A product includes what OpenVINO computes in the same kernel: bias, activation, and quantisation. Products of the
+    same shape get the median of their differences, because other programs disturb a single one.
+    products: nodes of the float32 graph.  batch, errors: as in `time_ratio`.
+    """
+    graphs = [_Profiled(proto, batch) for proto in (plain, quantized)]
+    for _ in range(_ROUNDS):
+        for graph in graphs:
+            graph.run()
+    wiring = Wiring(plain.graph)
+    owners: dict[str, str] = {}
+    for node in products:
+        owners |= dict.fromkeys((node.name, f"{node.name}/QuantizeLinear"), node.name)
+        owners |= {
+            reader.name: node.name for reader in wiring.readers.get(node.output[0], ()) if reader.op_type == "Add"
+        }
+    before, after = (graph.milliseconds_of(owners) for graph in graphs)
+    differences = {name: before[name] - after[name] for name in before if name in after}
+    alike: dict[Any, list[float]] = defaultdict(list)
+    for node in products:
+        if node.name in differences:
+            alike[_shape(node, wiring)].append(differences[node.name])
+    usual = median(differences.values()) if differences else 0.0  # for a product that OpenVINO renamed
+    return {node.name: median(alike.get(_shape(node, wiring), [usual])) for node in products}
+
+
+def _shape(product: NodeProto, wiring: Wiring) -> Any:
+    return *wiring.initializers[product.input[1]].dims, wiring.inner_shape(product.output[0])
+
+
+class _Profiled:
+    """A graph that OpenVINO runs with a profile of its kernels."""
+
+    def __init__(self, proto: ModelProto, batch: NDArray[Any]) -> None:
+        openvino = require("openvino", package="openvino", extra="openvino")
+        with temporary_folder("graph") as folder:
+            write_graph(proto, folder / "model.onnx")
+            model = read_graph(folder / "model.onnx")
+            shape = model.inputs[0].partial_shape
+            shape[0] = len(batch)
+            model.reshape(shape)
+            settings = {
+                "INFERENCE_PRECISION_HINT": "f32",
+                "NUM_STREAMS": "1",
+                "INFERENCE_NUM_THREADS": str(cores()),
+                "PERF_COUNT": True,
+            }
+            self._compiled = openvino.Core().compile_model(model, "CPU", settings)
+        self._request, self._batch = self._compiled.create_infer_request(), batch
+        self._times: dict[str, list[float]] = {}
+        self._request.infer({0: batch})
+
+    def run(self) -> float:
+        """Return the seconds of a run."""
+        start = perf_counter()
+        self._request.infer({0: self._batch})
+        seconds = perf_counter() - start
+        for kernel in self._request.get_profiling_info():
+            self._times.setdefault(kernel.node_name, []).append(kernel.real_time.total_seconds() * 1e3)
+        return seconds
+
+    def milliseconds_of(self, owners: dict[str, str]) -> dict[str, float]:
+        """Return name of a product → the least milliseconds of its kernels in a run.
+
+        owners: name of an ONNX node → the product that it belongs to. A kernel of nodes of several products counts in
+        equal parts; a quantisation in the kernel of another product, such as after GELU, belongs to that product.
+        """
+        totals: dict[str, float] = defaultdict(float)
+        for kernel in self._compiled.get_runtime_model().get_ordered_ops():
+            times = self._times.get(kernel.get_friendly_name(), [0.0])
+            names = kernel.get_rt_info()["originalLayersNames"].astype(str).split(",")
+            mine = [name for name in names if name in owners]
+            products = {owners[name] for name in mine if not name.endswith("/QuantizeLinear")}
+            if not products and len(mine) == len(names):
+                products = {owners[name] for name in mine}
+            for product in products:
+                totals[product] += min(times) / len(products)
+        return totals

@@ -1,0 +1,179 @@
+"""convert returns products of an int8 graph to float32 until a gate holds, and everything after it knows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.gates import Gate
+from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.graphs.quantize import projections_of
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from tests.cli.terminal import Answer, gmmvit_here, refused
+
+DB = "53"
+"""3 dB more than int8 gives on this bundle, and less than it gives with one product in int8."""
+
+
+@pytest.fixture(scope="module")
+def converted(
+    bundle: Bundle, calibration_images: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bundle, Answer]:
+    path = tmp_path_factory.mktemp("mixed") / "bundle"
+    shutil.copytree(bundle.path, path)
+    answer = gmmvit_here("convert", path, "--precision", "int8", "--calibration", calibration_images, "--snr-db", DB)
+    assert answer.status == 0, answer.err
+    return open_bundle(path), answer
+
+
+def record_of(bundle: Bundle) -> dict:
+    return json.loads((bundle.path / "model.int8.json").read_text())
+
+
+def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) -> None:
+    calibration = record_of(converted[0])["cpu"]["calibration"]
+    left, curve = calibration["recipe"]["float32"], calibration["curve"]
+    chosen = [row for row in curve if row["float32"] == len(left)]
+    assert 0 < len(left) < calibration["products"]
+    assert chosen[0]["db"] >= float(DB)
+    assert all(row["db"] < float(DB) for row in curve if row["float32"] == len(left) - 1)
+    assert curve[0]["float32"] == 0
+    assert all(row["time"] > 0 for row in curve)
+    assert [one["product"] for one in calibration["returned"]] == left
+    assert all(one["error_share"] > 0 for one in calibration["returned"])
+    assert calibration["gate_images"] == calibration["images"] // 2
+    assert calibration["machine"]
+
+
+def test_both_graphs_leave_the_same_products_whole(converted: tuple[Bundle, Answer]) -> None:
+    bundle, _ = converted
+    left = set(record_of(bundle)["cpu"]["calibration"]["recipe"]["float32"])
+    for file in ("model.int8.onnx", "model.int8.cpu.onnx"):
+        graph = onnx.load(bundle.path / file).graph
+        made = {output: node.op_type for node in graph.node for output in node.output}
+        pairs = {
+            node.name: [made.get(name) == "DequantizeLinear" for name in node.input[:2]]
+            for node in projections_of(graph)
+        }
+        assert {re.sub(r"\.parts\.\d", "", name) for name, pair in pairs.items() if pair == [False, False]} == left
+        assert all(pair in ([True, True], [False, False]) for pair in pairs.values())
+
+
+def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle, Answer]) -> None:
+    bundle, answer = converted
+    inspected = gmmvit_here("inspect", bundle.path)
+    calibration = record_of(bundle)["cpu"]["calibration"]
+    for text in (answer.out, inspected.out):
+        assert all(f"{one['product']} " in text for one in calibration["returned"])
+        assert f"snr-db {DB}, on 32 images that set no range" in text
+    tried = re.search(r"model\.int8\.cpu\.onnx: what was tried\s+dB.*\s+─+\s+(\S+)", inspected.out)
+    assert tried is not None
+    assert tried[1] == f"{max(one['db'] for one in calibration['tried']):.1f}"
+    assert calibration["machine"] in inspected.out
+    assert json.loads(gmmvit_here("inspect", bundle.path, "--json").out)["records"]["int8"] == record_of(bundle)
+    refused(gmmvit_here("inspect", bundle.path, "--report", "x.html"), "--report draws a checkpoint")
+
+
+def test_parity_knows_the_products_in_float32(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
+    coarse = np.random.default_rng(6).integers(0, 256, (16, 4, 4, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", images=coarse.repeat(8, axis=1).repeat(8, axis=2))
+    shutil.copytree(converted[0].path, tmp_path / "b")
+    words = (
+        "parity",
+        tmp_path / "b",
+        "--runner",
+        "onnxruntime:int8",
+        "--data",
+        f"array:{tmp_path / 'x.npz'}",
+        "--json",
+    )
+    checks = json.loads(gmmvit_here(*words, "--report", tmp_path / "page.html").out)["runners"][0]["checks"]
+    calibration = next(check for check in checks if check["name"] == "calibration")
+    assert calibration["verdict"] == "passed", calibration["reasons"]
+    assert "Decisions kept against time" in (tmp_path / "page.html").read_text()
+    record = record_of(converted[0])
+    forgotten = record["cpu"]["calibration"]["recipe"]["float32"].pop()
+    (tmp_path / "b" / "model.int8.json").write_text(json.dumps(record))
+    checks = json.loads(gmmvit_here(*words).out)["runners"][0]["checks"]
+    calibration = next(check for check in checks if check["name"] == "calibration")
+    assert any(
+        f"{forgotten}: it multiplies in float32, and the record says int8" in why for why in calibration["reasons"]
+    )
+
+
+def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
+    bundle, _ = converted
+    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(precision="int8", runtime="onnxruntime"))
+    text = (tmp_path / "r" / "gmmvit_network" / "config.pbtxt").read_text()
+    parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
+    assert parameters["gmmvit_record_sha256"].string_value == sha256_of_file(bundle.path / "model.int8.json")
+    named = json.loads(parameters["gmmvit_calibration"].string_value)
+    calibration = record_of(bundle)["cpu"]["calibration"]
+    assert named == {key: calibration[key] for key in ("source", "images", "sha256", "recipe", "gate")}
+
+
+@pytest.mark.rest
+def test_a_gate_that_only_float32_holds_writes_nothing(
+    converted: tuple[Bundle, Answer], calibration_images: Path
+) -> None:
+    path = converted[0].path
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    words = ("--precision", "int8", "--calibration", calibration_images, "--snr-db", "150", "--force")
+    refused(gmmvit_here("convert", path, *words), "the gate does not hold before all ")
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+def test_a_gate_that_the_images_cannot_show_is_refused(bundle: Bundle, calibration_images: Path) -> None:
+    words = ("convert", bundle.path, "--precision", "int8", "--calibration", calibration_images)
+    _, hint = refused(gmmvit_here(*words, "--keep-decisions", "0.98"), "cannot be shown on 32 images: it needs 133")
+    assert "--calibration-images 266" in hint
+    refused(gmmvit_here(*words, "--accuracy", "0.99"), "these have no labels")
+
+
+@pytest.mark.parametrize(
+    ("gate", "holds"),
+    [
+        (Gate(keep_decisions=0.95), True),
+        (Gate(keep_decisions=0.99), False),
+        (Gate(accuracy=0.95), True),
+        (Gate(accuracy=0.985), False),
+        (Gate(snr_db=10), True),
+        (Gate(snr_db=60), False),
+        (Gate(keep_decisions=0.95, snr_db=60), False),
+    ],
+)
+def test_a_gate_holds_if_the_interval_reaches_it(gate: Gate, holds: bool) -> None:
+    """Of 400 decisions, int8 changes 4, all of which were right."""
+    reference = np.tile(np.eye(4, dtype=np.float32), (100, 1))
+    logits = reference.copy()
+    logits[:4] = logits[1:5]
+    row = gate.row(logits, reference, reference.argmax(1), None)
+    assert row["kept"] == 0.99
+    assert row["kept_interval"][0] < 0.99 < row["kept_interval"][1]
+    assert row["holds"] == holds
+    if gate.accuracy:
+        assert (row["accuracy"], row["float32_accuracy"]) == (0.99, 1.0)
+
+
+def test_a_changed_label_changes_the_decision_of_a_multi_label_network() -> None:
+    reference = np.zeros((10, 3)) - 1
+    logits = reference.copy()
+    logits[0, 2] = 1
+    assert Gate(snr_db=1).row(logits, reference, None, np.zeros(3))["kept"] == 0.9
+
+
+@pytest.mark.parametrize("values", [{"keep_decisions": 1.0}, {"accuracy": 0.0}, {"snr_db": -3.0}])
+def test_a_gate_that_cannot_be_missed_or_shown_is_refused(values: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="expected a"):
+        Gate(**values)
