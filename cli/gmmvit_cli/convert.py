@@ -95,14 +95,15 @@ def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
         name,
         f"{record.golden['largest_abs']:.1e}",
         f"{record.golden['largest_rel']:.1e}",
-        _calibration_words(record.calibration),
+        _calibration_words(record),
     )
 
 
-def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
+def _calibration_words(record: VariantRecord) -> str:
     """Return the images and, in int8, what the chosen recipe gave on those of them that judged it."""
+    calibration = record.calibration
     if calibration is None:
-        return ""
+        return "nothing; activations are quantised while running" if record.dynamic else ""
     images = f"{calibration['images']} images of {calibration['source']}"
     if "recipe" not in calibration:
         return images
@@ -121,7 +122,8 @@ def print_variants(variants: list[Variant]) -> None:
         if record is None:
             rows.append(("fp32", "unchanged: model.onnx", "", ""))
             continue
-        graphs = {record.precision: record, f"{record.precision}, for CPUs": record.cpu}
+        of_cpus = f"{record.precision}, for CPUs"
+        graphs = {of_cpus: record} if record.dynamic else {record.precision: record, of_cpus: record.cpu}
         for name, graph in graphs.items():
             if graph is not None:
                 rows.append(_row(name, graph))

@@ -22,6 +22,7 @@ from gmmvit_deploy.bundle.variants import (
     FOR_CPUS,
     Variant,
     VariantRecord,
+    first_variant,
     onnx_file,
     onnx_files,
     open_variant,
@@ -36,7 +37,7 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
 from gmmvit_deploy.graphs.quantize import QUANTIZED
-from gmmvit_deploy.graphs.weights import files_of, write_graph
+from gmmvit_deploy.graphs.weights import data_path, files_of, write_graph
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
@@ -67,10 +68,11 @@ def variant_from_bundle(
 ) -> Variant:
     """Write the graph ``model.<precision>.onnx`` and the record ``model.<precision>.json`` into the bundle.
 
-    For int8, the graph for CPUs, ``model.int8.cpu.onnx``, is also written. For fp32, nothing is written, because
-    ``model.onnx`` is the graph in fp32.
+    For int8, the graph for CPUs, ``model.int8.cpu.onnx``, is also written; without calibration images, it is the only
+    graph, in the dynamic form (`graphs.quantize`). For fp32, nothing is written, because ``model.onnx`` is the graph in
+    fp32.
 
-    calibration: real images; required for int8 and fp8, and not allowed for other precisions.
+    calibration: real images; required for fp8, and not allowed for fp16 and bf16.
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     force: replace an existing graph and record.
     Errors, each of which leaves the bundle unchanged:
@@ -84,7 +86,7 @@ def variant_from_bundle(
         OutputError: a graph exists and ``force`` is not set, or writing fails.
     All files are on the disk before the first of them replaces an earlier file. If the process is killed between these
     replacements, the record and a graph do not match, which `open_variant` reports.
-    Returns the graph ``model.<precision>.onnx``.
+    Returns the graph ``model.<precision>.onnx``, or the graph for CPUs if there is no other.
     """
     _require_free(bundle, (precision,), force=force)
     return _written(bundle, precision, calibration=calibration, padded=padded, force=force)
@@ -144,7 +146,9 @@ def _written(
         record_of = partial(
             _recorded, bundle, precision, folder, calibration=calibration, padded=padded, on_progress=on_progress
         )
-        if precision in FOR_CPUS:
+        if precision in FOR_CPUS and calibration is None:
+            record = record_of(for_cpu=True)
+        elif precision in FOR_CPUS:
             cpu = record_of(for_cpu=True)
             record = replace(record_of(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
         else:
@@ -159,7 +163,11 @@ def _written(
         for file in (*files, notes):  # a full disk is met here, before the first file is replaced
             file.flush()
             os.fsync(file.fileno())
-    return open_variant(bundle, precision)
+    if record.dynamic:  # an earlier graph for GPUs has no record now
+        old = bundle.path / onnx_file(precision)
+        for file in (old, data_path(old)):
+            file.unlink(missing_ok=True)
+    return first_variant(bundle, precision)
 
 
 def _recorded(
@@ -186,7 +194,8 @@ def _recorded(
     path = folder / onnx_file(precision, for_cpu=for_cpu)
     write_graph(prepared.proto, path)
     hashes = [sha256_of_file(file) for file in files_of(path)]
-    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None)
+    dynamic = precision in QUANTIZED and prepared.calibration is None
+    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None, dynamic=dynamic)
     golden = _measured(bundle, prepared.proto, precision, path.name)
     return VariantRecord(
         precision=precision,
@@ -226,7 +235,7 @@ def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict
         {first: expected},
         {first: limit},
         what=variant.path.name,
-        openvino_is_wrong=int8_saturates() if variant.precision == "int8" else "",
+        openvino_is_wrong=int8_saturates() if variant.precision == "int8" and not variant.dynamic else "",
     )
     return {
         **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},
