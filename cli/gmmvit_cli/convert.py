@@ -116,7 +116,9 @@ def _calibration_words(record: VariantRecord) -> str:
 
 def print_variants(variants: list[Variant]) -> None:
     """Print how each precision changes the logits, and the mask of the head that changes most in each layer."""
-    rows, masks, programs = [], [], []
+    from gmmvit_deploy.runtimes.runners.speed import speed_in_words
+
+    rows, masks, programs, speeds = [], [], [], []
     for variant in variants:
         record = variant.record
         if record is None:
@@ -128,6 +130,8 @@ def print_variants(variants: list[Variant]) -> None:
             if graph is not None:
                 rows.append(_row(name, graph))
                 programs += [(name, runner, _program_words(program)) for runner, program in graph.programs.items()]
+                times = graph.speed.get("times_as_fast", {})
+                speeds += [(name, runner, speed_in_words(ratios)) for runner, ratios in times.items()]
         for layer in dict.fromkeys(mask.layer for mask in record.masks):
             heads = [mask for mask in record.masks if mask.layer == layer]
             worst = max(heads, key=lambda mask: mask.largest_change)
@@ -146,6 +150,8 @@ def print_variants(variants: list[Variant]) -> None:
     print_table(head, rows)
     if programs:
         print_table(("precision", "runner", "largest error in the runner"), programs)
+    if speeds:
+        print_table(("precision", "runner", "speed"), speeds)
     if masks:
         mask_head = ("precision", "masks of", "largest change", "largest relative change", "rounded to 0", "saturated")
         print_table(mask_head, masks)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_quota
+from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name, cpu_quota
 
-__all__ = ["GpuState", "MachineState", "cpu_features", "cpu_name", "describe_machine", "gpu_names", "machine_state"]
+__all__ = ["GpuState", "MachineState", "cpu_features", "describe_machine", "gpu_names", "machine_state"]
 
 _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0
@@ -118,12 +118,6 @@ def describe_machine() -> dict[str, Any]:
         "gpus": gpu_names(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-
-
-def cpu_name() -> str:
-    """Return the processor's model name."""
-    lines = _lines(Path("/proc/cpuinfo"))
-    return next((_value(line) for line in lines if line.startswith("model name")), platform.processor())
 
 
 def gpu_names() -> list[str]:

@@ -78,6 +78,8 @@ class VariantRecord:
     role_disagreements: a description of each node whose declared role differs from the inferred role.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
     golden logits, and the limit; or the reason why the runner was skipped.
+    speed: how many times as fast as float32 the CPU of the conversion ran the graph (`runners.speed.measured_speed`);
+    empty if this was not measured.
     cpu: the record of the graph for CPUs; None if there is no such graph, as in a bundle of an earlier version.
     """
 
@@ -94,6 +96,7 @@ class VariantRecord:
     role_disagreements: tuple[str, ...] = ()
     programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_sha256: str = ""
+    speed: Mapping[str, Any] = field(default_factory=dict)
     cpu: VariantRecord | None = None
 
     @property

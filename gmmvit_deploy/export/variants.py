@@ -43,6 +43,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import proof_programs
+from gmmvit_deploy.runtimes.runners.speed import measured_speed
 from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def variants_from_bundle(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
-    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each.
+    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each, and time them here.
 
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
     calibration_images: the maximum number of images.
@@ -119,10 +120,28 @@ def variants_from_bundle(
             if calibration and precision in QUANTIZED
             else None
         )
-        variants.append(
-            _written(bundle, precision, calibration=images, padded=padded, force=force, on_progress=on_progress)
-        )
+        _written(bundle, precision, calibration=images, padded=padded, force=force, on_progress=on_progress)
+        variants.append(_with_speed(bundle, precision, on_progress))
     return variants
+
+
+def _with_speed(bundle: Bundle, precision: Precision, on_progress: OnProgress) -> Variant:
+    """Measure the speed of a graph on this machine's CPU, and add it to the record."""
+    variant = first_variant(bundle, precision)
+    record = variant.record
+    if record is None:
+        return variant
+    on_progress(Progress(f"time {precision} and fp32 in turn"))
+    speed = measured_speed(bundle, open_variant(bundle, precision, for_cpu=True))
+    cpu = record.cpu and replace(record.cpu, speed=speed)
+    record = replace(record, speed={} if cpu else speed, cpu=cpu)
+    with new_file(bundle.path / record_file(precision), force=True) as file:
+        file.write(_text(record))
+    return replace(variant, record=record)
+
+
+def _text(record: VariantRecord) -> bytes:
+    return (json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _require_free(bundle: Bundle, precisions: Sequence[Precision], *, force: bool) -> None:
@@ -153,20 +172,19 @@ def _written(
             record = replace(record_of(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
         else:
             record = record_of(for_cpu=False)
-        text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         made = sorted(folder.iterdir())
         files = [closing.enter_context(new_file(bundle.path / path.name, force=force)) for path in made]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
         for file, path in zip(files, made, strict=True):
             file.write(path.read_bytes())
-        notes.write(text.encode())
+        notes.write(_text(record))
         for file in (*files, notes):  # a full disk is met here, before the first file is replaced
             file.flush()
             os.fsync(file.fileno())
     if record.dynamic:  # an earlier graph for GPUs has no record now
-        old = bundle.path / onnx_file(precision)
-        for file in (old, data_path(old)):
-            file.unlink(missing_ok=True)
+        for_gpus = bundle.path / onnx_file(precision)
+        for old in (for_gpus, data_path(for_gpus)):
+            old.unlink(missing_ok=True)
     return first_variant(bundle, precision)
 
 
@@ -208,7 +226,7 @@ def _recorded(
         masks=tuple(changes_of(prepared.folded.masks, "fp32" if for_cpu else precision)),
         calibration=prepared.calibration,
         golden=golden,
-        versions=tool_versions(),
+        versions=tool_versions("openvino"),
         role_disagreements=prepared.role_disagreements,
         programs=_proven(bundle, variant, golden["largest_abs"]),
     )

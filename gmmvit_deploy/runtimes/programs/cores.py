@@ -15,6 +15,7 @@ project.
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "allowed_processors",
     "cores",
     "cores_in_words",
+    "cpu_name",
     "cpu_quota",
     "groups",
     "is_limited",
@@ -148,6 +150,12 @@ def _quota(folder: Path) -> float | None:
     if not (quota.isdigit() and period.isdigit() and int(quota) and int(period)):  # "max", "-1", or no file
         return None
     return int(quota) / int(period)
+
+
+def cpu_name() -> str:
+    """Return the processor's model name."""
+    names = (line.partition(":")[2].strip() for line in lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def lines(path: Path) -> list[str]:
