@@ -297,7 +297,8 @@ def _openvino() -> str:
     openvino = require("openvino", package="openvino", extra="openvino")
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     computed = [precision for precision, name in _COMPUTED.items() if name in capabilities]
-    return f"openvino {openvino.__version__}; computes in {', '.join(computed)}; gmmvit doctor BUNDLE measures which is faster"
+    which = "gmmvit doctor BUNDLE measures which of them are fast"
+    return f"openvino {openvino.__version__}; computes in {', '.join(computed)}; {which}"
 
 
 def _kernels() -> str:
