@@ -134,7 +134,7 @@ def _part(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> tup
 
 
 def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress: OnProgress = ignore) -> list[Check]:
-    """Check each graph and each engine of a bundle, and measure whether each precision is faster than float32 here.
+    """Check each graph and each engine of a bundle; without a server, also measure each precision's speed on this CPU.
 
     Every graph and engine must be complete and unchanged. For an engine, the result also states whether the engine runs
     on this machine. Another check for each engine tests whether the server can load the engine.
@@ -155,7 +155,7 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     parts += [
         _part("speed", precision, partial(_speed, bundle, precision), fix="")
         for precision in present
-        if precision != "fp32"
+        if precision != "fp32" and server is None
     ]
     folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
     for folder in folders:

@@ -105,9 +105,9 @@ def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[
         "tiny": np.array(np.finfo(np.float32).tiny),
     }
     steps = [
-        ("Shape", [name], "shape"),
-        ("Reshape", [name, "rows"], "x"),
-        ("Pad", ["x", "padding"], "wide"),
+        ("Shape", ["input"], "shape"),
+        ("Reshape", ["input", "rows"], "flat"),
+        ("Pad", ["flat", "padding"], "wide"),
         ("Reshape", ["wide", "groups"], "grouped"),
         ("Abs", ["grouped"], "abs"),
         ("ReduceMax", ["abs", "axis"], "max"),
@@ -118,11 +118,11 @@ def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[
         ("Mul", ["integers", "scale"], "values"),
         ("Reshape", ["values", "padded"], "long"),
         ("Slice", ["long", "first", "width", "axis"], "short"),
-        ("Reshape", ["short", "shape"], rounded),
+        ("Reshape", ["short", "shape"], "output"),
     ]
 
     def full(short: str) -> str:
-        return short if short in (name, rounded) else f"{rounded}.{short}"
+        return {"input": name, "output": rounded}.get(short, f"{rounded}.{short}")
 
     nodes = [helper.make_node(kind, [full(one) for one in read], [full(made)]) for kind, read, made in steps]
     return nodes, [numpy_helper.from_array(value, full(key)) for key, value in values.items()]
