@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import FOR_CPUS, how_to_convert, onnx_file, open_variant, record_file
+from gmmvit_deploy.bundle.variants import FOR_CPUS, how_to_convert, is_dynamic, onnx_file, open_variant, record_file
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
@@ -38,6 +38,7 @@ from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     session_on_providers,
 )
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
+from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.names import OLDEST_CUDA_RELEASE, OLDEST_RELEASE
@@ -47,7 +48,7 @@ __all__ = ["RETRY", "Check", "examine", "examine_bundle"]
 _BUILT_FOR = "8.9"
 
 
-Kind = Literal["package", "runner", "kernel", "engine", "server", "hardware", "graph"]
+Kind = Literal["package", "runner", "kernel", "engine", "server", "hardware", "graph", "speed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ def _part(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> tup
 
 
 def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress: OnProgress = ignore) -> list[Check]:
-    """Check each graph and each engine of a bundle.
+    """Check each graph and each engine of a bundle; without a server, also measure each precision's speed on this CPU.
 
     Every graph and engine must be complete and unchanged. For an engine, the result also states whether the engine runs
     on this machine. Another check for each engine tests whether the server can load the engine.
@@ -144,16 +145,17 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
         for precision in PRECISIONS
         if any((bundle.path / name).exists() for name in (onnx_file(precision), record_file(precision)))
     ]
-    graphs = [
-        (precision, for_cpu)
-        for precision in present
-        for for_cpu in ((False, True) if precision in FOR_CPUS else (False,))
-    ]
+    graphs = [(precision, for_cpu) for precision in present for for_cpu in _graphs_of(bundle, precision)]
     parts = [
         _part(
             "graph", onnx_file(precision, for_cpu=for_cpu), partial(_graph, bundle, precision, for_cpu=for_cpu), fix=""
         )
         for precision, for_cpu in graphs
+    ]
+    parts += [
+        _part("speed", precision, partial(_speed, bundle, precision), fix="")
+        for precision in present
+        if precision != "fp32" and server is None
     ]
     folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
     for folder in folders:
@@ -165,6 +167,24 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
         hint = f"gmmvit build {bundle.path} --flavor tensorrt on a GPU machine that has TensorRT {server.version}"
         checks.append(Check(kind="server", name=server.name, works=False, detail="the bundle has no engine", fix=hint))
     return checks
+
+
+def _graphs_of(bundle: Bundle, precision: Precision) -> tuple[bool, ...]:
+    """Return False for a graph for GPUs, or for all devices, and True for a graph for CPUs."""
+    if precision not in FOR_CPUS:
+        return (False,)
+    try:
+        return (True,) if is_dynamic(bundle, precision) else (False, True)
+    except GmmvitError:  # a damaged record, which the checks of both graphs report
+        return (False, True)
+
+
+def _speed(bundle: Bundle, precision: Precision) -> str:
+    """Measure how fast this CPU runs a precision.  An older measurement in the record may be of another machine."""
+    speed = measured_speed(bundle, open_variant(bundle, precision, for_cpu=True))["times_as_fast"]
+    if not speed:
+        return f"not compared with float32, because no runner computes in {precision} on this CPU"
+    return "; ".join(f"{runner}: {speed_in_words(ratios)}" for runner, ratios in speed.items())
 
 
 def _graph(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> str:
@@ -277,7 +297,8 @@ def _openvino() -> str:
     openvino = require("openvino", package="openvino", extra="openvino")
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     computed = [precision for precision, name in _COMPUTED.items() if name in capabilities]
-    return f"openvino {openvino.__version__}; computes in {', '.join(computed)} on this CPU"
+    which = "gmmvit doctor BUNDLE measures which of them are fast"
+    return f"openvino {openvino.__version__}; computes in {', '.join(computed)}; {which}"
 
 
 def _kernels() -> str:

@@ -119,14 +119,15 @@ def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
         name,
         f"{record.golden['largest_abs']:.1e}",
         f"{record.golden['largest_rel']:.1e}",
-        _calibration_words(record.calibration),
+        _calibration_words(record),
     )
 
 
-def _calibration_words(calibration: Mapping[str, Any] | None) -> str:
+def _calibration_words(record: VariantRecord) -> str:
     """Return the images and, in int8, what the chosen recipe gave on those of them that judged it."""
+    calibration = record.calibration
     if calibration is None:
-        return ""
+        return "nothing; activations are quantised while running" if record.dynamic else ""
     images = f"{calibration['images']} images of {calibration['source']}"
     if "recipe" not in calibration:
         return images
@@ -172,17 +173,22 @@ def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def print_variants(variants: list[Variant]) -> None:
     """Print how each precision changes the logits, and the mask of the head that changes most in each layer."""
-    rows, masks, programs = [], [], []
+    from gmmvit_deploy.runtimes.runners.speed import speed_in_words
+
+    rows, masks, programs, speeds = [], [], [], []
     for variant in variants:
         record = variant.record
         if record is None:
             rows.append(("fp32", "unchanged: model.onnx", "", ""))
             continue
-        graphs = {record.precision: record, f"{record.precision}, for CPUs": record.cpu}
+        of_cpus = f"{record.precision}, for CPUs"
+        graphs = {of_cpus: record} if record.dynamic else {record.precision: record, of_cpus: record.cpu}
         for name, graph in graphs.items():
             if graph is not None:
                 rows.append(_row(name, graph))
                 programs += [(name, runner, _program_words(program)) for runner, program in graph.programs.items()]
+                times = graph.speed.get("times_as_fast", {})
+                speeds += [(name, runner, speed_in_words(ratios)) for runner, ratios in times.items()]
         for layer in dict.fromkeys(mask.layer for mask in record.masks):
             heads = [mask for mask in record.masks if mask.layer == layer]
             worst = max(heads, key=lambda mask: mask.largest_change)
@@ -202,6 +208,8 @@ def print_variants(variants: list[Variant]) -> None:
     print_table(head, rows)
     if programs:
         print_table(("precision", "runner", "largest error in the runner"), programs)
+    if speeds:
+        print_table(("precision", "runner", "speed"), speeds)
     if masks:
         mask_head = ("precision", "masks of", "largest change", "largest relative change", "rounded to 0", "saturated")
         print_table(mask_head, masks)

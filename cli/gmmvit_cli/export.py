@@ -139,7 +139,7 @@ def export(
     require_checkpoint(checkpoint)
     collect_rarely()
     with progress("export") as on_progress:
-        from gmmvit_deploy.bundle.variants import open_variant
+        from gmmvit_deploy.bundle.variants import first_variant
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 
         options = ExportOptions(
@@ -168,7 +168,7 @@ def export(
             force=force,
             on_progress=on_progress,
         )
-        variants = [open_variant(bundle, name) for name in precisions]
+        variants = [first_variant(bundle, name) for name in precisions]
     manifest = bundle.manifest
     if as_json:
         records = {variant.precision: variant.record.to_json() for variant in variants if variant.record}

@@ -39,7 +39,8 @@ DATA = INPUT.option(
 )
 CALIBRATION = PRECISION.option(
     "DATA",
-    "Calibration images, required for int8 and fp8: a folder, an .npz file, or KIND:PATH as in gmmvit parity "
+    "Calibration images, required for fp8; without images, int8 is for OpenVINO on CPUs only. A folder, an .npz file, "
+    "or KIND:PATH as in gmmvit parity "
     f"--data, such as cifar10:PATH. Append {' or '.join(f'#{split}' for split in SPLITS)} to choose the split "
     f"(default: {SPLITS[1]}).",
     complete=complete_data,
@@ -180,7 +181,7 @@ def thresholds_from(text: str | None) -> Thresholds | None:
 def require_calibration(precisions: tuple[Precision, ...], calibration: str | None) -> None:
     """Refuse ``--calibration`` that cannot work, before anything is read.
 
-    Errors: InputError when int8 or fp8 lack calibration images, when no precision uses calibration images, or when the
+    Errors: InputError when fp8 lacks calibration images, when no precision uses calibration images, or when the
     data cannot be opened.
     """
     from gmmvit_deploy.graphs.quantize import QUANTIZED
@@ -188,9 +189,9 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
 
     quantized = [precision for precision in precisions if precision in QUANTIZED]
     if calibration is None:
-        if quantized:
+        if "fp8" in precisions:
             raise InputError(
-                f"{quantized[0]} needs calibration images",
+                "fp8 needs calibration images",
                 hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like "
                 "those that the model will classify",
             )

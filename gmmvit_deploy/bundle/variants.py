@@ -10,7 +10,8 @@ A variant is the bundle's network in another precision. ``gmmvit convert`` adds 
 In int8, ``model.int8.onnx`` is the graph for GPUs: in fp16 outside the projections, with attention in the form that
 TensorRT fuses. The graph for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other
 operators, because CPUs compute slowly in fp16 and have other fused kernels. One file, ``model.int8.json``, holds the
-records of both graphs. Both are calibrated with the same images.
+records of both graphs. Both are calibrated with the same images. Without calibration images, there is only the graph
+for CPUs, in the dynamic form (`graphs.quantize`), and ``model.int8.json`` is its record.
 
 The other files of the bundle do not change. For ``fp32``, the graph is ``model.onnx``, which has no record.
 """
@@ -39,7 +40,9 @@ __all__ = [
     "Variant",
     "VariantRecord",
     "calibration_hashes",
+    "first_variant",
     "how_to_convert",
+    "is_dynamic",
     "onnx_file",
     "onnx_files",
     "open_variant",
@@ -65,8 +68,9 @@ class VariantRecord:
     masks: the effect of the precision on the mask of each head.
     calibration: the source and the SHA-256 of the calibration images, the SHA-256 of each of them, the number of
     images, and the range of each activation (the smallest and the largest value that do not saturate); for int8 also
-    the recipe, what each tried recipe gave on the images that judged it, the processor, and with a gate what returned
-    to float32 and what each number of products in float32 gave (`export`); None for a graph that is not quantised.
+    the recipe, what each tried recipe gave on the images that judged it, the processor, and with a gate which products
+    returned, and what each number of them gave (`export`); None for a graph that is not quantised, or is quantised in
+    the dynamic form.
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
     and ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs``
@@ -76,6 +80,8 @@ class VariantRecord:
     role_disagreements: a description of each node whose declared role differs from the inferred role.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
     golden logits, and the limit; or the reason why the runner was skipped.
+    speed: how many times as fast as float32 the CPU of the conversion ran the graph (`runners.speed.measured_speed`);
+    empty if this was not measured.
     cpu: the record of the graph for CPUs; None if there is no such graph, as in a bundle of an earlier version.
     """
 
@@ -92,7 +98,13 @@ class VariantRecord:
     role_disagreements: tuple[str, ...] = ()
     programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_sha256: str = ""
+    speed: Mapping[str, Any] = field(default_factory=dict)
     cpu: VariantRecord | None = None
+
+    @property
+    def dynamic(self) -> bool:
+        """True for the dynamic form, which is for OpenVINO on CPUs."""
+        return self.precision in QUANTIZED and self.calibration is None
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
@@ -124,7 +136,8 @@ class Variant:
     """The graph of a bundle in a given precision.
 
     path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
-    for_cpu: True for the graph for CPUs of a precision that also has a graph for GPUs.
+    for_cpu: True for the graph for CPUs of a precision that can also have a graph for GPUs.
+    dynamic: True if OpenVINO quantises the activations while it runs (`graphs.quantize`).
     """
 
     precision: Precision
@@ -132,6 +145,7 @@ class Variant:
     sha256: str
     record: VariantRecord | None
     for_cpu: bool = False
+    dynamic: bool = False
 
 
 def onnx_file(precision: Precision, *, for_cpu: bool = False) -> str:
@@ -185,7 +199,8 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
     for_cpu: True for the graph that CPUs run; without effect for a precision with a single graph. An int8 bundle of an
     earlier version has no graph for CPUs: the result is then the graph for GPUs, which CPUs run more slowly.
     Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, when the variant
-    was made from another bundle, or when the graph breaks the contract of a bundle (`graphs.contract`).
+    was made from another bundle, when int8 without calibration images has no graph for GPUs, or when the graph breaks
+    the contract of a bundle (`graphs.contract`).
     """
     path = bundle.path / onnx_file(precision)
     if precision == "fp32":
@@ -195,7 +210,14 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
     again = how_to_convert(bundle, precision)
     record_path = bundle.path / record_file(precision)
     record = _read_record(record_path, again) if record_path.is_file() else None
-    of_cpu = record.cpu if record is not None and for_cpu else None
+    dynamic = record is not None and record.dynamic
+    if dynamic and not for_cpu:
+        raise BundleError(
+            f"{bundle.path}: {precision} was converted without calibration images, which gives a graph for OpenVINO on "
+            "CPUs only; TensorRT and ONNX Runtime need ranges from images",
+            hint=again,
+        )
+    of_cpu = (record if dynamic else record.cpu) if record is not None and for_cpu else None
     if of_cpu is not None:
         record, path = of_cpu, bundle.path / onnx_file(precision, for_cpu=True)
     if record is None or not path.is_file():
@@ -216,9 +238,25 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
         raise BundleError(
             f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
-    variant = Variant(precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None)
+    variant = Variant(
+        precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None, dynamic=dynamic
+    )
     _require_contract(bundle, variant)
     return variant
+
+
+def is_dynamic(bundle: Bundle, precision: Precision) -> bool:
+    """Return whether the record of a precision describes the dynamic form, a single graph for CPUs.
+
+    Errors: BundleError when the record cannot be read.
+    """
+    path = bundle.path / record_file(precision)
+    return path.is_file() and _read_record(path, how_to_convert(bundle, precision)).dynamic
+
+
+def first_variant(bundle: Bundle, precision: Precision) -> Variant:
+    """Open the graph for GPUs, or in the dynamic form the graph for CPUs.  Errors: as `open_variant`."""
+    return open_variant(bundle, precision, for_cpu=is_dynamic(bundle, precision))
 
 
 def how_to_convert(bundle: Bundle, precision: Precision) -> str:

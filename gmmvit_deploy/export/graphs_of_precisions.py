@@ -90,7 +90,8 @@ def prepared_graph(
     precision that does not use calibration, or when this process cannot build the model.
     gate: what an int8 graph must reach, as in `variants_from_bundle`.
     """
-    if (precision in QUANTIZED) != (calibration is not None):
+    dynamic = precision == "int8" and for_cpu and calibration is None
+    if (precision in QUANTIZED) != (calibration is not None) and not dynamic:
         raise InputError(
             f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",
             hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like those "
@@ -141,7 +142,7 @@ def graph_from_model(
     all operators that are not quantised. Apart from the Q/DQ nodes, the quantised weights, and the constants of norms
     that smoothing changed, the names of nodes and constants are those of ``model.onnx``.
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
-    calibration: batches of the graph's input, for int8 and fp8.
+    calibration: batches of the graph's input, for int8 and fp8; None writes the dynamic form of int8.
     recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
     judge_from: as in `quantized_by_choice`.
     what: the subject of the message for an operator without a known role, for example the path of the bundle.
@@ -174,6 +175,8 @@ def graph_from_model(
             ranges = ranges_of(measured, "extremes")
             proto = quantize_graph(proto, precision, ranges)
             notes = {"images": measured.images, "ranges": {name: list(both) for name, both in ranges.items()}}
+    elif precision == "int8":
+        proto = quantize_graph(proto, "int8", None)
     proto = cast_graph(proto, types)
     if types == "fp32":  # quantisation and cast change neither the type nor the shape of a tensor that they keep
         kept = {name for node in proto.graph.node for name in node.output}

@@ -22,6 +22,7 @@ from gmmvit_deploy.bundle.variants import (
     FOR_CPUS,
     Variant,
     VariantRecord,
+    first_variant,
     onnx_file,
     onnx_files,
     open_variant,
@@ -36,12 +37,13 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
 from gmmvit_deploy.graphs.quantize import QUANTIZED
-from gmmvit_deploy.graphs.weights import files_of, write_graph
+from gmmvit_deploy.graphs.weights import data_path, files_of, write_graph
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import proof_programs
+from gmmvit_deploy.runtimes.runners.speed import measured_speed
 from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
@@ -68,10 +70,11 @@ def variant_from_bundle(
 ) -> Variant:
     """Write the graph ``model.<precision>.onnx`` and the record ``model.<precision>.json`` into the bundle.
 
-    For int8, the graph for CPUs, ``model.int8.cpu.onnx``, is also written. For fp32, nothing is written, because
-    ``model.onnx`` is the graph in fp32.
+    For int8, the graph for CPUs, ``model.int8.cpu.onnx``, is also written; without calibration images, it is the only
+    graph, in the dynamic form (`graphs.quantize`). For fp32, nothing is written, because ``model.onnx`` is the graph in
+    fp32.
 
-    calibration: real images; required for int8 and fp8, and not allowed for other precisions.
+    calibration: real images; required for fp8, and not allowed for fp16 and bf16.
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     force: replace an existing graph and record.
     Errors, each of which leaves the bundle unchanged:
@@ -85,7 +88,7 @@ def variant_from_bundle(
         OutputError: a graph exists and ``force`` is not set, or writing fails.
     All files are on the disk before the first of them replaces an earlier file. If the process is killed between these
     replacements, the record and a graph do not match, which `open_variant` reports.
-    Returns the graph ``model.<precision>.onnx``.
+    Returns the graph ``model.<precision>.onnx``, or the graph for CPUs if there is no other.
     """
     _require_free(bundle, (precision,), force=force)
     return _written(bundle, precision, calibration=calibration, padded=padded, force=force)
@@ -102,7 +105,7 @@ def variants_from_bundle(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
-    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each.
+    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each, and time them here.
 
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
     calibration_images: the maximum number of images.
@@ -121,18 +124,36 @@ def variants_from_bundle(
             if calibration and precision in QUANTIZED
             else None
         )
-        variants.append(
-            _written(
-                bundle,
-                precision,
-                calibration=images,
-                padded=padded,
-                gate=gate if precision == "int8" else None,
-                force=force,
-                on_progress=on_progress,
-            )
+        _written(
+            bundle,
+            precision,
+            calibration=images,
+            padded=padded,
+            gate=gate if precision == "int8" else None,
+            force=force,
+            on_progress=on_progress,
         )
+        variants.append(_with_speed(bundle, precision, on_progress))
     return variants
+
+
+def _with_speed(bundle: Bundle, precision: Precision, on_progress: OnProgress) -> Variant:
+    """Measure the speed of a graph on this machine's CPU, and add it to the record."""
+    variant = first_variant(bundle, precision)
+    record = variant.record
+    if record is None:
+        return variant
+    on_progress(Progress(f"time {precision} and fp32 in turn"))
+    speed = measured_speed(bundle, open_variant(bundle, precision, for_cpu=True))
+    cpu = record.cpu and replace(record.cpu, speed=speed)
+    record = replace(record, speed={} if cpu else speed, cpu=cpu)
+    with new_file(bundle.path / record_file(precision), force=True) as file:
+        file.write(_text(record))
+    return replace(variant, record=record)
+
+
+def _text(record: VariantRecord) -> bytes:
+    return (json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _require_free(bundle: Bundle, precisions: Sequence[Precision], *, force: bool) -> None:
@@ -164,22 +185,27 @@ def _written(
             gate=gate,
             on_progress=on_progress,
         )
-        if precision in FOR_CPUS:
+        if precision in FOR_CPUS and calibration is None:
+            record = record_of(for_cpu=True)
+        elif precision in FOR_CPUS:
             cpu = record_of(for_cpu=True)
             record = replace(record_of(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
         else:
             record = record_of(for_cpu=False)
-        text = json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         made = sorted(folder.iterdir())
         files = [closing.enter_context(new_file(bundle.path / path.name, force=force)) for path in made]
         notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
         for file, path in zip(files, made, strict=True):
             file.write(path.read_bytes())
-        notes.write(text.encode())
+        notes.write(_text(record))
         for file in (*files, notes):  # a full disk is met here, before the first file is replaced
             file.flush()
             os.fsync(file.fileno())
-    return open_variant(bundle, precision)
+    if record.dynamic:  # an earlier graph for GPUs has no record now
+        for_gpus = bundle.path / onnx_file(precision)
+        for old in (for_gpus, data_path(for_gpus)):
+            old.unlink(missing_ok=True)
+    return first_variant(bundle, precision)
 
 
 def _recorded(
@@ -208,7 +234,8 @@ def _recorded(
     path = folder / onnx_file(precision, for_cpu=for_cpu)
     write_graph(prepared.proto, path)
     hashes = [sha256_of_file(file) for file in files_of(path)]
-    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None)
+    dynamic = precision in QUANTIZED and prepared.calibration is None
+    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None, dynamic=dynamic)
     golden = _measured(bundle, prepared.proto, precision, path.name)
     return VariantRecord(
         precision=precision,
@@ -221,7 +248,7 @@ def _recorded(
         masks=tuple(changes_of(prepared.folded.masks, "fp32" if for_cpu else precision)),
         calibration=prepared.calibration,
         golden=golden,
-        versions=tool_versions(),
+        versions=tool_versions("openvino"),
         role_disagreements=prepared.role_disagreements,
         programs=_proven(bundle, variant, golden["largest_abs"]),
     )
@@ -248,7 +275,7 @@ def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict
         {first: expected},
         {first: limit},
         what=variant.path.name,
-        openvino_is_wrong=int8_saturates() if variant.precision == "int8" else "",
+        openvino_is_wrong=int8_saturates() if variant.precision == "int8" and not variant.dynamic else "",
     )
     return {
         **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},

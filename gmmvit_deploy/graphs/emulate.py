@@ -1,6 +1,6 @@
-"""Rewrite bfloat16 nodes as float32 nodes whose results are rounded to bfloat16.
+"""Rewrite bfloat16 nodes, and activations that are quantised while running, as float32 nodes with the same roundings.
 
-A runtime that cannot compute in bfloat16 can run the rewritten graph. `runtimes/programs/emulated_precision.py` runs
+A runtime that cannot compute in this way can run the rewritten graph. `runtimes/programs/emulated_precision.py` runs
 the rewritten graph in ONNX Runtime.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.graphs.quantize import DYNAMIC, output_axis
 from gmmvit_deploy.graphs.weights import without_weights
-from gmmvit_deploy.graphs.wiring import rewrite_graph
+from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
-__all__ = ["without_bfloat16"]
+__all__ = ["with_quantized_activations", "without_bfloat16"]
 
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:
@@ -53,3 +54,75 @@ def without_bfloat16(proto: ModelProto) -> ModelProto:
     ]
     rewrite_graph(out.graph, nodes, constants)
     return out
+
+
+def with_quantized_activations(proto: ModelProto) -> ModelProto:
+    """Return a graph that quantises the activations of a graph in the dynamic form (`graphs.quantize`).
+
+    Of each activation x, the g columns of a group have the scale s = max|x| / 127, and become s · round(x / s), as
+    OpenVINO computes them; it does not quantise an activation with fewer than g columns.
+    A graph in another form is returned unchanged.
+    """
+    columns = next((int(note.value) for note in proto.metadata_props if note.key == DYNAMIC), 0)
+    if not columns:
+        return proto
+    out = copy_of(proto)
+    wiring = Wiring(out.graph)
+    nodes: list[NodeProto] = []
+    constants: list[TensorProto] = []
+    for node in out.graph.node:
+        weight = wiring.maker.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
+        if weight is not None and weight.op_type == "DequantizeLinear":
+            width = wiring.initializers[weight.input[0]].dims[1 - output_axis(node)]
+            if width >= columns:
+                more, made = _rounded_groups(node.input[0], f"{node.name}.input", width, columns)
+                nodes += more
+                constants += made
+                node.input[0] = f"{node.name}.input"
+        nodes.append(node)
+    rewrite_graph(out.graph, nodes, [*out.graph.initializer, *constants])
+    return out
+
+
+def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Return the nodes that quantise and dequantise an activation (…, width) in groups, and their constants.
+
+    name, rounded: the tensor before and after.
+    """
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    padding = -width % columns
+    values = {
+        "rows": np.array([-1, width]),
+        "padding": np.array([0, 0, 0, padding]),
+        "groups": np.array([-1, columns]),
+        "padded": np.array([-1, width + padding]),
+        "axis": np.array([1]),
+        "first": np.array([0]),
+        "width": np.array([width]),
+        "largest": np.array(127, np.float32),
+        "tiny": np.array(np.finfo(np.float32).tiny),
+    }
+    steps = [
+        ("Shape", ["input"], "shape"),
+        ("Reshape", ["input", "rows"], "flat"),
+        ("Pad", ["flat", "padding"], "wide"),
+        ("Reshape", ["wide", "groups"], "grouped"),
+        ("Abs", ["grouped"], "abs"),
+        ("ReduceMax", ["abs", "axis"], "max"),
+        ("Div", ["max", "largest"], "step"),
+        ("Max", ["step", "tiny"], "scale"),
+        ("Div", ["grouped", "scale"], "scaled"),
+        ("Round", ["scaled"], "integers"),
+        ("Mul", ["integers", "scale"], "values"),
+        ("Reshape", ["values", "padded"], "long"),
+        ("Slice", ["long", "first", "width", "axis"], "short"),
+        ("Reshape", ["short", "shape"], "output"),
+    ]
+
+    def full(short: str) -> str:
+        return {"input": name, "output": rounded}.get(short, f"{rounded}.{short}")
+
+    nodes = [helper.make_node(kind, [full(one) for one in read], [full(made)]) for kind, read, made in steps]
+    return nodes, [numpy_helper.from_array(value, full(key)) for key, value in values.items()]

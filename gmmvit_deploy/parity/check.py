@@ -47,7 +47,7 @@ import onnx
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bundle.variants import calibration_hashes, open_variant, recorded_errors
+from gmmvit_deploy.bundle.variants import calibration_hashes, is_dynamic, open_variant, recorded_errors
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.data.images import Images
@@ -369,6 +369,9 @@ class _Tally:
         precision = self._runner.precision
         if precision not in QUANTIZED:
             return skipped_check("calibration", f"{precision} needs no calibration")
+        if is_dynamic(self._bundle, precision):
+            why = "no calibration needed: the activations are quantised while the network runs"
+            return skipped_check("calibration", why)
         if self._reference is None:
             return skipped_check("calibration", _needs_model(self._why))
         if not samples:

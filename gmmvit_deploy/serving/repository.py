@@ -13,7 +13,7 @@ from types import ModuleType
 import gmmvit_deploy.images.preprocess
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.bundle.variants import how_to_convert, open_variant
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.graphs.weights import files_of
@@ -148,7 +148,13 @@ def _network_file(
                 hint="remove --engine, or add --backend tensorrt",
             )
         precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
-        return open_variant(bundle, precision, for_cpu=not options.on_gpu).path, "model.onnx"
+        graph = open_variant(bundle, precision, for_cpu=not options.on_gpu)
+        if graph.dynamic and options.runtime != "openvino":
+            raise InputError(
+                f"{graph.path}: the int8 graph was written without calibration images, so only OpenVINO runs it",
+                hint=f"type --runtime openvino, or {how_to_convert(bundle, precision).removeprefix('type ')}",
+            )
+        return graph.path, "model.onnx"
     if engine is None:
         raise RepositoryError(
             f"{bundle.path}: --backend tensorrt needs an engine that was built from this bundle",

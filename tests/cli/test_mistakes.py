@@ -205,8 +205,7 @@ def test_the_hint_of_a_wrong_value_names_no_other_option(setting: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--precision", "int8"), "int8 needs calibration images"),
-        (("--precision", "fp16,fp8"), "fp8 needs calibration images"),
+        (("--precision", "int8,fp8"), "fp8 needs calibration images"),
         (("--precision", "fp16", "--calibration", "photos"), "fp16 needs no calibration"),
         (("--precision", "int8", "--calibration", "photos"), "photos: no such file or folder"),
         (("--precision", "int8", "--calibration", "x.npz"), "x.npz: no such file"),

@@ -123,9 +123,9 @@ def test_a_precision_of_another_bundle(
         open_variant(open_bundle(tmp_path / "b"), "fp16")
 
 
-def test_calibration_belongs_to_int8_and_fp8(copied: Bundle, calibration_images: Path) -> None:
-    with pytest.raises(InputError, match="int8 needs calibration images"):
-        variant_from_bundle(copied, "int8")
+def test_calibration_belongs_to_the_quantised_precisions(copied: Bundle, calibration_images: Path) -> None:
+    with pytest.raises(InputError, match="fp8 needs calibration images"):
+        variant_from_bundle(copied, "fp8")
     with pytest.raises(InputError, match="fp16 does not use calibration images"):
         variant_from_bundle(copied, "fp16", calibration=open_images(copied, str(calibration_images), limit=4))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.graphs.emulate import without_bfloat16
+from gmmvit_deploy.graphs.emulate import with_quantized_activations, without_bfloat16
 from gmmvit_deploy.graphs.quantized_faults import quantized_range
 from gmmvit_deploy.graphs.wiring import Wiring, copy_of
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto
@@ -36,7 +36,7 @@ def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str, batc
     """
     import numpy as np
 
-    session = session_from_proto(without_bfloat16(proto), name, exact=True)
+    session = session_from_proto(with_quantized_activations(without_bfloat16(proto)), name, exact=True)
     (image,) = (value.name for value in proto.graph.input)
     parts = [session.run(None, {image: inputs[i : i + batch]}) for i in range(0, len(inputs), batch)]
     return tuple(np.concatenate(rows) for rows in zip(*parts, strict=True))

@@ -43,13 +43,16 @@ fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, o
 """
 
 
-def why_no_openvino(precision: Precision) -> str:
-    """Return the reason why OpenVINO cannot compute in this precision on this machine's CPU; "" if it can."""
+def why_no_openvino(precision: Precision, *, dynamic: bool = False) -> str:
+    """Return the reason why OpenVINO cannot compute in this precision on this machine's CPU; "" if it can.
+
+    dynamic: True for an int8 graph in the dynamic form. Without VNNI, OpenVINO computes its products in float32.
+    """
     if precision not in OPENVINO_HINTS:
         return f"openvino: computes in {', '.join(OPENVINO_HINTS)}, not in {precision}"
     if find_spec("openvino") is None:
         return "openvino: not installed; type pip install 'gmmvit-deploy[openvino]'"
-    if precision == "int8" and (saturates := int8_saturates()):
+    if precision == "int8" and not dynamic and (saturates := int8_saturates()):
         return f"openvino: {saturates}"
     return ""
 

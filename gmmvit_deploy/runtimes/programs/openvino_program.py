@@ -24,6 +24,7 @@ __all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 Hint = Literal["f32", "bf16"]
 CHUNK = 16
 """The maximum number of rows in a chunk, unless the caller gives another size."""
+_DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 
 class UnusedKernelsError(Exception):
@@ -55,6 +56,8 @@ class OpenVinoProgram:
         if hint == "bf16" and "BF16" not in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise RuntimeError("this CPU has no bf16")
         self._small = graph.clone() if isinstance(graph, openvino.Model) else self._core.read_model(graph)
+        self.quantization = _quantization(self._small)
+        """OpenVINO's settings for activations that it quantises while it runs, from the metadata of the graph."""
         self._hint = hint
         self.threads = threads or cores()
         self.chunk = chunk or CHUNK
@@ -159,6 +162,7 @@ class OpenVinoProgram:
             "INFERENCE_NUM_THREADS": str(self.threads),
             # If they were pinned, two programs with a thread each would share the first core.
             "ENABLE_CPU_PINNING": self.threads == len(allowed_processors()),
+            **self.quantization,
         }
         # Snippets, the kernels that OpenVINO generates, are slower than its other kernels for a single row in bf16.
         # Without our kernels, they compute the attentions.
@@ -172,6 +176,11 @@ class OpenVinoProgram:
         actual = compiled.get_property("INFERENCE_PRECISION_HINT")
         if actual != types[self._hint]:
             raise RuntimeError(f"expected OpenVINO to compute in {self._hint}, got {actual}")
+
+
+def _quantization(model: Any) -> dict[str, str]:
+    note = ["framework", _DYNAMIC]  # where OpenVINO keeps the metadata of an ONNX graph
+    return {_DYNAMIC: model.get_rt_info(note).astype(str)} if model.has_rt_info(note) else {}
 
 
 def _attends_with_four_queries(model: Any) -> bool:

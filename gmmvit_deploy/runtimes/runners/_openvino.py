@@ -153,6 +153,7 @@ class OpenVinoRunner(Runner):
         settings = {
             "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[self.precision],
             "INFERENCE_NUM_THREADS": str(self.program.threads),
+            **self.program.quantization,
         }
         request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
         request.infer({0: inputs})

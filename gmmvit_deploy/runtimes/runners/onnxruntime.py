@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.bundle.variants import how_to_convert, open_variant
 from gmmvit_deploy.errors import BundleError, OutputError, RunnerUnavailableError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.weights import write_graph
@@ -70,7 +70,8 @@ class OnnxRuntimeRunner(_SessionRunner):
         """Load a graph.
 
         variant: the graph; None loads the float32 graph.  threads: number of threads; 0 uses a thread per core.
-        Errors: RunnerUnavailableError when ONNX Runtime does not support the precision on a CPU.
+        Errors: RunnerUnavailableError when ONNX Runtime does not support the precision on a CPU, or for the dynamic
+        form of int8.
         BundleError when ONNX Runtime cannot load the graph.
         """
         super().__init__(bundle)
@@ -80,6 +81,11 @@ class OnnxRuntimeRunner(_SessionRunner):
             raise RunnerUnavailableError(
                 f"runner {self.name}: ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, "
                 f"not in {self.precision}"
+            )
+        if self.graph.dynamic:
+            raise RunnerUnavailableError(
+                f"runner {self.name}: the int8 graph was written without calibration images, so only OpenVINO runs it",
+                hint=f"use the runner openvino, or {how_to_convert(bundle, self.precision)}",
             )
         self._program = program_from_onnx(self.graph.path, threads=threads)
 

@@ -48,9 +48,9 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     graph.  Errors: BundleError when the bundle has no graph in this precision.  RunnerUnavailableError when no runner
     computes in it here.
     """
-    path = open_variant(bundle, graph_precision(precision), for_cpu=True).path
-    names = ["onnxruntime"] if precision in ONNXRUNTIME_PRECISIONS else []
-    name, why = _in_openvino(path, precision)
+    graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
+    names = ["onnxruntime"] if precision in ONNXRUNTIME_PRECISIONS and not graph.dynamic else []
+    name, why = _in_openvino(graph, precision)
     if not names and not name:
         raise RunnerUnavailableError(f"no runner of this machine computes in {precision}: {why}")
     return [*names, *([name] if name else [])], [why] if why else []
@@ -61,15 +61,16 @@ def fastest_runner(bundle: Bundle, precision: Precision = "fp32", *, cpu_kernels
 
     cpu_kernels: False leaves this project's CPU kernels out.
     """
-    path = open_variant(bundle, graph_precision(precision), for_cpu=True).path
-    name, why = _in_openvino(path, precision, kernels=cpu_kernels)
+    graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
+    name, why = _in_openvino(graph, precision, kernels=cpu_kernels)
     return name or "onnxruntime", why
 
 
-def _in_openvino(path: Path, precision: Precision, *, kernels: bool = True) -> tuple[str, str]:
+def _in_openvino(graph: Variant, precision: Precision, *, kernels: bool = True) -> tuple[str, str]:
     """Return (the runner of OpenVINO, or "" if it cannot run the graph, why the runner or its kernels cannot run)."""
-    if why := why_no_openvino(precision):
+    if why := why_no_openvino(precision, dynamic=graph.dynamic):
         return "", why
+    path = graph.path
     ours, why = kernels_for_graph(path, precision) if kernels else (None, "")
     if ours is not None:
         return "openvino+kernels", ""

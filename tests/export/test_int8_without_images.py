@@ -1,0 +1,130 @@
+"""int8 without calibration images: OpenVINO quantises the activations while it runs, and others are refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.doctor import examine_bundle
+from gmmvit_deploy.errors import BundleError, ExportError, GmmvitError, InputError, RunnerUnavailableError
+from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.graphs.declared import declare
+from gmmvit_deploy.graphs.quantize import DYNAMIC, DYNAMIC_COLUMNS, quantize_graph
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.int8_products import has_vnni
+from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
+from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner, open_runners
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+
+pytestmark = pytest.mark.export
+CPU = "model.int8.cpu.onnx"
+TO_TYPE = "--precision int8 --calibration IMAGES --force"
+
+
+@pytest.fixture(scope="module")
+def dynamic(precise_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose int8 was calibrated, and then written again without images."""
+    path = tmp_path_factory.mktemp("dynamic") / "bundle"
+    shutil.copytree(precise_bundle.path, path)
+    bundle = open_bundle(path)
+    assert variant_from_bundle(bundle, "int8", force=True).path.name == CPU
+    return bundle
+
+
+def test_the_only_graph_is_for_cpus(dynamic: Bundle) -> None:
+    assert sorted(path.name for path in dynamic.path.glob("model.int8*")) == [CPU, "model.int8.json"]
+    proto = onnx.load(open_variant(dynamic, "int8", for_cpu=True).path)
+    onnx.checker.check_model(proto, full_check=True)
+    kinds = [node.op_type for node in proto.graph.node]
+    assert "DequantizeLinear" in kinds
+    assert "QuantizeLinear" not in kinds
+    checks = {check.name: check for check in examine_bundle(dynamic, None)}
+    assert "model.int8.onnx" not in checks
+    assert checks[CPU].works
+    assert "times as fast as float32 on this CPU (batch 1 / 8)" in checks["int8"].detail
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (lambda bundle, _: open_variant(bundle, "int8"), BundleError),
+        (lambda bundle, _: open_runner("onnxruntime", bundle, precision="int8"), RunnerUnavailableError),
+        (
+            lambda bundle, out: repository_from_bundle(
+                bundle, out, RepositoryOptions(precision="int8", runtime="onnxruntime")
+            ),
+            InputError,
+        ),
+        (
+            lambda bundle, out: repository_from_bundle(
+                bundle, out, RepositoryOptions(precision="int8", backend="onnxruntime", accelerator="tensorrt")
+            ),
+            BundleError,
+        ),
+    ],
+    ids=["engine", "onnxruntime", "repository for ONNX Runtime", "repository for a GPU"],
+)
+def test_what_cannot_run_it_says_what_to_type(asked, error: type[GmmvitError], dynamic: Bundle, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match="without calibration images") as caught:
+        asked(dynamic, tmp_path / "out")
+    assert caught.value.hint.endswith(TO_TYPE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_parity_and_a_repository_need_no_further_word(dynamic: Bundle, tmp_path: Path) -> None:
+    names, _ = default_runners(dynamic, "int8")
+    assert [name.removesuffix("+kernels") for name in names] == ["openvino"]
+    with open_runners(names, dynamic, precision="int8") as runners:
+        (runner,) = check_parity(dynamic, runners).runners
+    verdicts = {check.name: check.verdict for check in runner.checks}
+    assert (verdicts["numeric"], verdicts["calibration"]) == ("passed", "skipped")
+    options = RepositoryOptions(precision="int8", runtime="openvino")
+    repository_from_bundle(dynamic, tmp_path / "r", options)
+    program = OpenVinoProgram(tmp_path / "r" / options.network / "1" / "model.onnx", hint="f32")
+    assert program.quantization == {DYNAMIC: str(DYNAMIC_COLUMNS)}
+
+
+def graph_of_a_product(width: int) -> onnx.ModelProto:
+    value, generator = helper.make_tensor_value_info, np.random.default_rng(1)
+    weight = generator.standard_normal((width, 40), dtype=np.float32)
+    graph = helper.make_graph(
+        [declare(helper.make_node("MatMul", ["x", "w"], ["logits"], name="product"), "projection")],
+        "product",
+        [value("x", onnx.TensorProto.FLOAT, ["batch", 5, width])],
+        [value("logits", onnx.TensorProto.FLOAT, ["batch", 5, 40])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.skipif(not has_vnni(), reason="without VNNI, OpenVINO computes the products in float32")
+@pytest.mark.parametrize(("width", "quantised"), [(64, True), (100, True), (192, True), (48, False)])
+def test_openvino_quantises_the_activations_as_the_emulation_does(width: int, quantised: bool, tmp_path: Path) -> None:
+    """On one product: in a network, a value that is rounded to the next step changes all that follows."""
+    proto = quantize_graph(graph_of_a_product(width), "int8", None)
+    onnx.save(proto, tmp_path / "model.onnx")
+    x = np.random.default_rng(0).standard_normal((2, 5, width), dtype=np.float32)
+    answers = OpenVinoProgram(tmp_path / "model.onnx", hint="f32").run(x)
+    emulated = emulated_logits(proto, x, name="the product")
+    del proto.metadata_props[:]
+    plain = emulated_logits(proto, x, name="the product")
+    assert np.abs(answers - emulated).max() < 1e-4
+    assert bool(np.abs(answers - plain).max() > 1e-2) is quantised
+
+
+def test_a_network_of_convolutions_is_refused() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (float[b, 3, 8, 8] x) => (float[b, 3, 8, 8] y) { y = Relu(x) }'
+    )
+    with pytest.raises(ExportError, match="this network has only convolutions") as caught:
+        quantize_graph(proto, "int8", None)
+    assert "--calibration" in caught.value.hint
