@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
+from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import grid_of, projections_of, quantize_graph, weight_matrix, weight_scales
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
@@ -31,6 +32,8 @@ from gmmvit_deploy.tolerances import signal_to_noise_db
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
+
+    from gmmvit_deploy.precision import Precision
 
 __all__ = ["Recipe", "quantized_by_choice", "recipe_from"]
 
@@ -62,9 +65,11 @@ class _Workshop:
         judged: NDArray[Any],
         *,
         zero_points: bool,
+        types: Precision,
+        over_images: bool,
     ) -> None:
         self._proto, self._measured, self._judged = proto, measured, judged
-        self._zero_points = zero_points
+        self._zero_points, self._types, self._over_images = zero_points, types, over_images
         self._plain = calibrate(proto, measured, moments=True)
         self._reference = emulated_logits(proto, judged, name="the float32 graph")
         self._of_strength: dict[float, tuple[ModelProto, Calibration]] = {0.0: (proto, self._plain)}
@@ -82,9 +87,13 @@ class _Workshop:
         return quantize_graph(proto, "int8", ranges, zero_points=self._zero_points, rounded=rounded), ranges
 
     def score(self, recipe: Recipe) -> float:
-        """Return the signal-to-noise ratio of a recipe's logits on the judged images, in dB."""
-        logits = emulated_logits(self.graph(recipe)[0], self._judged, name="the int8 graph")
-        return signal_to_noise_db(logits, self._reference)
+        """Return the signal-to-noise ratio of a recipe's logits on the judged images, in dB.
+
+        The graph is cast as it will be when it is written.
+        """
+        graph = cast_graph(self.graph(recipe)[0], self._types)
+        logits = emulated_logits(graph, self._judged, name="the int8 graph")
+        return signal_to_noise_db(logits, self._reference, over_images=self._over_images)
 
     def forget_all_but(self, strength: float) -> None:
         """Free the memory of other strengths: each holds a copy of the weights."""
@@ -129,20 +138,24 @@ def quantized_by_choice(
     batches: Iterable[NDArray[Any]],
     *,
     zero_points: bool,
+    types: Precision = "fp32",
+    over_images: bool = False,
     recipe: Recipe | None = None,
     on_progress: OnProgress = ignore,
 ) -> tuple[ModelProto, dict[str, Any]]:
     """Return the int8 graph of the best recipe, and notes for the record of the variant.
 
     proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
-    zero_points: True for a graph for CPUs.  recipe: the recipe that another graph of the network already chose.
+    zero_points: True for a graph for CPUs.  types: the precision of the operators that are not quantised, to which the
+    caller casts the graph.  over_images: as in `signal_to_noise_db`, True for a multi-label network.
+    recipe: the recipe that another graph of the network already chose.
     The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were
     tried.
     Errors: InputError when there are too few images, or a value of an activation is not finite.
     """
     measured, judged = _divided(batches)
     on_progress(Progress("calibrate int8"))
-    workshop = _Workshop(proto, measured, judged, zero_points=zero_points)
+    workshop = _Workshop(proto, measured, judged, zero_points=zero_points, types=types, over_images=over_images)
     scores: dict[Recipe, float] = {}
 
     def best() -> Recipe:

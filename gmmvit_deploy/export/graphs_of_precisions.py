@@ -102,6 +102,7 @@ def prepared_graph(
         padded=padded,
         for_cpu=for_cpu,
         recipe=recipe,
+        multi_label=manifest.task == "multi-label",
         what=str(bundle.path),
         on_progress=on_progress,
     )
@@ -122,6 +123,7 @@ def graph_from_model(
     padded: bool = True,
     for_cpu: bool = False,
     recipe: Recipe | None = None,
+    multi_label: bool = False,
     what: str = "the model",
     on_progress: OnProgress = ignore,
 ) -> PreparedGraph:
@@ -135,6 +137,7 @@ def graph_from_model(
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8.
     recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
+    multi_label: True if a sigmoid follows the logits, which changes how recipes are scored (`signal_to_noise_db`).
     what: the subject of the message for an operator without a known role, for example the path of the bundle.
     Errors:
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
@@ -153,7 +156,13 @@ def graph_from_model(
     if calibration is not None:
         if precision == "int8":
             proto, notes = quantized_by_choice(
-                proto, calibration, zero_points=for_cpu, recipe=recipe, on_progress=on_progress
+                proto,
+                calibration,
+                zero_points=for_cpu,
+                types=types,
+                over_images=multi_label,
+                recipe=recipe,
+                on_progress=on_progress,
             )
         else:
             measured = calibrate(proto, calibration)
