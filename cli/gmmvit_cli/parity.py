@@ -198,7 +198,7 @@ def _limits(report: ParityReport) -> list[str]:
 
 
 def _print_flips(decisions: Mapping[str, Any]) -> None:
-    if not decisions:  # a bundle without logits
+    if not decisions or "gate" in decisions:  # no images, or flips are counted by the gate
         return
     for flip in decisions["flips"][:_MOST_REASONS]:
         kind = "within the noise" if flip["within_noise"] else "WRONG"

@@ -54,6 +54,7 @@ def _runner(runner: RunnerReport) -> dict[str, Any]:
     accuracy, decisions = checks["accuracy"].details, checks["decisions"].details
     flips = decisions.get("flips", ())
     more = len(flips[_MOST_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
+    no_flips = "No predicted class flipped." if decisions else ""
     return {
         "name": name,
         "provenance": dict(runner.provenance),
@@ -61,7 +62,7 @@ def _runner(runner: RunnerReport) -> dict[str, Any]:
         "distances": _distances(checks["numeric"].details["sets"]),
         "accuracy": _accuracy(accuracy) if accuracy else None,
         "flips": list(map(_flip, flips[:_MOST_FLIPS])),
-        "flips_note": "No predicted class flipped." if not flips else f"And {more} more flips." if more else "",
+        "flips_note": f"And {more} more flips." if more else "" if flips else no_flips,
     }
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,23 @@ from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.export._recipes import Recipe
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
+from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.kernels import openvino_kernels
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.tolerances import Limit, signal_to_noise_db
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
@@ -210,6 +218,50 @@ def test_a_kernel_that_saturates_is_named(precise_bundle: Bundle, monkeypatch: p
         assert list(stages.details["stages"]) == ["quantisation", "runtime", "kernels"]
         assert [why.partition(":")[0] for why in stages.reasons] == ["kernels"] * fault, stages
         assert report.runners[0].check("calibration").verdict == "passed"
+
+
+def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: Bundle) -> None:
+    """The server is right, and quantisation must not be taken for wrong preprocessing."""
+    bundle = precise_bundle
+    golden, graph = bundle.golden_set(), QuantisedGraph(bundle, "int8", for_cpu=True)
+    images = {b"photograph": pixels()[0], **dict(zip(golden.images, golden.image_pixels, strict=True))}
+    offered = iter([NotOfferedError("no preprocessing model here")])
+
+    def model(name: str) -> Any:
+        for refused in offered:
+            raise refused
+        return SimpleNamespace(max_batch=8)
+
+    def infer(batch: np.ndarray) -> np.ndarray:
+        return graph.logits(bundle.inputs_from_pixels(np.stack([images[bytes(image)] for image in batch[:, 0]])))
+
+    with closing(open_runner("onnxruntime", bundle, precision="int8")) as runner:
+        connection = SimpleNamespace(model=model)
+        runner.server = SimpleNamespace(  # type: ignore[assignment]
+            connection=connection, infer=infer, preprocess="preprocess", ensemble="model"
+        )
+        exact = Reference(bundle).logits(bundle.inputs_from_pixels(pixels()[:1]))[1][0]
+        sample = Sample(where="a.png", encoded=lambda: b"photograph", pixels=pixels()[0], exact=exact)
+        limit = Limit(largest=1e-3, rms=None, derivation="")
+        check = check_preprocessing(bundle, runner, limit, samples=[sample], of_graph=graph)
+    assert np.abs(infer(np.array([[b"photograph"]], dtype=object))[0] - exact).max() > limit.largest
+    assert check.verdict == "undecided", check.reasons
+    assert "gives the quantised graph's logits for 1 images of the data" in check.summary
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
+def test_the_recorded_db_is_that_of_the_graph_that_ships(
+    for_cpu: bool, precise_bundle: Bundle, calibration_images: Path
+) -> None:
+    variant = open_variant(precise_bundle, "int8", for_cpu=for_cpu)
+    assert variant.record is not None
+    assert variant.record.calibration is not None
+    with np.load(calibration_images) as arrays:
+        judged = precise_bundle.inputs_from_pixels(arrays["images"][3::4])
+    quantised, plain = (
+        emulated_logits(onnx.load(path), judged, name="x") for path in (variant.path, precise_bundle.onnx_path)
+    )
+    assert variant.record.calibration["recipe"]["db"] == pytest.approx(signal_to_noise_db(quantised, plain), abs=0.02)
 
 
 def test_the_recipe_is_recorded_with_all_that_were_tried(precise_bundle: Bundle) -> None:
