@@ -7,9 +7,10 @@
 Each stage has a signal-to-noise ratio (`tolerances.signal_to_noise_db`), and the number of images whose decision it
 changes. The operators of a server cannot be exchanged: its kernels belong to its stage ``runtime``.
 
-A runtime rounds some values to another step of the grid than the graph, and so differs from it: by up to 0.9 times what
-quantisation costs (rms) in correct runtimes, and 1.0 times with kernels in bfloat16. A stage may cost up to `MOST_COST`
-times as much as quantisation; kernels, also the noise of bfloat16.
+A runtime rounds some values to another step of the grid than the graph, and so differs from it: by up to
+1.1 times what quantisation costs (rms) in correct runtimes, and kernels in bfloat16 by 1.2 times, over any 8 images;
+single images reach 2.2 times. On `LEAST_IMAGES` or more, a stage may cost up to `MOST_COST` times as much as
+quantisation; kernels, also the noise of bfloat16.
 
 The runtime must also keep the graph's rounding (`RoundingKept`).
 """
@@ -28,10 +29,11 @@ from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS
 
-__all__ = ["MOST_COST", "Stages"]
+__all__ = ["LEAST_IMAGES", "MOST_COST", "Stages"]
 
 NAME = "stages"
 MOST_COST = 1.5
+LEAST_IMAGES = 8
 
 
 @dataclass(slots=True)
@@ -163,6 +165,8 @@ class Stages:
                 limit = max(limit, UNIT_ROUNDOFFS["bf16"] / UNIT_ROUNDOFFS["fp32"] * self._noise.errors().rms)
             if errors.broken:
                 problems.append((name, f"the logits of {errors.broken} of {errors.rows} images are not finite"))
+            elif self._images < LEAST_IMAGES:
+                continue
             elif errors.rms > limit:
                 problems.append(
                     (
