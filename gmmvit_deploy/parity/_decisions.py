@@ -120,8 +120,10 @@ class Decisions:
         within = int((of_flips <= noise).sum())
         summary = (
             f"the same decision on {(count - lost) / count:.2%} ({low:.2%} to {high:.2%}) of {count:,} images, gate "
-            f"{gate:.2%}; {within} of {len(of_flips)} changes within the noise of float32"
+            f"{gate:.2%}"
         )
+        if len(of_flips):
+            summary += f"; {within} of {len(of_flips)} changes within the noise of float32"
         changes = f"{lost:,} of {count:,} images changed" + (f", {broken:,} of them to NaN" if broken else "")
         reason = {
             "failed": f"{blamed} changes too many decisions: {changes}",
