@@ -127,14 +127,17 @@ def limit_from_stored(noise: Noise, precision: Precision = "fp32", *, recorded: 
     )
 
 
-def signal_to_noise_db(logits: NDArray[Any], reference: NDArray[Any]) -> float:
+def signal_to_noise_db(logits: NDArray[Any], reference: NDArray[Any], *, over_images: bool = False) -> float:
     """Return 10 · log₁₀ of the variance of the centred reference logits over the mean square of the difference, in dB.
 
-    The logits of each image are centred, as softmax ignores their mean; a single logit is centred over the images.
-    logits, reference: (B, C).  The result is at most 200 dB.
+    The logits of each image are centred, as softmax ignores their mean. A sigmoid does not ignore it: the logits of a
+    multi-label network, and a single logit, are centred over the images, each class by itself.
+
+    logits, reference: (B, C).  over_images: True to centre over the images.  The result is at most 200 dB.
     """
     import numpy as np
 
-    variance = float((reference - reference.mean(1 if reference.shape[1] > 1 else 0, keepdims=True)).var())
+    axis = 0 if over_images or reference.shape[1] == 1 else 1
+    variance = float((reference - reference.mean(axis, keepdims=True)).var())
     error = max(float(((logits - reference) ** 2).mean()), variance * 1e-20)
     return float(10 * np.log10(variance / error)) if variance else 0.0

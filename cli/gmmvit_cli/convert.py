@@ -139,7 +139,7 @@ def _calibration_words(record: VariantRecord) -> str:
 
 
 def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
-    """Print what a gate returned to float32 and why, and what each number of products in float32 gives."""
+    """Print what a gate returned to more exact forms and why, and what each number of such products gives."""
     rows, gate, images = [], "", 0
     for name, graph in graphs.items():
         calibration = (graph.calibration if graph is not None else None) or {}
@@ -149,19 +149,23 @@ def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
         images = calibration["gate_images"]
         rows += [(name, *_gate_row(row)) for row in calibration["curve"]]
         if returned := calibration.get("returned"):
-            products = [(one["product"], f"{one['error_share']:.1%}", f"{one['gain_ms']:.2f} ms") for one in returned]
-            print_table(("back in float32", "share of int8's error", "time that int8 gained"), products)
+            products = [
+                (one["product"], one["form"], f"{one['error_share']:.1%}", f"{one['gain_ms']:.2f} ms")
+                for one in returned
+            ]
+            print_table(("returned", "to", "share of int8's error", "time that int8 gained"), products)
         if not any(row["holds"] for row in calibration["curve"]):
             note(f"{name}: the gate does not hold; judge this graph with gmmvit parity --data before you use it")
     if rows:
-        head = ("graph", "in float32", "decisions kept", "dB", "top-1, in fp32", "time, fp32 = 1", "gate")
+        head = ("graph", "dynamic", "in float32", "decisions kept", "dB", "top-1, in fp32", "time, fp32 = 1", "gate")
         print_table(head, rows, title=f"{gate}, on {images} images that set no range")
 
 
 def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a row of the curve: products in float32, decisions kept, dB, top-1, time, and the gate."""
+    """Return the cells of a row of the curve: products by form, decisions kept, dB, top-1, time, and the gate."""
     low, high = row["kept_interval"]
     return (
+        str(row["dynamic"]),
         str(row["float32"]),
         f"{row['kept']:.2%} ({low:.2%} to {high:.2%})",
         f"{row['db']:.1f}",

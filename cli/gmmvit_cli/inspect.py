@@ -219,9 +219,15 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
     print_table(("", ""), rows)
     for file, tried in tables:
         if tried:
-            columns = ("dB", "rounding of weights", "smoothing", "ranges", "in float32")
+            columns = ("dB", "rounding of weights", "smoothing", "ranges", "dynamic", "in float32")
             cells = [
-                (f"{one['db']:.1f}", one["rounding"], f"{one['smoothing']:g}", one["ranges"], str(len(one["float32"])))
+                (
+                    f"{one['db']:.1f}",
+                    one["rounding"],
+                    f"{one['smoothing']:g}",
+                    one["ranges"],
+                    *(str(len(one[form])) for form in ("dynamic", "float32")),
+                )
                 for one in tried
             ]
             print_table(columns, cells, title=f"{file}: what was tried")

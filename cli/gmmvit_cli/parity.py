@@ -55,8 +55,19 @@ def parity(
     ),
     keep_decisions: float | None = _CHECKS.option(
         "FRACTION",
-        "Minimum share of the images of --data whose predicted class quantisation to int8 or fp8 keeps.",
-        show_default="0.97",
+        "Minimum share of the images of --data for which the runner predicts PyTorch's class.",
+        show_default="0.97 for int8 and fp8",
+    ),
+    snr_db: float | None = _CHECKS.option(
+        "DB",
+        "Minimum signal-to-noise ratio of the runner's logits on the images of --data.",
+        show_default="no minimum",
+    ),
+    least_cosine: float | None = _CHECKS.option(
+        "COSINE",
+        "Minimum cosine between the runner's and PyTorch's features of each image of --data, or between their logits "
+        "if the bundle has no features. Not centred.",
+        show_default="no minimum",
     ),
     expect_accuracy: float | None = _CHECKS.option(
         "FRACTION",
@@ -79,7 +90,7 @@ def parity(
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as ONNX
     Runtime, an engine or a server. All runners and PyTorch get the inputs recorded at export, random inputs, and the
-    images of --data. The exit status is 1 if a check fails.
+    images of --data. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type.
     """
     require_output_file(report, force=force)
     collect_rarely()
@@ -103,6 +114,8 @@ def parity(
             on_broken=on_broken,  # type: ignore[arg-type]  # checked by its callback
             gate=gate,
             keep_decisions=keep_decisions,
+            snr_db=snr_db,
+            least_cosine=least_cosine,
             expected_accuracy=expect_accuracy,
             localize=localize,
         )
@@ -110,23 +123,30 @@ def parity(
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         if report is not None:
             write_page(result, report, force=force)
+    typed = {
+        "--gate": gate,
+        "--require-accuracy": require_accuracy or None,
+        "--keep-decisions": keep_decisions,
+        "--snr-db": snr_db,
+        "--least-cosine": least_cosine,
+    }
+    undecided = result.undecided(option for option, value in typed.items() if value is not None)
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result)
+        _print(result, decided=not undecided)
     if report is not None:
         note(f"report: {report}")
-    missing = result.undecided("accuracy") if require_accuracy else []
-    if result.failed or missing:
-        for check in missing:
-            complain(f"--require-accuracy: {'; '.join(check.reasons)}")
+    if result.failed or undecided:
+        for line in undecided:
+            complain(f"not decided: {line}")
         raise typer.Exit(1)
 
 
 _MOST_REASONS = 8
 
 
-def _print(report: ParityReport) -> None:
+def _print(report: ParityReport, *, decided: bool) -> None:
     of_bundle = [("bundle", "", check) for check in report.checks]
     of_runners = [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
     rows = [
@@ -166,7 +186,7 @@ def _print(report: ParityReport) -> None:
         "failed": f"FAILED: {', '.join(sorted(failed))}",
         "undecided": "passed, but some checks are undecided",
     }
-    typer.echo(words[report.verdict])
+    typer.echo(words[report.verdict] if decided or failed else "NOT DECIDED: too few images, or none, for a gate")
 
 
 def _limits(report: ParityReport) -> list[str]:
@@ -178,7 +198,7 @@ def _limits(report: ParityReport) -> list[str]:
 
 
 def _print_flips(decisions: Mapping[str, Any]) -> None:
-    if not decisions:  # a bundle without logits
+    if not decisions or "gate" in decisions:  # no images, or flips are counted by the gate
         return
     for flip in decisions["flips"][:_MOST_REASONS]:
         kind = "within the noise" if flip["within_noise"] else "WRONG"

@@ -106,6 +106,11 @@ class VariantRecord:
         """True for the dynamic form, which is for OpenVINO on CPUs."""
         return self.precision in QUANTIZED and self.calibration is None
 
+    @property
+    def only_openvino(self) -> bool:
+        """True for the dynamic form, and for a graph with some products in this form."""
+        return self.dynamic or bool((self.calibration or {}).get("recipe", {}).get("dynamic"))
+
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["masks"] = [asdict(mask) for mask in self.masks]
@@ -137,7 +142,8 @@ class Variant:
 
     path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
     for_cpu: True for the graph for CPUs of a precision that can also have a graph for GPUs.
-    dynamic: True if OpenVINO quantises the activations while it runs (`graphs.quantize`).
+    dynamic, only_openvino: True if OpenVINO quantises all activations, or some, while it runs (`graphs.quantize`). No
+    other runtime runs such a graph.
     """
 
     precision: Precision
@@ -146,6 +152,7 @@ class Variant:
     record: VariantRecord | None
     for_cpu: bool = False
     dynamic: bool = False
+    only_openvino: bool = False
 
 
 def onnx_file(precision: Precision, *, for_cpu: bool = False) -> str:
@@ -239,7 +246,13 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
             f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
     variant = Variant(
-        precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None, dynamic=dynamic
+        precision=precision,
+        path=path,
+        sha256=digest,
+        record=record,
+        for_cpu=of_cpu is not None,
+        dynamic=dynamic,
+        only_openvino=record.only_openvino,
     )
     _require_contract(bundle, variant)
     return variant

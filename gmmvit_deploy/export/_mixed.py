@@ -1,11 +1,12 @@
-"""Return products of an int8 graph to float32 until its answers pass a gate (`export.gates`).
+"""Return products of an int8 graph to more exact forms until its answers pass a gate (`export.gates`).
 
     cost of a product   the mean square error of the logits if only this product is quantised
     gain of a product   its time in the float32 graph minus its time in the int8 graph, in OpenVINO on this machine
 
-Products return in the order of cost over gain, the largest first. Their number is doubled until the gate holds, and
-then halved between the last two numbers. Costs and gates are measured on images that set no range, with every rounding
-of the graph.
+Products return in the order of cost over gain, the largest first: each to the dynamic form (`graphs.quantize`), which
+keeps the weight in int8 and loses less, or a convolution to float32. After the last of them, the products that are
+dynamic return to float32, in the same order. The number of returns is doubled until the gate holds, and then halved
+between the last two numbers. Costs and gates are measured on images that set no range, with every rounding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.quantize import can_be_dynamic
 from gmmvit_deploy.progress import OnProgress, Progress
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.openvino_times import product_gains, time_ratio
@@ -27,13 +29,21 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.export.gates import Gate
 
-__all__ = ["Judge", "returned_products"]
+__all__ = ["Judge", "Returned", "returned_products"]
 
 _COSTED = 16
 """The most images on which the cost of a product is measured: a sum over their logits has little noise."""
 _TIMED = 8
 _LEAST_GAIN_MS = 1e-3
 """A smaller gain is noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """The products that are in the dynamic form, and those in float32, by their names in the graph for CPUs."""
+
+    dynamic: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,16 +81,16 @@ class Judge:
 def returned_products(
     plain: ModelProto,
     products: Sequence[NodeProto],
-    graph_with: Callable[[Sequence[str]], ModelProto],
+    graph_with: Callable[[Returned], ModelProto],
     judge: Judge,
     on_progress: OnProgress,
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return (the names of the products that stay in float32, notes for the record of the variant).
+) -> tuple[Returned, dict[str, Any]]:
+    """Return (the products that are not in the static form, notes for the record of the variant).
 
     plain: the float32 graph.  products: its nodes that int8 quantises.
-    graph_with: returns the int8 graph in which the named products are in float32.
-    The notes hold the cost and the gain of each returned product, and the curve: a row for each graph that was judged,
-    with the number of products in float32 and the time as a ratio to the float32 graph.
+    graph_with: returns the int8 graph in which the products have these forms.
+    The notes hold the form, the cost and the gain of each returned product, and the curve: a row for each graph that
+    was judged, with the numbers of products in each form and the time as a ratio to the float32 graph.
     Errors: ExportError when the gate does not hold with a single product in int8.
     MissingDependencyError when OpenVINO is not installed.
     """
@@ -90,31 +100,45 @@ def returned_products(
     costs = {}
     for number, name in enumerate(names):
         on_progress(Progress("measure what each product costs in int8", number, len(names)))
-        alone = graph_with([other for other in names if other != name])
+        alone = graph_with(Returned(float32=tuple(other for other in names if other != name)))
         logits = emulated_logits(alone, judge.images[rows], name="the int8 graph")
         costs[name] = float(((logits - judge.reference[rows]) ** 2).mean())
-    gains = product_gains(plain, graph_with(()), products, timed)
+    gains = product_gains(plain, graph_with(Returned()), products, timed)
     order = sorted(names, key=lambda name: -costs[name] / max(gains[name], _LEAST_GAIN_MS))
+    matrices = set(can_be_dynamic(products))
+    most = len(names) + sum(name in matrices for name in names) - 1  # with one more, no product is in int8
     curve: dict[int, dict[str, Any]] = {}
 
+    def returned(count: int) -> Returned:
+        """Return the forms after ``count`` returns: all products to the dynamic form, then these to float32."""
+        first = order[:count]
+        again = [name for name in order if name in matrices][: max(count - len(order), 0)]
+        return Returned(
+            dynamic=tuple(name for name in first if name in matrices and name not in again),
+            float32=tuple(name for name in first if name not in matrices or name in again),
+        )
+
     def holds(count: int) -> bool:
-        on_progress(Progress(f"try int8 with {count} of {len(names)} products in float32"))
-        graph = graph_with(order[:count])
-        curve[count] = {"float32": count, **judge.row(graph), "time": time_ratio(plain, graph, timed)}
+        forms = returned(count)
+        numbers = {"dynamic": len(forms.dynamic), "float32": len(forms.float32)}
+        words = ", ".join(f"{number} {form}" for form, number in numbers.items())
+        on_progress(Progress(f"try int8 with {words} of {len(names)} products"))
+        graph = graph_with(forms)
+        curve[count] = {**numbers, **judge.row(graph), "time": time_ratio(plain, graph, timed)}
         return bool(curve[count]["holds"])
 
     failed, count = -1, 0
     while not holds(count):
-        if count == len(names) - 1:
+        if count == most:
             best = curve[count]
             low, high = best["kept_interval"]
             raise ExportError(
-                f"the gate does not hold before all {len(names)} products are in float32: with {count} of them, "
+                f"the gate does not hold before all {len(names)} products are in float32: with one in int8, "
                 f"{best['kept']:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
                 f"{best['db']:.1f} dB",
                 hint="type a lower gate, or use fp32",
             )
-        failed, count = count, min(max(1, 2 * count), len(names) - 1)
+        failed, count = count, min(max(1, 2 * count), most)
     while count - failed > 1:
         middle = (failed + count) // 2
         if holds(middle):
@@ -122,9 +146,15 @@ def returned_products(
         else:
             failed = middle
     total = sum(costs.values())
-    return tuple(order[:count]), {
+    forms = returned(count)
+    return forms, {
         "returned": [
-            {"product": name, "error_share": costs[name] / total if total else 0.0, "gain_ms": gains[name]}
+            {
+                "product": name,
+                "form": "float32" if name in forms.float32 else "dynamic",
+                "error_share": costs[name] / total if total else 0.0,
+                "gain_ms": gains[name],
+            }
             for name in order[:count]
         ],
         "curve": [curve[number] for number in sorted(curve)],

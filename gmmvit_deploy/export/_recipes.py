@@ -11,7 +11,9 @@ is varied after the other, and the best value is kept:
 
 A graph for CPUs has zero points where ranges are far from symmetric. TensorRT has none.
 
-With a gate, half of the images are judged, and products return to float32 until the gate holds (`_mixed`).
+The graph is static, with a range for each activation, which is faster. The score of its dynamic form
+(`graphs.quantize`) is recorded as well. With a gate, half of the images are judged, and products return to the dynamic
+form, or to float32, until the gate holds (`_mixed`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export._mixed import Judge, returned_products
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
-from gmmvit_deploy.graphs.quantize import grid_of, projections_of, quantize_graph, weight_matrix, weight_scales
+from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.quantize import (
+    can_be_dynamic,
+    grid_of,
+    projections_of,
+    quantize_graph,
+    weight_matrix,
+    weight_scales,
+)
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
@@ -36,25 +46,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from gmmvit_deploy.precision import Precision
+
 __all__ = ["JUDGED_SHARE_OF_GATE", "Recipe", "quantized_by_choice", "recipe_from"]
 
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
 JUDGED_SHARE_OF_GATE = 2
 _MOST_JUDGED = 64
-_TRIALS = 1 + len(_STRENGTHS) + len(RANGES) - 1
+_TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How a graph is quantised.  The first fields are defined at the head of this module.
 
-    float32: the products that stay in float32, by their names in the graph for CPUs.
+    dynamic, float32: as in `Returned`.
     """
 
     rounding: Literal["nearest", "compensated"] = "compensated"
     smoothing: float = 0.0
     ranges: RangeRule = "extremes"
+    dynamic: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
 
 
@@ -71,9 +84,11 @@ class _Workshop:
         judged: NDArray[Any],
         *,
         zero_points: bool,
+        types: Precision,
+        over_images: bool,
     ) -> None:
         self._proto, self._measured, self._judged = proto, measured, judged
-        self._zero_points = zero_points
+        self._zero_points, self._types, self._over_images = zero_points, types, over_images
         self._plain = calibrate(proto, measured, moments=True)
         self._reference = emulated_logits(proto, judged, name="the float32 graph")
         self._of_strength: dict[float, tuple[ModelProto, Calibration]] = {0.0: (proto, self._plain)}
@@ -89,14 +104,24 @@ class _Workshop:
         ranges = dict(ranges_of(calibration, recipe.ranges))
         rounded = self._round(recipe.smoothing) if recipe.rounding == "compensated" else None
         graph = quantize_graph(
-            proto, "int8", ranges, zero_points=self._zero_points, rounded=rounded, float32=recipe.float32
+            proto,
+            "int8",
+            ranges,
+            zero_points=self._zero_points,
+            rounded=rounded,
+            float32=recipe.float32,
+            dynamic=recipe.dynamic,
         )
         return graph, ranges
 
     def score(self, recipe: Recipe) -> float:
-        """Return the signal-to-noise ratio of a recipe's logits on the judged images, in dB."""
-        logits = emulated_logits(self.graph(recipe)[0], self._judged, name="the int8 graph")
-        return signal_to_noise_db(logits, self._reference)
+        """Return the signal-to-noise ratio of a recipe's logits on the judged images, in dB.
+
+        The graph is cast as it will be when it is written.
+        """
+        graph = cast_graph(self.graph(recipe)[0], self._types)
+        logits = emulated_logits(graph, self._judged, name="the int8 graph")
+        return signal_to_noise_db(logits, self._reference, over_images=self._over_images)
 
     def forget_all_but(self, strength: float) -> None:
         """Free the memory of other strengths: each holds a copy of the weights."""
@@ -141,6 +166,8 @@ def quantized_by_choice(
     batches: Iterable[NDArray[Any]],
     *,
     zero_points: bool,
+    types: Precision = "fp32",
+    over_images: bool = False,
     recipe: Recipe | None = None,
     judge_from: Callable[..., Judge] | None = None,
     on_progress: OnProgress = ignore,
@@ -148,8 +175,9 @@ def quantized_by_choice(
     """Return the int8 graph of the best recipe, and notes for the record of the variant.
 
     proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
-    zero_points: True for a graph for CPUs.  recipe: the recipe that another graph of the network already chose, with
-    the products that stay in float32.
+    zero_points: True for a graph for CPUs.  types: the precision of the operators that are not quantised, to which the
+    caller casts the graph.  over_images: as in `signal_to_noise_db`, True for a multi-label network.
+    recipe: the recipe that another graph of the network already chose, with the products that returned.
     judge_from: makes the `Judge` of a gate from its images, their rows and the reference; None without a gate. With a
     ``recipe``, the gate is measured, and need not hold.
     The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were
@@ -164,7 +192,7 @@ def quantized_by_choice(
         judge = judge_from(images=images, rows=rows, reference=reference)
     judged = images[_spread(len(images), _MOST_JUDGED)]
     on_progress(Progress("calibrate int8"))
-    workshop = _Workshop(proto, measured, judged, zero_points=zero_points)
+    workshop = _Workshop(proto, measured, judged, zero_points=zero_points, types=types, over_images=over_images)
     scores: dict[Recipe, float] = {}
 
     def best() -> Recipe:
@@ -186,20 +214,24 @@ def quantized_by_choice(
     else:
         score([recipe])
     chosen = best()
+    if recipe is None:
+        score([replace(chosen, dynamic=tuple(can_be_dynamic(projections_of(proto.graph))))])
     notes: dict[str, Any] = {}
     if judge is not None and recipe is None:
-        float32, notes = returned_products(
+        static = chosen
+        returned, notes = returned_products(
             proto,
             projections_of(proto.graph),
-            lambda names: workshop.graph(replace(chosen, float32=tuple(names)))[0],
+            lambda forms: workshop.graph(replace(static, **asdict(forms)))[0],
             judge,
             on_progress,
         )
-        chosen = replace(chosen, float32=float32)
+        chosen = replace(static, **asdict(returned))
         score([chosen])
     graph, ranges = workshop.graph(chosen)
     if judge is not None:
-        curve = notes.pop("curve", None) or [{"float32": len(chosen.float32), **judge.row(graph)}]
+        numbers = {"dynamic": len(chosen.dynamic), "float32": len(chosen.float32)}
+        curve = notes.pop("curve", None) or [{**numbers, **judge.row(graph)}]
         notes |= {"gate": asdict(judge.gate), "gate_images": len(images), "curve": curve}
     return graph, {
         **notes,
@@ -213,12 +245,15 @@ def quantized_by_choice(
 
 
 def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
-    """Return the recipe in the notes of `quantized_by_choice`; None without notes."""
+    """Return the recipe of a graph for GPUs from the notes of `quantized_by_choice` for CPUs; None without notes.
+
+    TensorRT has no dynamic form; these products stay in float32.
+    """
     if not notes:
         return None
     recipe = notes["recipe"]
     parts = {name: recipe[name] for name in ("rounding", "smoothing", "ranges")}
-    return Recipe(**parts, float32=tuple(recipe["float32"]))
+    return Recipe(**parts, float32=(*recipe["dynamic"], *recipe["float32"]))
 
 
 def _divided(batches: Iterable[NDArray[Any]], share: int) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any]]:

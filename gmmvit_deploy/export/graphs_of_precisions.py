@@ -110,6 +110,7 @@ def prepared_graph(
         for_cpu=for_cpu,
         recipe=recipe,
         judge_from=None if gate is None or calibration is None else _judge_from(bundle, gate, calibration),
+        multi_label=manifest.task == "multi-label",
         what=str(bundle.path),
         on_progress=on_progress,
     )
@@ -131,6 +132,7 @@ def graph_from_model(
     for_cpu: bool = False,
     recipe: Recipe | None = None,
     judge_from: Callable[..., Judge] | None = None,
+    multi_label: bool = False,
     what: str = "the model",
     on_progress: OnProgress = ignore,
 ) -> PreparedGraph:
@@ -145,6 +147,7 @@ def graph_from_model(
     calibration: batches of the graph's input, for int8 and fp8; None writes the dynamic form of int8.
     recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
     judge_from: as in `quantized_by_choice`.
+    multi_label: True if a sigmoid follows the logits, which changes how recipes are scored (`signal_to_noise_db`).
     what: the subject of the message for an operator without a known role, for example the path of the bundle.
     Errors:
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
@@ -166,6 +169,8 @@ def graph_from_model(
                 proto,
                 calibration,
                 zero_points=for_cpu,
+                types=types,
+                over_images=multi_label,
                 recipe=recipe,
                 judge_from=judge_from,
                 on_progress=on_progress,

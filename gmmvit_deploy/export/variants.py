@@ -234,10 +234,7 @@ def _recorded(
     path = folder / onnx_file(precision, for_cpu=for_cpu)
     write_graph(prepared.proto, path)
     hashes = [sha256_of_file(file) for file in files_of(path)]
-    dynamic = precision in QUANTIZED and prepared.calibration is None
-    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=None, dynamic=dynamic)
-    golden = _measured(bundle, prepared.proto, precision, path.name)
-    return VariantRecord(
+    record = VariantRecord(
         precision=precision,
         bundle_sha256=bundle.sha256,
         onnx_sha256=hashes[0],
@@ -247,11 +244,19 @@ def _recorded(
         mask_sha256=prepared.mask_sha256,
         masks=tuple(changes_of(prepared.folded.masks, "fp32" if for_cpu else precision)),
         calibration=prepared.calibration,
-        golden=golden,
+        golden=_measured(bundle, prepared.proto, precision, path.name),
         versions=tool_versions("openvino"),
         role_disagreements=prepared.role_disagreements,
-        programs=_proven(bundle, variant, golden["largest_abs"]),
     )
+    variant = Variant(
+        precision=precision,
+        path=path,
+        sha256=hashes[0],
+        record=None,
+        dynamic=record.dynamic,
+        only_openvino=record.only_openvino,
+    )
+    return replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))
 
 
 def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:

@@ -72,12 +72,13 @@ def with_quantized_activations(proto: ModelProto) -> ModelProto:
     constants: list[TensorProto] = []
     for node in out.graph.node:
         weight = wiring.maker.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
-        if weight is not None and weight.op_type == "DequantizeLinear":
+        static = (made := wiring.maker.get(node.input[0])) is not None and made.op_type == "DequantizeLinear"
+        if weight is not None and weight.op_type == "DequantizeLinear" and not static:
             width = wiring.initializers[weight.input[0]].dims[1 - output_axis(node)]
             if width >= columns:
-                more, made = _rounded_groups(node.input[0], f"{node.name}.input", width, columns)
+                more, values = _rounded_groups(node.input[0], f"{node.name}.input", width, columns)
                 nodes += more
-                constants += made
+                constants += values
                 node.input[0] = f"{node.name}.input"
         nodes.append(node)
     rewrite_graph(out.graph, nodes, [*out.graph.initializer, *constants])

@@ -23,7 +23,7 @@ can hold products of both forms.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ __all__ = [
     "QUANTIZED",
     "Grid",
     "activations_of",
+    "can_be_dynamic",
     "grid_of",
     "output_axis",
     "projections_named",
@@ -129,6 +130,11 @@ def projections_named(graph: GraphProto, names: Collection[str]) -> set[str]:
     return {node.name for node in projections_of(graph) if _PART.sub("", node.name) in names}
 
 
+def can_be_dynamic(projections: Iterable[NodeProto]) -> list[str]:
+    """Return the names of the projections whose input OpenVINO quantises while it runs: the matrix products."""
+    return [node.name for node in projections if node.op_type != "Conv"]
+
+
 def output_axis(projection: NodeProto) -> int:
     """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
     if projection.op_type == "Conv":
@@ -180,9 +186,8 @@ def quantize_graph(
     pairs = _Pairs(grid_of(precision), zero_points=zero_points, rounded=rounded or {})
     projections = {node.name for node in projections_of(out.graph)} - projections_named(out.graph, float32)
     while_running = set(dynamic)
-    if ranges is None:  # OpenVINO quantises activations while it runs for matrix products only
-        while_running = {node.name for node in projections_of(out.graph) if node.op_type != "Conv"}
-        projections &= while_running
+    if ranges is None:
+        projections = while_running = set(can_be_dynamic(projections_of(out.graph)))
         if not projections:
             raise ExportError(
                 "int8 without calibration images quantises matrix products, and this network has only convolutions",

@@ -32,11 +32,13 @@ def quantized_faults(
     plain: ModelProto,
     ranges: Mapping[str, tuple[float, float]],
     float32: Collection[str] = (),
+    dynamic: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return a sentence for each projection or LayerNorm whose constants are wrong in the quantised graph.
 
     plain: the float32 graph from which ``quantized`` was made.  ranges: the recorded range of each activation.
-    float32: the recorded names of projections that are not quantised, as in `quantize_graph`.
+    float32, dynamic: the recorded names of projections that are not quantised, or in the dynamic form, as in
+    `quantize_graph`.
     """
     before, after = Wiring(plain.graph), Wiring(quantized.graph)
     now = {node.name: node for node in quantized.graph.node}
@@ -74,7 +76,10 @@ def quantized_faults(
                 f"{node.name}: the scale of output channel {int(rows.argmax())} is wrong: its weight is not the "
                 "trained weight"
             )
-        if in_float is None:
+        static = after.maker[now[node.name].input[0]].op_type == "DequantizeLinear"
+        if in_float is None and static == (node.name in dynamic):
+            faults.append(f"{node.name}: its input has {'a' if static else 'no'} range, unlike the record")
+        elif in_float is None and static:
             faults += _range_fault(node.name, now[node.name].input[0], ranges[node.input[0]], after)
     return tuple(faults)
 

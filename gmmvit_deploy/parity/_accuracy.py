@@ -225,25 +225,39 @@ class Accuracy:
         If the labels seem correct, or if there are too few images, the message is empty.
         """
         renamed = _best_renaming(self._answers)
-        share = sum(int(self._answers[true, answer]) for true, answer in renamed.items()) / pairs.images
         enough = pairs.images >= _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1))
-        separated = enough and share >= max(_SEPARATED_SHARE, 2 * pairs.pytorch_accuracy + 0.1)
-        if not separated and not self._exchanged(renamed):
-            return ""
+        if not enough or self._share(renamed) < max(_SEPARATED_SHARE, 2 * pairs.pytorch_accuracy + 0.1):
+            renamed = {true: true for true in range(len(self._labels))} | self._exchanged(renamed)
         wrong = [f"{self._labels[true]} is called {self._labels[new]}" for true, new in renamed.items() if true != new]
+        if not wrong:
+            return ""
         return (
             f"the labels are probably permuted: PyTorch classifies {pairs.pytorch_accuracy:.1%} of the images "
-            f"correctly with the bundle's labels, and {share:.1%} with the same labels in another order: "
-            f"{', '.join(wrong[:3])}"
+            f"correctly with the bundle's labels, and {self._share(renamed):.1%} with the same labels in another "
+            f"order: {', '.join(wrong[:3])}"
         )
 
-    def _exchanged(self, renamed: Mapping[int, int]) -> bool:
-        """Return True if classes have exchanged their names among themselves, by McNemar's test."""
-        moved = {true: new for true, new in renamed.items() if true != new}
-        lost = sum(int(self._answers[true, true]) for true in moved)
-        gained = sum(int(self._answers[true, new]) for true, new in moved.items())
-        tries = math.perm(len(self._labels), len(moved))
-        return set(moved) == set(moved.values()) and gained > lost and mcnemar(lost, gained, tries=tries) < LEVEL
+    def _share(self, renamed: Mapping[int, int]) -> float:
+        """Return the share of the images that PyTorch classifies correctly with these names."""
+        right: int = sum(int(self._answers[true, answer]) for true, answer in renamed.items())
+        return right / int(self._answers.sum())
+
+    def _exchanged(self, renamed: Mapping[int, int]) -> dict[int, int]:
+        """Return the names that classes have exchanged among themselves, by McNemar's test of each group of classes."""
+        exchanged: dict[int, int] = {}
+        for first in renamed:
+            group = [first]
+            while (new := renamed.get(group[-1])) is not None and new not in group:
+                group.append(new)
+            if new != first or first in exchanged or len(group) == 1:
+                continue  # not a closed group, or already judged
+            moved = {true: renamed[true] for true in group}
+            lost = sum(int(self._answers[true, true]) for true in moved)
+            gained = sum(int(self._answers[true, new]) for true, new in moved.items())
+            tries = math.perm(len(self._labels), len(moved))
+            if gained > lost and mcnemar(lost, gained, tries=tries) < LEVEL:
+                exchanged |= moved
+        return exchanged
 
 
 def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:

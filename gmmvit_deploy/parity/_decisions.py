@@ -9,19 +9,20 @@ t is PyTorch's float64 logits of an input.
                   crossing  a label whose logit is at or above θ in PyTorch and below θ in the runner, or the reverse
                   margin    |t − θ| for a label; for an input, the smallest margin of its labels
 
+Only real images show decisions: golden and random inputs are not counted.
+
 Each logit of the runner may differ from t by the limit of the numeric check. Two logits that differ by at most twice
 the limit can therefore change places: such a flip is within the noise. A crossing is within the noise if its margin is
 at most the limit. A flip or a crossing with a larger margin is a wrong prediction.
 
-Quantisation to int8 or fp8 changes decisions, and only real images show how many. The check then compares the share of
-images that keep their decision with a gate, as the check ``accuracy`` does: the interval of the share must lie at or
-above it. A change is within the noise only if the margin is at most twice the difference of PyTorch's own float32 and
+Quantisation to int8 or fp8 changes decisions. The check then, or if the user typed a gate, compares the share of images
+that keep their decision with the gate, as the check ``accuracy`` does: the interval of the share must lie at or above
+it. A change is within the noise only if the margin is at most twice the difference of PyTorch's own float32 and
 float64 logits of this image (once, for a crossing).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,8 +71,6 @@ class Decisions:
         self._changed = [np.zeros(0, bool)]
         self._of_flips = [np.zeros(0)]
         self._noise_of_flips = [np.zeros(0)]
-        self._signal = self._error = 0.0
-        self._cosine = 1.0
         self._flips: list[tuple[str, str, str, float]] = []
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
@@ -85,7 +84,6 @@ class Decisions:
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
         flipped = pytorch_class != runner_class
         margins = np.where(flipped, exact[rows, pytorch_class] - exact[rows, runner_class], exact.max(1) - runner_up)
-        self._measure(logits, exact)
         self._collect(margins, np.abs(logits - exact).max(1), flipped, margins[flipped])
         self._noise_of_flips.append(2 * np.abs(trained - exact).max(1)[flipped])
         for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
@@ -101,20 +99,16 @@ class Decisions:
         self._changed.append(changed)
         self._of_flips.append(of_flips)
 
-    def _measure(self, logits: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add to the least cosine, and to signal and error as in `tolerances.signal_to_noise_db`."""
-        signal = exact - exact.mean(1, keepdims=True) if exact.shape[1] > 1 else exact
-        self._signal += float((signal**2).sum())
-        self._error += float(((logits - exact) ** 2).sum())
-        norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(logits, axis=1)
-        cosines = (exact * logits).sum(1)[norms > 0] / norms[norms > 0]
-        self._cosine = min([self._cosine, *cosines.tolist()])
+    def decided(self, logits: NDArray[Any]) -> NDArray[Any]:
+        """Return the decisions (B, 1) or (B, C) of logits (B, C)."""
+        classes: NDArray[Any] = logits.argmax(1)[:, None]
+        return classes
 
-    def kept(self, gate: float, *, broken: int, skipped: str) -> Check:
-        """Judge the share of real images that keep their decision after quantisation.
+    def kept(self, gate: float, *, broken: int, blamed: str, skipped: str) -> Check:
+        """Judge the share of real images that keep their decision.
 
         broken: the number of images whose logits are not finite, which count as changed.
-        skipped: why no image was judged, for that case.
+        blamed: what changes the most decisions.  skipped: why no image was judged, for that case.
         """
         _, _, changed = self.points()
         count, lost = len(changed) + broken, int(changed.sum()) + broken
@@ -124,14 +118,15 @@ class Decisions:
         verdict: Verdict = "passed" if low >= gate else "failed" if high < gate else "undecided"
         of_flips, noise = np.concatenate(self._of_flips), np.concatenate(self._noise_of_flips)
         within = int((of_flips <= noise).sum())
-        db = 10 * math.log10(self._signal / max(self._error, self._signal * 1e-20)) if self._signal else 0.0
         summary = (
             f"the same decision on {(count - lost) / count:.2%} ({low:.2%} to {high:.2%}) of {count:,} images, gate "
-            f"{gate:.2%}; {db:.1f} dB, least cosine {self._cosine:.3f}"
+            f"{gate:.2%}"
         )
+        if len(of_flips):
+            summary += f"; {within} of {len(of_flips)} changes within the noise of float32"
         changes = f"{lost:,} of {count:,} images changed" + (f", {broken:,} of them to NaN" if broken else "")
         reason = {
-            "failed": f"quantisation changes too many decisions: {changes}",
+            "failed": f"{blamed} changes too many decisions: {changes}",
             "undecided": f"too few images to decide: {changes}",
         }
         flips = [
@@ -152,8 +147,6 @@ class Decisions:
                 "flips_wrong": len(of_flips) - within,
                 "flips": [asdict(flip) for flip in flips],
                 "flips_not_listed": len(of_flips) - len(flips),
-                "db": db,
-                "least_cosine": self._cosine,
             },
         )
 
@@ -218,12 +211,15 @@ class Crossings(Decisions):
         super().__init__(label_set.labels)
         self._thresholds = np.array(label_set.threshold_logits)
 
+    def decided(self, logits: NDArray[Any]) -> NDArray[Any]:
+        there: NDArray[Any] = logits >= self._thresholds
+        return there
+
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
         """Add a batch.  The arguments are those of `Decisions.add`."""
-        there = trained >= self._thresholds
-        crossed = there != (logits >= self._thresholds)
+        there = self.decided(trained)
+        crossed = there != self.decided(logits)
         margins = np.abs(exact - self._thresholds)
-        self._measure(logits, exact)
         self._noise_of_flips.append(np.abs(trained - exact)[crossed])
         self._collect(margins.min(1), np.abs(logits - exact).max(1), crossed.any(1), margins[crossed])
         for row, label in np.argwhere(crossed)[: _MOST_LISTED - len(self._flips)]:

@@ -8,7 +8,8 @@ For int8 and fp8, the first distance is that from the logits of the quantised gr
 of the graph: it shows what the runtime does, and not what quantisation costs, which the checks ``decisions``,
 ``accuracy`` and ``calibration`` judge on real images. The limit is derived from the distance of the graph's logits from
 PyTorch's that `gmmvit convert` recorded (module `tolerances`): a value that a runtime rounds to the next step of the
-grid changes later ones, so runtimes differ by about as much as quantisation costs.
+grid changes later ones, so runtimes differ by about as much as quantisation costs. The runner must also keep the
+graph's rounding, which a runner that computes in float32 does not.
 
 If PyTorch's logits are equal for all inputs, as before training with a zero classifier head, a wrong runner can give
 the same logits: the check then fails, because it proves nothing.
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.parity._quantised import GRAPH, RoundingKept, rounding_problem
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
 from gmmvit_deploy.precision import Precision
@@ -49,6 +51,7 @@ class SetNumbers:
     from_exact: the distances of the runner's logits from the reference.
     from_trained: the distances of the runner's logits from PyTorch's float32 logits.
     misshapen: expected and actual shape of the runner's logits if the two shapes differ; else empty.
+    rounding_kept: the share of a quantised graph's rounding in the runner's logits (`parity._quantised`).
     spread: the largest difference of PyTorch's float64 logits of a class between two inputs of the set.
     """
 
@@ -60,6 +63,7 @@ class SetNumbers:
     misshapen: str
     spread: float
     reference: str = "PyTorch's float64 logits"
+    rounding_kept: float | None = None
 
     @property
     def equal(self) -> bool:
@@ -90,6 +94,8 @@ class SetNumbers:
                 f"{self.inputs}: logits differ by {errors.rms:.3g} (rms) from {self.reference}; "
                 f"expected an rms of at most {self.limit.rms:.3g}; derivation: {self.limit.derivation}"
             )
+        elif why := rounding_problem(self.rounding_kept):
+            problems.append(f"{self.inputs}: {why}")
         return problems
 
 
@@ -104,6 +110,7 @@ class Distances:
         self.inputs, self._stored = inputs, stored
         self._reference = "PyTorch's float64 logits" if stored is None else STORED
         self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
+        self._kept = RoundingKept()
         self._misshapen = ""
         self._lowest: NDArray[Any] | float = np.inf
         self._highest: NDArray[Any] | float = -np.inf
@@ -127,7 +134,8 @@ class Distances:
             self._misshapen = f"expected logits {exact.shape}, got {logits.shape}"
             return
         if of_graph is not None:
-            self._reference = "the quantised graph's logits"
+            self._reference = GRAPH
+            self._kept.add(logits, of_graph, exact)
         self._exact.add(logits, exact if of_graph is None else of_graph)
         self._trained.add(logits, trained)
 
@@ -143,6 +151,7 @@ class Distances:
             misshapen=self._misshapen,
             spread=float(np.max(self._highest - self._lowest)),
             reference=self._reference,
+            rounding_kept=self._kept.share,
         )
 
 

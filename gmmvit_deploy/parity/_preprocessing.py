@@ -25,6 +25,7 @@ from gmmvit_deploy.errors import ImageError, NotOfferedError
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.measures import distance
@@ -33,7 +34,16 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["CROP_PCTS", "Sample", "bgr", "check_preprocessing", "normalisations", "pixel_mistakes", "samples_of"]
+__all__ = [
+    "CROP_PCTS",
+    "Sample",
+    "bgr",
+    "check_preprocessing",
+    "expected_of_golden",
+    "normalisations",
+    "pixel_mistakes",
+    "samples_of",
+]
 
 _SAMPLES = 128
 
@@ -51,8 +61,8 @@ class Sample:
     """A real image in the form that a client sends.
 
     where: a text that identifies the image.  encoded: returns the image file, such as a JPEG.
-    pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), PyTorch's float64 logits for
-    ``pixels``.
+    pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), the expected logits for ``pixels``:
+    PyTorch's float64 logits, or those of the runner's quantised graph.
     """
 
     where: str
@@ -91,11 +101,13 @@ def check_preprocessing(
     limit: Limit,
     *,
     samples: Sequence[Sample] = (),
+    of_graph: QuantisedGraph | None = None,
     checked: dict[Path, list[str]] | None = None,
 ) -> Check:
     """Check preprocessing in this package, in the runner's graph and on the runner's server.
 
     limit: the limit for the distance of the runner's logits.  samples: real images to send to the server.
+    of_graph: the runner's quantised graph, whose logits the server must give; None expects PyTorch's logits.
     checked: path of a graph → problems with its normalisation. A graph in it is not run again, and the graph of the
     runner is added: runners of the same graph share the dict.
     Errors: every error that the server's client raises.
@@ -115,16 +127,18 @@ def check_preprocessing(
             checked[path] = _graph_problems(path, golden, spec)
         reasons += checked[path]
     if runner.server is not None:
-        sent = min(len(samples), _MOST_SENT)
+        samples = _with_logits(bundle, samples[:_MOST_SENT], of_graph)
+        whose = "PyTorch's" if of_graph is None else "the quantised graph's"
         try:
             reasons += _preprocess_problems(runner.server, bundle, golden, spec, runner.max_batch)
             likewise = "preprocesses them likewise and "
         except NotOfferedError as exc:  # a gateway may offer the ensemble only
             unknown.append(f"the pixels of the server were not compared: {exc}")
             likewise = ""
-        seen.append(f"the server {likewise}gives PyTorch's logits for {sent} images of the data")
-        reasons += _ensemble_problems(runner.server, golden, limit, runner.max_batch)
-        reasons += _sample_problems(runner.server, samples, limit)
+        seen.append(f"the server {likewise}gives {whose} logits for {len(samples)} images of the data")
+        expected = expected_of_golden(bundle, of_graph)
+        reasons += _ensemble_problems(runner.server, golden, expected, whose, limit, runner.max_batch)
+        reasons += _sample_problems(runner.server, samples, whose, limit)
     return Check(
         name=NAME,
         verdict="failed" if reasons else "undecided" if unknown else "passed",
@@ -196,15 +210,30 @@ def _preprocess_problems(
     return reasons + [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, spec)]
 
 
-def _ensemble_problems(server: Served, golden: GoldenSet, limit: Limit, max_batch: int) -> list[str]:
+def expected_of_golden(bundle: Bundle, of_graph: QuantisedGraph | None) -> NDArray[Any]:
+    """Return the logits of the golden images: those of the quantised graph, or those that PyTorch gave at export."""
+    golden = bundle.golden_set()
+    return golden.image_logits if of_graph is None else of_graph.logits(bundle.inputs_from_pixels(golden.image_pixels))
+
+
+def _with_logits(bundle: Bundle, samples: Sequence[Sample], of_graph: QuantisedGraph | None) -> Sequence[Sample]:
+    if of_graph is None or not samples:
+        return samples
+    logits = of_graph.logits(bundle.inputs_from_pixels(np.stack([sample.pixels for sample in samples])))
+    return [replace(sample, exact=row) for sample, row in zip(samples, logits, strict=True)]
+
+
+def _ensemble_problems(
+    server: Served, golden: GoldenSet, expected: NDArray[Any], whose: str, limit: Limit, max_batch: int
+) -> list[str]:
     size = min(server.connection.model(server.ensemble).max_batch, max_batch)
     logits = np.concatenate([server.infer(part) for part in _encoded(golden, size)])
-    largest = distance(logits, golden.image_logits)
+    largest = distance(logits, expected)
     if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
         return []
     return [
         f"{server.ensemble} on the server: the logits of encoded golden images differ by {largest:.3g} from "
-        f"PyTorch's; expected at most {2 * limit.largest:.3g}"
+        f"{whose}; expected at most {2 * limit.largest:.3g}"
     ]
 
 
@@ -214,10 +243,9 @@ def _encoded(golden: GoldenSet, size: int) -> Iterator[NDArray[Any]]:
     return (images[start : start + max(1, size)] for start in range(0, len(images), max(1, size)))
 
 
-def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) -> list[str]:
+def _sample_problems(server: Served, samples: Sequence[Sample], whose: str, limit: Limit) -> list[str]:
     """Send each sample in a separate request.  Unlike the golden images, samples may be JPEGs of any size."""
     reasons = []
-    samples = samples[:_MOST_SENT]
     for sample in samples:
         try:
             encoded = sample.encoded()
@@ -227,7 +255,7 @@ def _sample_problems(server: Served, samples: Sequence[Sample], limit: Limit) ->
         largest = distance(server.infer(np.array([[encoded]], dtype=np.object_))[0], sample.exact)
         if not largest <= limit.largest:
             reasons.append(
-                f"{sample.where}: the server's logits for the file differ by {largest:.3g} from PyTorch's logits for "
+                f"{sample.where}: the server's logits for the file differ by {largest:.3g} from {whose} logits for "
                 f"the pixels decoded here; expected at most {limit.largest:.3g}"
             )
     return reasons[:1] + ([f"and {len(reasons) - 1} more of {len(samples)} images"] if len(reasons) > 1 else [])

@@ -43,15 +43,17 @@ def check_served(
     server: Served,
     inputs: NDArray[Any],
     exact: NDArray[Any],
+    golden: NDArray[Any],
     limit: Limit,
     *,
     reference: str,
     on_progress: OnProgress = ignore,
 ) -> Check:
-    """Send the requests listed at the head of this module, and compare the server's logits with PyTorch's logits.
+    """Send the requests listed at the head of this module, and compare the server's logits with the expected logits.
 
     server: the models on the runner's server.  inputs: (N, …), distinct images.
-    exact: (N, C), PyTorch's float64 logits of ``inputs``.  limit: the limit for the distance of the server's logits.
+    exact, golden: (N, C), the expected logits of ``inputs`` and of the bundle's golden images: PyTorch's, or those of
+    the runner's quantised graph.  limit: the limit for the distance of the server's logits.
     reference: the name of ``exact``, for messages.
     Errors: ServerError when the server fails.
     """
@@ -70,7 +72,7 @@ def check_served(
     mixed = _mix(runner, server, inputs, exact, generator, judged)
     if bundle.manifest.image.normalisation is not None:
         on_progress(Progress("encoded images"))
-        _images_at_once(bundle, server, generator, judged)
+        _images_at_once(bundle, server, golden, generator, judged)
         if bundle.manifest.has_logits:
             judged.reasons += _label_problems(bundle, server, runner.max_batch)
     verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
@@ -192,19 +194,20 @@ def _counts(server: Served) -> int | None:
         return None
 
 
-def _images_at_once(bundle: Bundle, server: Served, generator: np.random.Generator, judged: _Judged) -> None:
-    golden = bundle.golden_set()
-    chosen: Sequence[int] = generator.integers(0, len(golden.images), _REQUESTS // 2).tolist()
+def _images_at_once(
+    bundle: Bundle, server: Served, golden: NDArray[Any], generator: np.random.Generator, judged: _Judged
+) -> None:
+    images = bundle.golden_set().images
+    chosen: Sequence[int] = generator.integers(0, len(images), _REQUESTS // 2).tolist()
 
     def ask(index: int) -> NDArray[Any]:
-        image = np.array([[golden.images[index]]], dtype=np.object_)
+        image = np.array([[images[index]]], dtype=np.object_)
         return server.infer(image)
 
     with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
         answers = list(pool.map(ask, chosen))
     for index, logits in zip(chosen, answers, strict=True):
-        expected = golden.image_logits[index : index + 1]
-        judged.add("encoded images, many clients at once", logits, expected, among=golden.image_logits)
+        judged.add("encoded images, many clients at once", logits, golden[index : index + 1], among=golden)
 
 
 def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:

@@ -3,7 +3,8 @@
 largest = max |x − r|      p99 = 99th percentile of all |x − r|      rms = √(mean (x − r)²)
 relative L2 = ‖x − r‖ / ‖r‖      cosine = smallest  x·r / (‖x‖ ‖r‖)  of all rows
 
-A row contains the logits of an input. Every distance except cosine is computed over the logits of all rows.
+A row contains the logits of an input. Every distance except cosine is computed over the logits of all rows. The logits
+are not centred, except in the signal of the signal-to-noise ratio (`tolerances.signal_to_noise_db`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class ErrorMeasure:
         self._rows = self._broken = self._values = 0
         self._largest = self._scale = 0.0
         self._error_squares = self._expected_squares = 0.0
+        self._squares_of_means = 0.0
+        self._sums: NDArray[Any] | float = 0.0
         self._cosine = 1.0
 
     def add(self, actual: NDArray[Any], expected: NDArray[Any]) -> None:
@@ -75,6 +78,8 @@ class ErrorMeasure:
         self._scale = max(self._scale, float(np.abs(expected).max()))
         self._error_squares += float((errors**2).sum())
         self._expected_squares += float((expected**2).sum())
+        self._squares_of_means += float((expected.mean(1) ** 2).sum()) * expected.shape[1]
+        self._sums = self._sums + expected.sum(0)
         norms = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
         cosines = np.divide((actual * expected).sum(1), norms, out=np.zeros_like(norms), where=norms > 0)
         self._cosine = min(self._cosine, float(cosines.min()))
@@ -91,6 +96,17 @@ class ErrorMeasure:
             relative_l2=math.sqrt(self._error_squares / self._expected_squares) if self._expected_squares else math.nan,
             cosine=self._cosine if self._values else math.nan,
         )
+
+    def db(self, *, over_images: bool) -> float:
+        """Return the signal-to-noise ratio of all rows, as `tolerances.signal_to_noise_db`; NaN if no row is finite."""
+        rows = self._rows - self._broken
+        if not rows:
+            return math.nan
+        means = float((np.square(self._sums) / rows).sum()) if over_images else self._squares_of_means
+        signal = self._expected_squares - means
+        if signal <= 1e-12 * self._expected_squares:  # equal logits, and the rounding of their sums
+            return 0.0
+        return 10 * math.log10(signal / max(self._error_squares, signal * 1e-20))
 
     def noise(self) -> Noise:
         """Return the distances as noise, from which limits are derived (module `tolerances`).

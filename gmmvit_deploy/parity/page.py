@@ -54,6 +54,7 @@ def _runner(runner: RunnerReport) -> dict[str, Any]:
     accuracy, decisions = checks["accuracy"].details, checks["decisions"].details
     flips = decisions.get("flips", ())
     more = len(flips[_MOST_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
+    no_flips = "No predicted class flipped." if decisions else ""
     return {
         "name": name,
         "provenance": dict(runner.provenance),
@@ -61,7 +62,7 @@ def _runner(runner: RunnerReport) -> dict[str, Any]:
         "distances": _distances(checks["numeric"].details["sets"]),
         "accuracy": _accuracy(accuracy) if accuracy else None,
         "flips": list(map(_flip, flips[:_MOST_FLIPS])),
-        "flips_note": "No predicted class flipped." if not flips else f"And {more} more flips." if more else "",
+        "flips_note": f"And {more} more flips." if more else "" if flips else no_flips,
     }
 
 
@@ -79,8 +80,9 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
     timed = [row for row in calibration.get("curve", ()) if "time" in row]
     if timed:
         what = (
-            f"At each point, the number of products in float32. Measured when the bundle was converted, on "
-            f"{calibration['gate_images']} calibration images that set no range; each bar is a 95 % interval."
+            "At each point, the numbers of products in the dynamic form and in float32. Measured when the bundle was "
+            f"converted, on {calibration['gate_images']} calibration images that set no range; each bar is a 95 % "
+            "interval."
         )
         plot = mixed_plot(timed, calibration["gate"]["keep_decisions"])
         figures.append(figure(plot, f"Decisions kept against time: {name}", what))

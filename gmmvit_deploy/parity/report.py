@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,17 @@ from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.reports.reporting import plain
 
-__all__ = ["FORMAT", "SCHEMA_PATH", "ParityReport", "RunnerReport"]
+__all__ = ["FORMAT", "GATES", "SCHEMA_PATH", "ParityReport", "RunnerReport"]
 
 FORMAT = "gmmvit-parity/1"
+GATES = {
+    "--gate": "accuracy",
+    "--require-accuracy": "accuracy",
+    "--keep-decisions": "decisions",
+    "--snr-db": "stages",
+    "--least-cosine": "stages",
+}
+"""Option → the check that must be decided if the user types the option."""
 SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
 
 
@@ -80,10 +88,18 @@ class ParityReport:
         kinds = [LeftOutKind(**kind) for kind in (self.data or {}).get("left_out", ())]
         return left_out_text(kinds) if kinds else ""
 
-    def undecided(self, *names: str) -> list[Check]:
-        """Return the checks with the given names that are undecided or skipped for a runner."""
-        every = [check for runner in self.runners for check in runner.checks]
-        return [check for check in every if check.name in names and check.verdict in ("undecided", "skipped")]
+    def undecided(self, options: Iterable[str]) -> list[str]:
+        """Return ``option: runner: reason`` for each option with a gate that could not be decided for a runner.
+
+        options: names of `GATES`.
+        """
+        return [
+            f"{option}: {runner.runner}: {'; '.join(check.reasons)}"
+            for option in options
+            for runner in self.runners
+            for check in [runner.check(GATES[option])]
+            if check.verdict in ("undecided", "skipped")
+        ]
 
     def failures(self) -> list[str]:
         """Return ``runner: check: reason`` for every reason of every failed check."""

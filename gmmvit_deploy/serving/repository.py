@@ -149,10 +149,11 @@ def _network_file(
             )
         precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
         graph = open_variant(bundle, precision, for_cpu=not options.on_gpu)
-        if graph.dynamic and options.runtime != "openvino":
+        if graph.only_openvino and options.runtime != "openvino":
             raise InputError(
-                f"{graph.path}: the int8 graph was written without calibration images, so only OpenVINO runs it",
-                hint=f"type --runtime openvino, or {how_to_convert(bundle, precision).removeprefix('type ')}",
+                f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
+                hint=f"type --runtime openvino, or {how_to_convert(bundle, precision).removeprefix('type ')} without a "
+                "gate",
             )
         return graph.path, "model.onnx"
     if engine is None:

@@ -159,7 +159,7 @@ def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
     assert answer.stdout.splitlines()[-1] == "passed, but some checks are undecided"
     asked = gmmvit("parity", bundle, "--data", "digits", "--limit", "50", "--require-accuracy")
     assert asked.exit_code == 1
-    assert "--require-accuracy: too few images to decide" in asked.stderr
+    assert "--require-accuracy: onnxruntime: too few images to decide" in asked.stderr
     assert gmmvit("parity", bundle, "--require-accuracy").exit_code == 1
     enough = gmmvit("parity", bundle, "--data", "digits", "--gate", "0.98", "--require-accuracy")
     assert enough.exit_code == 0, enough.stdout

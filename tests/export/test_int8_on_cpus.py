@@ -23,12 +23,14 @@ from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity._calibration import check_calibration
+from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.tolerances import signal_to_noise_db
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 right_in_openvino = pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
@@ -97,7 +99,11 @@ def test_each_graph_has_its_own_errors_and_calibration(copied: Bundle) -> None:
     pixels = np.random.default_rng(5).integers(0, 256, (16, *copied.manifest.image.pixels_shape), dtype=np.uint8)
     inputs = copied.inputs_from_pixels(pixels)
     exact = emulated_logits(onnx.load(copied.onnx_path), inputs, name="model.onnx")
-    checks = [check_calibration(copied, "int8", inputs, exact, for_cpu=for_cpu) for for_cpu in (False, True)]
+    checks = []
+    for for_cpu in (False, True):
+        graph = QuantisedGraph(copied, "int8", for_cpu=for_cpu)
+        db = signal_to_noise_db(graph.logits(inputs, real=True), exact)
+        checks.append(check_calibration(copied, graph, db))
     assert [check.verdict for check in checks] == ["passed", "failed"]
 
 

@@ -1,4 +1,4 @@
-"""convert returns products of an int8 graph to float32 until a gate holds, and everything after it knows them."""
+"""convert returns products of an int8 graph to more exact forms until a gate holds, and all after it knows them."""
 
 from __future__ import annotations
 
@@ -43,31 +43,41 @@ def record_of(bundle: Bundle) -> dict:
 
 def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) -> None:
     calibration = record_of(converted[0])["cpu"]["calibration"]
-    left, curve = calibration["recipe"]["float32"], calibration["curve"]
-    chosen = [row for row in curve if row["float32"] == len(left)]
-    assert 0 < len(left) < calibration["products"]
-    assert chosen[0]["db"] >= float(DB)
-    assert all(row["db"] < float(DB) for row in curve if row["float32"] == len(left) - 1)
-    assert curve[0]["float32"] == 0
+    recipe, curve = calibration["recipe"], calibration["curve"]
+    left = [*recipe["dynamic"], *recipe["float32"]]
+    returns = [row["dynamic"] + 2 * row["float32"] for row in curve]  # every product is a matrix product
+    chosen = len(recipe["dynamic"]) + 2 * len(recipe["float32"])
+    of_returns = dict(zip(returns, curve, strict=True))
+    assert 0 < len(left) <= calibration["products"]
+    assert of_returns[chosen]["db"] >= float(DB)
+    assert of_returns[chosen - 1]["db"] < float(DB)
+    assert returns[0] == 0
     assert all(row["time"] > 0 for row in curve)
-    assert [one["product"] for one in calibration["returned"]] == left
+    assert {one["product"]: one["form"] for one in calibration["returned"]} == {
+        **dict.fromkeys(recipe["dynamic"], "dynamic"),
+        **dict.fromkeys(recipe["float32"], "float32"),
+    }
     assert all(one["error_share"] > 0 for one in calibration["returned"])
     assert calibration["gate_images"] == calibration["images"] // 2
     assert calibration["machine"]
 
 
-def test_both_graphs_leave_the_same_products_whole(converted: tuple[Bundle, Answer]) -> None:
+def test_both_graphs_leave_the_same_products(converted: tuple[Bundle, Answer]) -> None:
+    """A graph for GPUs has no dynamic form, and computes these products in float16."""
     bundle, _ = converted
-    left = set(record_of(bundle)["cpu"]["calibration"]["recipe"]["float32"])
-    for file in ("model.int8.onnx", "model.int8.cpu.onnx"):
+    recipe = record_of(bundle)["cpu"]["calibration"]["recipe"]
+    left, static = {*recipe["dynamic"], *recipe["float32"]}, [True, True]
+    for file, dynamic in (("model.int8.onnx", [False, False]), ("model.int8.cpu.onnx", [False, True])):
         graph = onnx.load(bundle.path / file).graph
         made = {output: node.op_type for node in graph.node for output in node.output}
         pairs = {
             node.name: [made.get(name) == "DequantizeLinear" for name in node.input[:2]]
             for node in projections_of(graph)
         }
-        assert {re.sub(r"\.parts\.\d", "", name) for name, pair in pairs.items() if pair == [False, False]} == left
-        assert all(pair in ([True, True], [False, False]) for pair in pairs.values())
+        assert {re.sub(r"\.parts\.\d", "", name) for name, pair in pairs.items() if pair != static} == left
+        assert all(
+            pair == dynamic for name, pair in pairs.items() if re.sub(r"\.parts\.\d", "", name) in recipe["dynamic"]
+        )
 
 
 def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle, Answer]) -> None:
@@ -85,7 +95,7 @@ def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle
     refused(gmmvit_here("inspect", bundle.path, "--report", "x.html"), "--report draws a checkpoint")
 
 
-def test_parity_knows_the_products_in_float32(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
+def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     coarse = np.random.default_rng(6).integers(0, 256, (16, 4, 4, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", images=coarse.repeat(8, axis=1).repeat(8, axis=2))
     shutil.copytree(converted[0].path, tmp_path / "b")
@@ -93,7 +103,7 @@ def test_parity_knows_the_products_in_float32(converted: tuple[Bundle, Answer], 
         "parity",
         tmp_path / "b",
         "--runner",
-        "onnxruntime:int8",
+        "openvino:int8",
         "--data",
         f"array:{tmp_path / 'x.npz'}",
         "--json",
@@ -103,18 +113,16 @@ def test_parity_knows_the_products_in_float32(converted: tuple[Bundle, Answer], 
     assert calibration["verdict"] == "passed", calibration["reasons"]
     assert "Decisions kept against time" in (tmp_path / "page.html").read_text()
     record = record_of(converted[0])
-    forgotten = record["cpu"]["calibration"]["recipe"]["float32"].pop()
+    forgotten = record["cpu"]["calibration"]["recipe"]["dynamic"].pop()
     (tmp_path / "b" / "model.int8.json").write_text(json.dumps(record))
     checks = json.loads(gmmvit_here(*words).out)["runners"][0]["checks"]
     calibration = next(check for check in checks if check["name"] == "calibration")
-    assert any(
-        f"{forgotten}: it multiplies in float32, and the record says int8" in why for why in calibration["reasons"]
-    )
+    assert any(f"{forgotten}: its input has no range, unlike the record" in why for why in calibration["reasons"])
 
 
 def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     bundle, _ = converted
-    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(precision="int8", runtime="onnxruntime"))
+    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(precision="int8", runtime="openvino"))
     text = (tmp_path / "r" / "gmmvit_network" / "config.pbtxt").read_text()
     parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
     assert parameters["gmmvit_record_sha256"].string_value == sha256_of_file(bundle.path / "model.int8.json")

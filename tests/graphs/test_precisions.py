@@ -27,7 +27,7 @@ from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
-from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits, saturated_shares
+from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph, emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from tests.models.folding.test_passes import small
 
@@ -267,7 +267,10 @@ def test_smoothing_changes_no_bit_of_the_logits(graph: onnx.ModelProto, images: 
     ranges = ranges_of(again, "extremes")
     quantized = quantize_graph(smooth, "int8", ranges, zero_points=True)
     assert not quantized_faults(quantized, graph, ranges)
-    assert max(saturated_shares(quantized, images, name="x").values()) < 0.01
+    counted = CountedGraph(quantized, name="x")
+    expected = emulated_logits(quantized, images, name="x")
+    assert counted.logits(images, np.ones(len(images), bool)).tobytes() == expected.tobytes()
+    assert max(counted.saturated().values()) < 0.01
     for name, factor in factors.items():
         np.testing.assert_allclose(again.observed[name].channels * factor, measured[name], rtol=1e-5)
 

@@ -218,5 +218,4 @@ def test_a_multi_label_bundle_passes_parity(tags: Bundle, served: TritonServer) 
         report = check_parity(tags, [local, remote])
     for runner in report.runners:
         assert runner.check("numeric").verdict == "passed"
-        assert runner.check("decisions").verdict == "passed"
-        assert runner.check("decisions").summary.startswith("the same labels on ")
+        assert runner.check("decisions").verdict == "skipped"  # only real images show decisions

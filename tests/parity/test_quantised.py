@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,24 @@ from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.export._recipes import Recipe
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
+from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.runtimes.kernels import openvino_kernels
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
+from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.tolerances import Limit, signal_to_noise_db
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
 CPU = "model.int8.cpu.onnx"
@@ -64,27 +77,44 @@ def test_decisions_are_judged_on_real_images_only(precise_bundle: Bundle) -> Non
     without = judged(precise_bundle).runners[0]
     assert without.check("numeric").verdict == "passed"
     assert without.check("decisions").verdict == "skipped"
-    assert "only real images show how many; add --data" in without.check("decisions").summary
+    assert "only real images show decisions; add --data" in without.check("decisions").summary
     images = judged(precise_bundle, data=photographs(), keep_decisions=0.5).runners[0]
     decisions = images.check("decisions")
     assert decisions.verdict == "passed", decisions.summary
     details = decisions.details
     assert details["inputs"] == 48
     assert details["interval"][0] < details["agreement"] <= details["interval"][1]
-    assert details["db"] > 15
-    assert 0.9 < details["least_cosine"] < 1
+    stages = images.check("stages")
+    assert stages.verdict == "passed", stages.reasons
+    assert stages.details["db"] > 15
+    assert 0.9 < stages.details["least_cosine"] < 1
+    assert list(stages.details["stages"]) == ["quantisation", "runtime"]
+    assert stages.details["stages"]["runtime"]["db"] > stages.details["db"]
     assert images.check("calibration").verdict == "passed", images.check("calibration").reasons
     strict = judged(precise_bundle, data=photographs(), keep_decisions=0.999).runners[0].check("decisions")
     assert strict.verdict in ("undecided", "failed")  # 48 images cannot show 99.9 %
     assert "of 48 images changed" in strict.reasons[0]
 
 
-def test_the_command_prints_the_decisions(precise_bundle: Bundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("gates", "status", "said"),
+    [
+        ("--data --keep-decisions 0.5 --snr-db 15 --least-cosine 0.9", 0, "the same decision on"),
+        ("--data --snr-db 190", 1, "stages: quantisation: "),
+        ("--data --least-cosine 0.9999999", 1, "stages: quantisation: least cosine"),
+        ("--data --keep-decisions 0.99999", 1, "not decided: --keep-decisions: onnxruntime: too few images"),
+        ("--keep-decisions 0.5", 1, "not decided: --keep-decisions: onnxruntime: only real images show decisions"),
+        ("--data --gate 0.99", 1, "not decided: --gate: onnxruntime: the data has no labels"),
+    ],
+)
+def test_gates_decide_the_exit_status(
+    gates: str, status: int, said: str, precise_bundle: Bundle, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "photographs.npz", images=pixels())
-    data = ("--data", f"array:{tmp_path / 'photographs.npz'}", "--keep-decisions", "0.5")
-    answer = CliRunner().invoke(app, ["parity", str(precise_bundle.path), "--runner", "onnxruntime:int8", *data])
-    assert answer.exit_code == 0, answer.output
-    assert "the same decision on" in answer.stdout
+    words = gates.replace("--data", f"--data array:{tmp_path / 'photographs.npz'}").split()
+    answer = CliRunner().invoke(app, ["parity", str(precise_bundle.path), "--runner", "onnxruntime:int8", *words])
+    assert answer.exit_code == status, answer.output
+    assert said in answer.output
 
 
 def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle) -> None:
@@ -133,26 +163,105 @@ def scale_only(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None
 )
 def test_planted_faults_are_named(fault: Fault, named: str, precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = planted(precise_bundle, fault, tmp_path)
-    check = judged(bundle, data=photographs()).runners[0].check("calibration")
+    runner = judged(bundle, data=photographs()).runners[0]
+    check = runner.check("calibration")
     assert check.verdict == "failed"
-    assert any(named in reason for reason in check.reasons), check.reasons
+    assert any(reason.startswith("quantisation: ") and named in reason for reason in check.reasons), check.reasons
+    assert [runner.check(name).verdict for name in ("numeric", "stages")] == ["passed", "passed"]  # not the runtime
 
 
-def test_a_runtime_that_saturates_fails_the_numeric_check(precise_bundle: Bundle) -> None:
+def saturating(runner: Runner, bundle: Bundle) -> Callable[[np.ndarray], np.ndarray]:
+    right = runner._run
+
+    def run(inputs: np.ndarray) -> np.ndarray:
+        logits = right(inputs)
+        return np.clip(logits, -0.3 * np.abs(logits).max(), 0.3 * np.abs(logits).max())
+
+    return run
+
+
+def float32(runner: Runner, bundle: Bundle) -> Callable[[np.ndarray], np.ndarray]:
+    return OnnxRuntimeRunner(bundle)._run
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [(saturating, "from the quantised graph's logits"), (float32, "another graph, such as the float32 graph")],
+)
+def test_a_wrong_runtime_is_named(
+    fault: Callable[[Runner, Bundle], Callable[[np.ndarray], np.ndarray]], named: str, precise_bundle: Bundle
+) -> None:
     """The graph is right, so the runtime is named, and not the calibration."""
     with closing(open_runner("onnxruntime", precise_bundle, precision="int8")) as runner:
-        right = runner._run
-
-        def saturated(inputs: np.ndarray) -> np.ndarray:
-            logits = right(inputs)
-            return np.clip(logits, -0.3 * np.abs(logits).max(), 0.3 * np.abs(logits).max())
-
-        runner._run = saturated  # type: ignore[method-assign]
+        runner._run = fault(runner, precise_bundle)  # type: ignore[method-assign]
         report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
     checks = report.runners[0]
-    assert checks.check("numeric").verdict == "failed"
-    assert "from the quantised graph's logits" in checks.check("numeric").reasons[0]
+    assert named in checks.check("numeric").reasons[0]
+    assert [why.partition(":")[0] for why in checks.check("stages").reasons] == ["runtime"]
     assert checks.check("calibration").verdict == "passed"
+
+
+@needs_kernel
+@pytest.mark.skipif(bool(int8_saturates()), reason="OpenVINO's own products saturate on this CPU")
+def test_a_kernel_that_saturates_is_named(precise_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare: Callable[..., Any] = openvino_kernels.prepared_mask
+
+    def saturated(mask: np.ndarray, arithmetic: Any) -> Any:
+        return prepare(np.clip(mask, -np.abs(mask).max() / 3, np.abs(mask).max() / 3), arithmetic)
+
+    for fault in (False, True):
+        if fault:
+            monkeypatch.setattr(openvino_kernels, "prepared_mask", saturated)
+        with closing(open_runner("openvino+kernels", precise_bundle, precision="int8")) as runner:
+            report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
+        stages = report.runners[0].check("stages")
+        assert list(stages.details["stages"]) == ["quantisation", "runtime", "kernels"]
+        assert [why.partition(":")[0] for why in stages.reasons] == ["kernels"] * fault, stages
+        assert report.runners[0].check("calibration").verdict == "passed"
+
+
+def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: Bundle) -> None:
+    """The server is right, and quantisation must not be taken for wrong preprocessing."""
+    bundle = precise_bundle
+    golden, graph = bundle.golden_set(), QuantisedGraph(bundle, "int8", for_cpu=True)
+    images = {b"photograph": pixels()[0], **dict(zip(golden.images, golden.image_pixels, strict=True))}
+    offered = iter([NotOfferedError("no preprocessing model here")])
+
+    def model(name: str) -> Any:
+        for refused in offered:
+            raise refused
+        return SimpleNamespace(max_batch=8)
+
+    def infer(batch: np.ndarray) -> np.ndarray:
+        return graph.logits(bundle.inputs_from_pixels(np.stack([images[bytes(image)] for image in batch[:, 0]])))
+
+    with closing(open_runner("onnxruntime", bundle, precision="int8")) as runner:
+        connection = SimpleNamespace(model=model)
+        runner.server = SimpleNamespace(  # type: ignore[assignment]
+            connection=connection, infer=infer, preprocess="preprocess", ensemble="model"
+        )
+        exact = Reference(bundle).logits(bundle.inputs_from_pixels(pixels()[:1]))[1][0]
+        sample = Sample(where="a.png", encoded=lambda: b"photograph", pixels=pixels()[0], exact=exact)
+        limit = Limit(largest=1e-3, rms=None, derivation="")
+        check = check_preprocessing(bundle, runner, limit, samples=[sample], of_graph=graph)
+    assert np.abs(infer(np.array([[b"photograph"]], dtype=object))[0] - exact).max() > limit.largest
+    assert check.verdict == "undecided", check.reasons
+    assert "gives the quantised graph's logits for 1 images of the data" in check.summary
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
+def test_the_recorded_db_is_that_of_the_graph_that_ships(
+    for_cpu: bool, precise_bundle: Bundle, calibration_images: Path
+) -> None:
+    variant = open_variant(precise_bundle, "int8", for_cpu=for_cpu)
+    assert variant.record is not None
+    assert variant.record.calibration is not None
+    with np.load(calibration_images) as arrays:
+        judged = precise_bundle.inputs_from_pixels(arrays["images"][3::4])
+    quantised, plain = (
+        emulated_logits(onnx.load(path), judged, name="x") for path in (variant.path, precise_bundle.onnx_path)
+    )
+    assert variant.record.calibration["recipe"]["db"] == pytest.approx(signal_to_noise_db(quantised, plain), abs=0.02)
 
 
 def test_the_recipe_is_recorded_with_all_that_were_tried(precise_bundle: Bundle) -> None:

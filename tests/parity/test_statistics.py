@@ -12,7 +12,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.parity._accuracy import Accuracy, Classes, classes_of, gate_of
 from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar, score_interval, share_interval
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
-from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from gmmvit_deploy.tolerances import Noise, limit_from_noise, signal_to_noise_db
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -32,6 +32,22 @@ def test_distances_are_those_of_numpy(batch: int) -> None:
     cosines = (logits * expected).sum(1) / np.linalg.norm(logits, axis=1) / np.linalg.norm(expected, axis=1)
     assert errors.cosine == pytest.approx(cosines.min(), abs=1e-15)
     assert (errors.rows, errors.broken) == (200, 0)
+
+
+@pytest.mark.parametrize("over_images", [False, True])
+def test_the_db_is_that_of_all_images_at_once(over_images: bool) -> None:
+    """A common offset of an image says nothing after softmax, nor that of a class after a sigmoid with a threshold."""
+    generator = np.random.default_rng(8)
+    reference = generator.normal(size=(50, 7))
+    offset = generator.normal(scale=100, size=(1, 7) if over_images else (50, 1))
+    logits = reference + generator.normal(scale=0.1, size=(50, 7))
+    measure = ErrorMeasure()
+    for rows in (slice(0, 20), slice(20, 50)):
+        measure.add((logits + offset)[rows], (reference + offset)[rows])
+    db = signal_to_noise_db(logits + offset, reference + offset, over_images=over_images)
+    assert measure.db(over_images=over_images) == pytest.approx(db)
+    assert db == pytest.approx(signal_to_noise_db(logits, reference, over_images=over_images))
+    assert 18 < db < 21
 
 
 def test_what_is_not_finite_is_counted_and_left_out() -> None:

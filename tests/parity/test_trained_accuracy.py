@@ -160,6 +160,18 @@ def test_an_expected_accuracy_without_images_fails(bundle: Bundle) -> None:
         ParityOptions(expected_accuracy=93)
 
 
+def test_exchanged_labels_are_named_beside_an_unrelated_confusion() -> None:
+    """PyTorch also takes most images of class 3 for class 4; labels 0 and 1 are exchanged."""
+    true = np.arange(500) % 5
+    answers = np.where((true == 3) & (np.arange(500) % 4 > 0), 4, true)
+    collected = Accuracy([f"label {index}" for index in range(5)], SAME)
+    logits = np.eye(5)[answers]
+    collected.add(list(np.array((1, 0, 2, 3, 4))[true]), logits, logits)
+    check = collected.check(0.9)
+    assert check.verdict == "failed"
+    assert check.reasons[-1].endswith("in another order: label 0 is called label 1, label 1 is called label 0")
+
+
 @pytest.mark.parametrize("exchanged", [(1, 0, 2, 3, 4), (1, 2, 3, 4, 0)], ids=["two labels", "all labels"])
 def test_labels_that_were_exchanged_are_named(exchanged: tuple[int, ...]) -> None:
     """PyTorch is right on nine images in ten; two exchanged labels leave 54 %."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = ["emulated_logits", "emulated_outputs", "saturated_shares"]
+__all__ = ["CountedGraph", "emulated_logits", "emulated_outputs"]
 
 
 def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> NDArray[Any]:
@@ -42,29 +42,51 @@ def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str, batc
     return tuple(np.concatenate(rows) for rows in zip(*parts, strict=True))
 
 
-def saturated_shares(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> dict[str, float]:
-    """Return the name of each projection → the share of its input's values that saturate in a quantised graph.
+class CountedGraph:
+    """A quantised graph that runs with every rounding, and counts the values that saturate."""
 
-    The arguments are as in `emulated_outputs`.  A value that exceeds the range by less than half a step is rounded.
-    """
-    import numpy as np
-    from onnx import ValueInfoProto
+    def __init__(self, proto: ModelProto, *, name: str) -> None:
+        """proto, name: as in `emulated_outputs`.  Errors: as there."""
+        from onnx import ValueInfoProto
 
-    probed = copy_of(without_bfloat16(proto))
-    wiring = Wiring(probed.graph)
-    nodes = [node for node in probed.graph.node if node.op_type == "QuantizeLinear"]
-    names = list(dict.fromkeys(node.input[0] for node in nodes))
-    del probed.graph.output[:]
-    probed.graph.output.extend(ValueInfoProto(name=one) for one in names)
-    beyond = dict.fromkeys((node.name for node in nodes), 0)
-    counts = dict(beyond)
-    session = session_from_proto(probed, name, exact=True)
-    (image,) = (value.name for value in probed.graph.input)
-    for start in range(0, len(inputs), 8):
-        values = dict(zip(names, session.run(names, {image: inputs[start : start + 8]}), strict=True))
-        for node in nodes:
-            low, high = quantized_range(wiring, node)
-            x, half = values[node.input[0]], (high - low) / 510
-            beyond[node.name] += int(np.count_nonzero((x < low - half) | (x > high + half)))
-            counts[node.name] += x.size
-    return {one.removesuffix("/QuantizeLinear"): beyond[one] / counts[one] for one in beyond}
+        probed = copy_of(with_quantized_activations(without_bfloat16(proto)))
+        (self._image,) = (value.name for value in probed.graph.input)
+        outputs = [value.name for value in probed.graph.output]
+        self._nodes = [node for node in probed.graph.node if node.op_type == "QuantizeLinear"]
+        wiring = Wiring(probed.graph)
+        self._ranges = {node.name: quantized_range(wiring, node) for node in self._nodes}
+        self._names = list(dict.fromkeys([outputs[0], *(node.input[0] for node in self._nodes)]))
+        probed.graph.output.extend(ValueInfoProto(name=one) for one in self._names if one not in outputs)
+        self._session = session_from_proto(probed, name, exact=True)
+        self._beyond = dict.fromkeys(self._ranges, 0)
+        self._counts = dict.fromkeys(self._ranges, 0)
+
+    def logits(self, inputs: NDArray[Any], counted: NDArray[Any] | None = None, *, batch: int = 8) -> NDArray[Any]:
+        """Compute the first output (B, C).
+
+        inputs: (B, …).  counted: (B,), True for the inputs whose saturated values are counted; None counts none.
+        batch: the number of inputs that run at once.
+        """
+        import numpy as np
+
+        rows = []
+        for start in range(0, len(inputs), batch):
+            answers = self._session.run(self._names, {self._image: inputs[start : start + batch]})
+            values = dict(zip(self._names, answers, strict=True))
+            rows.append(answers[0])
+            if counted is None:
+                continue
+            for node in self._nodes:
+                low, high = self._ranges[node.name]
+                # A value that exceeds the range by less than half a step is rounded.
+                x, half = values[node.input[0]][counted[start : start + batch]], (high - low) / 510
+                self._beyond[node.name] += int(np.count_nonzero((x < low - half) | (x > high + half)))
+                self._counts[node.name] += x.size
+        return np.concatenate(rows)
+
+    def saturated(self) -> dict[str, float]:
+        """Return the name of each projection → the share of its input's counted values that saturate."""
+        return {
+            name.removesuffix("/QuantizeLinear"): self._beyond[name] / max(count, 1)
+            for name, count in self._counts.items()
+        }

@@ -82,10 +82,10 @@ class OnnxRuntimeRunner(_SessionRunner):
                 f"runner {self.name}: ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, "
                 f"not in {self.precision}"
             )
-        if self.graph.dynamic:
+        if self.graph.only_openvino:
             raise RunnerUnavailableError(
-                f"runner {self.name}: the int8 graph was written without calibration images, so only OpenVINO runs it",
-                hint=f"use the runner openvino, or {how_to_convert(bundle, self.precision)}",
+                f"runner {self.name}: OpenVINO alone quantises activations of this int8 graph, while it runs",
+                hint=f"use the runner openvino, or {how_to_convert(bundle, self.precision)} without a gate",
             )
         self._program = program_from_onnx(self.graph.path, threads=threads)
 

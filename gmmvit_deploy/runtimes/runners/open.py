@@ -49,7 +49,7 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     computes in it here.
     """
     graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
-    names = ["onnxruntime"] if precision in ONNXRUNTIME_PRECISIONS and not graph.dynamic else []
+    names = ["onnxruntime"] if precision in ONNXRUNTIME_PRECISIONS and not graph.only_openvino else []
     name, why = _in_openvino(graph, precision)
     if not names and not name:
         raise RunnerUnavailableError(f"no runner of this machine computes in {precision}: {why}")

@@ -1,0 +1,93 @@
+"""The quantised graph of a runner, computed with every rounding and apart from any runtime.
+
+With t PyTorch's float64 logits, g the graph's and r the runner's, the share of the graph's rounding in the runner is
+
+    Σ (r − t)(g − t) / Σ (g − t)²
+
+It is near 1 for a runtime that computes the graph: at least 0.4 over any 8 images in correct ones, which round other
+values to the next step of the grid than the graph. It is 0 for a runner that computes in float32 in place of int8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph
+from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
+
+__all__ = ["GRAPH", "QuantisedGraph", "RoundingKept", "rounding_problem"]
+
+GRAPH = "the quantised graph's logits"
+_LEAST_KEPT = 0.25
+
+
+class QuantisedGraph:
+    """The int8 or fp8 graph of a bundle, with its record."""
+
+    def __init__(self, bundle: Bundle, precision: Precision, *, for_cpu: bool) -> None:
+        """for_cpu: True for the graph that CPUs run.  Errors: as `open_variant`."""
+        self.variant = open_variant(bundle, precision, for_cpu=for_cpu)
+        record = self.variant.record
+        self.calibration = record.calibration if record is not None else None
+        # A record of an earlier version has no hashes.
+        self._calibrated_on = frozenset((self.calibration or {}).get("image_sha256", ()))
+        self._graph = CountedGraph(onnx.load(self.variant.path), name=self.variant.path.name)
+        self._last: tuple[Any, NDArray[Any]] | None = None
+
+    def new(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        """Return which images (B, …) did not calibrate the graph."""
+        if not self._calibrated_on:
+            return np.ones(len(inputs), bool)
+        return np.array([digest not in self._calibrated_on for digest in image_hashes(inputs)], bool)
+
+    def logits(self, inputs: NDArray[Any], *, real: bool = False) -> NDArray[Any]:
+        """Compute the logits (B, C) of a batch, once for all runners that ask for it one after the other.
+
+        real: True to count the values that saturate for the images that did not calibrate the graph.
+        """
+        if self._last is None or self._last[0] is not inputs:
+            self._last = inputs, self._graph.logits(inputs, self.new(inputs) if real else None)
+        return self._last[1]
+
+    def saturated(self) -> dict[str, float]:
+        """Return the name of each projection → the share of its input's values that saturate on the real images."""
+        return self._graph.saturated()
+
+
+class RoundingKept:
+    """Accumulate the share of the graph's rounding that a runner has, as defined at the head of this module."""
+
+    def __init__(self) -> None:
+        self._shared = self._whole = 0.0
+
+    def add(self, logits: NDArray[Any], of_graph: NDArray[Any], exact: NDArray[Any]) -> None:
+        """Add the logits (B, C) of the runner, of the graph and of PyTorch.  Rows that are not finite are left out."""
+        finite = np.isfinite(logits).all(1) & np.isfinite(of_graph).all(1)
+        rounding = (of_graph - exact)[finite]
+        self._shared += float(((logits - exact)[finite] * rounding).sum())
+        self._whole += float((rounding**2).sum())
+
+    @property
+    def share(self) -> float | None:
+        """The share; None if the graph has no rounding."""
+        return self._shared / self._whole if self._whole else None
+
+
+def rounding_problem(share: float | None) -> str:
+    """Return a message if a runner does not have the graph's rounding; empty if it has, or if there is none.
+
+    share: as in `RoundingKept`.
+    """
+    if share is None or share >= _LEAST_KEPT:
+        return ""
+    return (
+        f"the logits have {share:.2f} of the quantised graph's rounding, expected at least {_LEAST_KEPT:g}: the runner "
+        "computes another graph, such as the float32 graph"
+    )

@@ -1,0 +1,292 @@
+"""Collect the results of a runner over all inputs of a parity run, and judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import recorded_errors
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.parity._accuracy import (
+    Accuracy,
+    accuracy_of_resized,
+    classes_of,
+    gate_of,
+    without_calibration_images,
+)
+from gmmvit_deploy.parity._calibration import check_calibration
+from gmmvit_deploy.parity._decisions import KEPT, decisions_of
+from gmmvit_deploy.parity._invariance import check_invariance
+from gmmvit_deploy.parity._localize import localize
+from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
+from gmmvit_deploy.parity._numeric import STORED, Distances, SetNumbers, check_numeric
+from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing, expected_of_golden
+from gmmvit_deploy.parity._quantised import GRAPH, QuantisedGraph
+from gmmvit_deploy.parity._served import check_served
+from gmmvit_deploy.parity._stages import Stages
+from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
+from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity.reference import Known, Reference
+from gmmvit_deploy.parity.report import RunnerReport
+from gmmvit_deploy.parity.suspects import explain
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.progress import OnProgress, Progress, prefixed
+from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX
+from gmmvit_deploy.runtimes.runners.open import open_runner
+from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.tolerances import Limit
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.parity.check import ParityOptions
+
+__all__ = ["Tally", "needs_model"]
+
+_NO_LOGITS = "the bundle has no logits; its features are compared by the check numeric"
+_CALIBRATED = "the graph was calibrated on these images, so they cannot judge it; add others to --data"
+
+
+def needs_model(why: str) -> str:
+    return f"needs the model in PyTorch: {why}"
+
+
+class Tally:
+    """Collect a runner's results over all inputs.
+
+    reference: None if this process cannot build the model.  why: the reason.
+    graphs: (precision, True for the graph that CPUs run) → the quantised graph; runners of the same graph share it.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        runner: Runner,
+        options: ParityOptions,
+        reference: Reference | None,
+        why: str,
+        graphs: dict[tuple[Precision, bool], QuantisedGraph],
+    ) -> None:
+        self._bundle, self._runner, self._options = bundle, runner, options
+        self._reference, self._why = reference, why
+        manifest = bundle.manifest
+        for_cpu = runner.device == "cpu"
+        self._recorded = recorded_errors(bundle, runner.precision, for_cpu=for_cpu)
+        key = (runner.precision, for_cpu)
+        if runner.precision in QUANTIZED and key not in graphs:
+            graphs[key] = QuantisedGraph(bundle, runner.precision, for_cpu=for_cpu)
+        self._graph = graphs.get(key)
+        # The key is (name of the inputs, True for the features beside logits).
+        self._distances: dict[tuple[str, bool], Distances] = {}
+        self._decisions = decisions_of(manifest.label_set)
+        multi = manifest.task == "multi-label"
+        self._stages = Stages(self._decisions.decided if manifest.has_logits else None, over_images=multi)
+        self._broken = 0  # images of the data without finite logits
+        self._left_out = 0  # labelled images that calibrated the graph
+        self.accuracy: Accuracy | MultiLabelAccuracy | None = None
+        if options.data is not None and reference is not None and manifest.has_logits:
+            classes = classes_of(options.data.classes, manifest.labels, options.data.name)
+            self.accuracy = (
+                MultiLabelAccuracy(manifest.label_set, classes) if multi else Accuracy(manifest.labels, classes)
+            )
+        self._kept_logits: list[NDArray[Any]] = []
+        self._plain: Runner | None = None  # the runner without kernels
+
+    def add(self, name: str, known: Known, *, keep: bool = False) -> None:
+        """Run a batch with the runner, and record how far the logits are from PyTorch's logits.
+
+        name: the name of the set of inputs.  keep: True for golden and random inputs, whose logits are also stored;
+        False for the data, whose decisions, stages and accuracy are also recorded.
+        """
+        inputs, trained, exact = known.batch.inputs, known.trained, known.exact
+        answers = self._runner.rows_all(inputs)
+        logits = answers[self._runner.outputs[0]]
+        noise = self._bundle.stored_noise(exact) if self._reference is None else None
+        of_graph = self._graph.logits(inputs, real=not keep) if self._graph is not None else None
+        distances = self._distances.setdefault((name, False), Distances(name, stored=noise))
+        distances.add(logits, trained, exact, of_graph)
+        if known.features is not None:
+            of_features = self._distances.setdefault((name, True), Distances(f"{name}, features"))
+            of_features.add(answers["features"], *known.features)
+        if keep:
+            self._kept_logits.append(logits)
+            return
+        if logits.shape != exact.shape:
+            logits = np.full(exact.shape, np.nan, np.float32)
+        new = np.ones(len(logits), bool) if self._graph is None else self._graph.new(inputs)
+        finite = np.isfinite(logits).all(1)
+        self._broken += int((new & ~finite).sum())
+        judged = finite & new
+        if self._bundle.manifest.has_logits:
+            where = list(compress(known.batch.where, judged))
+            self._decisions.add(where, logits[judged], trained[judged], exact[judged])
+        if self.accuracy is not None:
+            labels = known.batch.labels
+            self.accuracy.add(list(compress(labels, new)), trained[new], logits[new])
+            self._left_out += sum(label is not None for label in compress(labels, ~new))
+        if new.any():
+            self._stages.add(
+                logits[new],
+                trained[new],
+                exact[new],
+                of_graph=None if of_graph is None else of_graph[new],
+                without_kernels=self._without_kernels(inputs[new]),
+                features=None if known.features is None else (answers["features"][new], known.features[1][new]),
+            )
+
+    def _without_kernels(self, inputs: NDArray[Any]) -> NDArray[Any] | None:
+        """Return the logits of the runner's graph and runtime without this project's kernels; None without kernels."""
+        runner = self._runner
+        if self._graph is None or not runner.name.endswith(KERNELS_SUFFIX):
+            return None
+        if self._plain is None:
+            name = runner.name.removesuffix(KERNELS_SUFFIX)
+            self._plain = open_runner(name, self._bundle, precision=runner.precision)
+        return self._plain.rows(inputs)
+
+    def _sets(self, *, features: bool) -> list[SetNumbers]:
+        """Return the distances of the logits, or of the features beside logits, for each set of inputs."""
+        key = "features_largest_abs" if features else "largest_abs"
+        return [
+            distances.numbers(self._runner.precision, self._recorded_distance(inputs, key))
+            for (inputs, of_features), distances in self._distances.items()
+            if of_features == features
+        ]
+
+    def _recorded_distance(self, inputs: str, key: str) -> float | None:
+        """Return what conversion recorded for these inputs; a record of an earlier version has the golden inputs only.
+
+        The golden images and the data have the distance of the golden inputs.
+        """
+        if self._recorded is None:
+            return None
+        of_random = self._recorded.get(f"random_{key}") if inputs == "random" else None
+        return self._recorded.get(key) if of_random is None else of_random
+
+    def report(
+        self,
+        kept: dict[str, Known],
+        samples: Sequence[Sample],
+        trained: TrainedAccuracy,
+        checked: dict[Path, list[str]],
+        on_progress: OnProgress,
+    ) -> RunnerReport:
+        """Judge the collected results, and run the checks that send further batches to the runner.
+
+        kept: the sets of inputs whose logits are stored. The last set is also sent in other batches.
+        checked: as in `check_preprocessing`.
+        """
+        runner, bundle, reference, sets = self._runner, self._bundle, self._reference, self._sets(features=False)
+        name, sent = list(kept.items())[-1]
+        inputs = sent.batch.inputs
+        limit = next(numbers.limit for numbers in sets if numbers.inputs == name)
+        widest = max((numbers.limit for numbers in sets), key=lambda numbers: numbers.largest)
+        judged = [numbers for numbers in sets if numbers.inputs in kept or self._graph is None]
+        beside = self._sets(features=True)
+        features = [numbers for numbers in beside if self._graph is None or numbers.inputs.partition(",")[0] in kept]
+        numeric = check_numeric(judged, features)
+        if reference is not None and any(numbers.problems() for numbers in [*judged, *features]):
+            numeric = self._explained(numeric, reference, kept, limit)
+        progress = prefixed(runner.name, on_progress)
+        checks = [
+            numeric,
+            self._judged_decisions(widest),
+            trained.judged(self._judged_accuracy()),
+            self._judged_stages(),
+            check_invariance(runner, inputs, sent.exact, limit, on_progress=progress),
+            self._checked_calibration(),
+            check_preprocessing(bundle, runner, widest, samples=samples, of_graph=self._graph, checked=checked),
+        ]
+        if runner.server is not None:
+            expected, words = sent.exact, "PyTorch's float64 logits" if reference is not None else STORED
+            if self._graph is not None:
+                expected, words = self._graph.logits(inputs), GRAPH
+            server, golden = runner.server, expected_of_golden(bundle, self._graph)
+            checks.append(
+                check_served(
+                    bundle, runner, server, inputs, expected, golden, widest, reference=words, on_progress=progress
+                )
+            )
+        else:
+            checks.append(skipped_check("served", f"{runner.name} runs in this process, without a server"))
+        if reference is None:
+            checks.append(skipped_check("localize", needs_model(self._why)))
+        elif self._options.localize:
+            progress(Progress("block by block"))
+            checks.append(localize(reference, runner, inputs))
+        else:
+            checks.append(skipped_check("localize", "not requested; add --localize"))
+        if self._plain is not None:
+            self._plain.close()
+        return RunnerReport(
+            runner=runner.name,
+            precision=runner.precision,
+            provenance=runner.provenance(),
+            checks=tuple(checks),
+            points=self._decisions.points(),
+        )
+
+    def _judged_decisions(self, limit: Limit) -> Check:
+        if not self._bundle.manifest.has_logits:
+            return skipped_check("decisions", _NO_LOGITS)
+        why, gate = self._no_images(), self._options.keep_decisions
+        if why:
+            return skipped_check("decisions", why)
+        if self._graph is None and gate is None:
+            return self._decisions.check(limit)
+        return self._decisions.kept(gate or KEPT, broken=self._broken, blamed=self._stages.blamed, skipped=_CALIBRATED)
+
+    def _judged_stages(self) -> Check:
+        options = self._options
+        why = self._no_images()
+        if self._graph is None and options.snr_db is None and options.least_cosine is None:
+            why = f"{self._runner.precision} is not quantised"
+        if why:
+            return skipped_check("stages", why)
+        return self._stages.check(options.snr_db, options.least_cosine, skipped=_CALIBRATED)
+
+    def _no_images(self) -> str:
+        """Return why there are no real images; empty if there are some."""
+        if self._reference is None:
+            return f"needs PyTorch's logits of further images: {self._why}"
+        return "" if self._options.data is not None else "only real images show decisions; add --data"
+
+    def _judged_accuracy(self) -> Check:
+        if self._reference is None:
+            return skipped_check("accuracy", f"needs PyTorch's logits of further images: {self._why}")
+        if not self._bundle.manifest.has_logits:
+            return skipped_check("accuracy", _NO_LOGITS)
+        if self.accuracy is None:
+            check = skipped_check("accuracy", "no labelled images were given; add --data")
+        else:
+            check = self.accuracy.check(gate_of(self._runner.precision, self._options.gate))
+            check = without_calibration_images(check, self._left_out)
+        return accuracy_of_resized(check, self._bundle.manifest.spec)
+
+    def _checked_calibration(self) -> Check:
+        precision = self._runner.precision
+        if self._graph is None:
+            return skipped_check("calibration", f"{precision} needs no calibration")
+        if self._graph.calibration is None:
+            why = "no calibration needed: the activations are quantised while the network runs"
+            return skipped_check("calibration", why)
+        if self._reference is None:
+            return skipped_check("calibration", needs_model(self._why))
+        if self._options.data is None:
+            return skipped_check("calibration", "no images were given to compare the calibration with; add --data")
+        if self._stages.of_graph is None:
+            return Check(name="calibration", verdict="undecided", summary=_CALIBRATED, reasons=(_CALIBRATED,))
+        return check_calibration(self._bundle, self._graph, self._stages.of_graph)
+
+    def _explained(self, numeric: Check, reference: Reference, kept: dict[str, Known], limit: Limit) -> Check:
+        if len({rows.shape[1:] for rows in self._kept_logits}) > 1:
+            return numeric
+        inputs = np.concatenate([known.batch.inputs for known in kept.values()])
+        guess = explain(self._bundle, reference, inputs, np.concatenate(self._kept_logits), limit.largest)
+        why = f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"
+        return replace(numeric, reasons=(*numeric.reasons, why)) if guess else numeric
