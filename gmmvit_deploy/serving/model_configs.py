@@ -310,10 +310,10 @@ def _evidence(
     served = record.cpu if record.cpu is not None and not options.on_gpu else record
     named = ("source", "images", "sha256", "recipe", "gate")
     calibration = {key: value for key, value in (served.calibration or {}).items() if key in named}
-    return {
-        "gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(precision)),
-        "gmmvit_calibration": json.dumps(calibration, ensure_ascii=False),
-    }
+    evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(precision))}
+    if calibration:
+        evidence["gmmvit_calibration"] = json.dumps(calibration, ensure_ascii=False)
+    return evidence
 
 
 def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:

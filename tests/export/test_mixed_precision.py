@@ -120,6 +120,15 @@ def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer
     assert any(f"{forgotten}: its input has no range, unlike the record" in why for why in calibration["reasons"])
 
 
+@pytest.mark.engine
+def test_tensorrt_takes_the_products_in_their_types(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
+    path = converted[0].path
+    words = ("--precision", "int8", "--compute-capability", "8.9", "--require-fused", "--require-precision")
+    answer = gmmvit_here("build", path, *words, "-o", tmp_path / "engine", "--json")
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["card"]["misses"] == []
+
+
 def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     bundle, _ = converted
     repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(precision="int8", runtime="openvino"))
