@@ -139,8 +139,9 @@ def test_parity_without_the_class_compares_with_the_stored_logits(own_bundle: Ow
     assert report["verdict"] == "passed"
     checks = {check["name"]: check for check in [*report["checks"], *report["runners"][0]["checks"]]}
     skipped = {name for name, check in checks.items() if check["verdict"] == "skipped"}
-    assert skipped == {"constants", "reference", "accuracy", "calibration", "served", "localize"}
-    for name in ("constants", "reference", "accuracy", "localize"):
+    of_images = {"decisions", "accuracy", "stages", "calibration"}
+    assert skipped == {"constants", "reference", *of_images, "served", "localize"}
+    for name in ("constants", "reference", "decisions", "accuracy", "localize"):
         assert "only if --model names the file" in checks[name]["summary"]
     (numbers,) = checks["numeric"]["details"]["sets"]
     assert (numbers["inputs"], numbers["reference"]) == ("golden", "the logits that PyTorch computed at export")
