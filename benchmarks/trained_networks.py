@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import shutil
 import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -52,6 +53,7 @@ CANVAS = 48
 CAPITAL = 28
 """Pixels: the side of an image, the side of a rendered character with its margin, and the height of its capitals."""
 IMAGE = ImageSpec(height=SIDE, width=SIDE, channels=3, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+BATCH = 64
 FONTS_OF_A_PACKAGE = 8
 """At most, so that packages with many styles do not outweigh the others."""
 
@@ -133,6 +135,11 @@ def fonts_of(packages: list[str]) -> list[ImageFont.FreeTypeFont]:
 
     Errors: SystemExit with the command that installs what is missing.
     """
+    if shutil.which("dpkg") is None:
+        raise SystemExit(
+            "Error: the fonts are those of Debian's packages, and this machine has no dpkg\n"
+            "hint: add --glyphs with the characters that this script rendered on Debian"
+        )
     listed = {name: _files_of(name) for name in packages}
     missing = [name for name, files in listed.items() if not files]
     if missing:
@@ -217,8 +224,6 @@ def write_data(folder: Path, glyphs: Path, *, check: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "labels.txt").write_text("\n".join(CHARACTERS) + "\n", encoding="utf-8")
     for name, (count, distortion) in IMAGES_OF_A_CLASS.items():
-        if (folder / f"{name}.npz").is_file():
-            continue
         stored, classes = glyphs_of(glyphs, "calibration" if name == "calibration" else "judged", check=check)
         choice = np.random.default_rng(1)
         count = 2 if check else count
@@ -235,13 +240,13 @@ def normalised(images: Tensor) -> Tensor:
     return (images / 255 - 0.5) / 0.25
 
 
-def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int, batch: int) -> dict[str, Any]:
+def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int) -> dict[str, Any]:
     """Train a network, write its checkpoint, and return its line of the record."""
     torch.manual_seed(0)
     spec = preset_spec(family, classes=len(CHARACTERS), image_size=SIDE, mask=MaskSpec(kind="gmm", kernels=5))
     network = model_from_spec(spec).to(device).train()
     characters, classes = (torch.from_numpy(array).to(device) for array in glyphs_of(glyphs, "train"))
-    steps = max(epochs * len(characters) // batch, 1)
+    steps = max(epochs * len(characters) // BATCH, 1)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps))
@@ -249,7 +254,7 @@ def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int
     random = torch.Generator(device).manual_seed(3)
     began, losses = time.monotonic(), []
     for step in range(steps):
-        chosen = torch.randint(len(characters), (batch,), generator=random, device=device)
+        chosen = torch.randint(len(characters), (BATCH,), generator=random, device=device)
         images = distorted(characters[chosen], TRAINED, random)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = network(normalised(images))
@@ -274,7 +279,7 @@ def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int
     accuracies = {
         f"top1_{name}": top1(network.to(device), output / "data" / f"{name}.npz") for name in ("judged", "shifted")
     }
-    return {**accuracies, "epochs": epochs, "steps": steps, "batch": batch, "seconds": round(seconds), "device": device}
+    return {**accuracies, "epochs": epochs, "steps": steps, "batch": BATCH, "seconds": round(seconds), "device": device}
 
 
 @torch.no_grad()
@@ -295,25 +300,23 @@ def main() -> None:
     parser = script_parser(__doc__, __file__, suffix="")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="train only this network; can be repeated")
     parser.add_argument("--epochs", type=int, default=6, help="passes over the rendered characters (default: 6)")
-    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--glyphs", type=Path, help="folder of the rendered characters (default: OUTPUT/glyphs)")
-    arguments = parsed(parser, epochs=1, batch=32)
+    arguments = parsed(parser, epochs=1)
     output, families = arguments.output, arguments.family or [*FAMILIES]
     glyphs = arguments.glyphs or output / "glyphs"
     for split in PACKAGES:
         glyphs_of(glyphs, split, check=arguments.check)
     write_data(output / "data", glyphs, check=arguments.check)
-    train = partial(
-        trained, output=output, glyphs=glyphs, device=arguments.device, epochs=arguments.epochs, batch=arguments.batch
-    )
+    train = partial(trained, output=output, glyphs=glyphs, device=arguments.device, epochs=arguments.epochs)
     at_once = len(families) if arguments.device == "cuda" else 1
-    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as processes:
-        records = dict(zip(families, processes.map(train, families), strict=True))
     path = output / "trained.json"
-    records = {**(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}), **records}
-    path.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(records, indent=2))
+    records = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as processes:
+        for family, record in zip(families, processes.map(train, families), strict=True):
+            print(f"{family}: {record}", flush=True)
+            records[family] = record
+            path.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
