@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import shutil
 import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -52,6 +53,7 @@ CANVAS = 48
 CAPITAL = 28
 """Pixels: the side of an image, the side of a rendered character with its margin, and the height of its capitals."""
 IMAGE = ImageSpec(height=SIDE, width=SIDE, channels=3, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+BATCH = 32
 FONTS_OF_A_PACKAGE = 8
 """At most, so that packages with many styles do not outweigh the others."""
 
@@ -92,13 +94,13 @@ class Distortion:
     noise: the standard deviation of the noise of a pixel, of 1.
     """
 
-    contrast: tuple[float, float] = (0.35, 0.9)
+    contrast: tuple[float, float] = (0.45, 0.8)
     blur: tuple[float, float] = (0.0, 0.5)
-    noise: tuple[float, float] = (0.0, 0.1)
+    noise: tuple[float, float] = (0.0, 0.08)
 
 
 TRAINED = Distortion()
-SHIFTED = Distortion(contrast=(0.25, 0.5), blur=(0.4, 0.8), noise=(0.06, 0.12))
+SHIFTED = Distortion(contrast=(0.3, 0.55), blur=(0.4, 0.8), noise=(0.06, 0.12))
 IMAGES_OF_A_CLASS = {"calibration": (64, TRAINED), "judged": (320, TRAINED), "shifted": (320, SHIFTED)}
 
 
@@ -133,6 +135,11 @@ def fonts_of(packages: list[str]) -> list[ImageFont.FreeTypeFont]:
 
     Errors: SystemExit with the command that installs what is missing.
     """
+    if shutil.which("dpkg") is None:
+        raise SystemExit(
+            "Error: the fonts are those of Debian's packages, and this machine has no dpkg\n"
+            "hint: add --glyphs with the characters that this script rendered on Debian"
+        )
     listed = {name: _files_of(name) for name in packages}
     missing = [name for name, files in listed.items() if not files]
     if missing:
@@ -167,11 +174,11 @@ def glyphs_of(folder: Path, split: str, *, check: bool = False) -> tuple[np.ndar
         return stored["glyphs"], stored["classes"]
 
 
-def distorted(glyphs: Tensor, distortion: Distortion, random: torch.Generator) -> Tensor:
+def distorted(glyphs: Tensor, distortion: Distortion, random: torch.Generator, strength: float = 1.0) -> Tensor:
     """Distort characters uint8 (n, CANVAS, CANVAS) to images: whole numbers of 0 to 255, float32 (n, 3, SIDE, SIDE).
 
-    A character is rotated, sheared, scaled, moved and warped, and gets a neighbour at its side, colours, an uneven
-    background, blur and noise.
+    A character is rotated, sheared, scaled, moved and warped, and gets a neighbour at its side, a tint, a dark and
+    uneven background, blur and noise.  strength: 0 for white on black in the middle, 1 for all of that.
     """
     count, device = len(glyphs), glyphs.device
 
@@ -179,15 +186,17 @@ def distorted(glyphs: Tensor, distortion: Distortion, random: torch.Generator) -
         return low + (high - low) * torch.rand(count, *(shape or (1, 1, 1)), generator=random, device=device)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(count, *shape, generator=random, device=device)
+        return strength * torch.randn(count, *shape, generator=random, device=device)
 
-    angle, shear, scale = uniform(-0.25, 0.25, 1), uniform(-0.2, 0.2, 1), uniform(0.75, 1.05, 1)
+    def around_zero(most: float, *shape: int) -> Tensor:
+        return strength * uniform(-most, most, *shape)
+
+    angle, shear, scale = around_zero(0.2, 1), around_zero(0.15, 1), 0.95 + around_zero(0.12, 1)
     cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
     rows = torch.stack([torch.cat([cos, shear - sin], 1), torch.cat([sin, cos], 1)], 1)
-    grid = functional.affine_grid(
-        torch.cat([rows, uniform(-0.15, 0.15, 2, 1)], 2), [count, 1, SIDE, SIDE], align_corners=False
-    )
-    warp = functional.interpolate(0.06 * normal(2, 5, 5), (SIDE, SIDE), mode="bicubic", align_corners=True)
+    moved = torch.cat([rows, around_zero(0.1, 2, 1)], 2)
+    grid = functional.affine_grid(moved, [count, 1, SIDE, SIDE], align_corners=False)
+    warp = functional.interpolate(0.045 * normal(2, 5, 5), (SIDE, SIDE), mode="bicubic", align_corners=True)
     grid = grid + warp.permute(0, 2, 3, 1)
     coverage = glyphs[:, None].float() / 255
     character = functional.grid_sample(coverage, grid, align_corners=False)
@@ -195,19 +204,20 @@ def distorted(glyphs: Tensor, distortion: Distortion, random: torch.Generator) -
     aside = torch.cat([side, uniform(-0.3, 0.3, 1)], 1)[:, None, None]
     neighbour = functional.grid_sample(coverage.roll(1, 0), grid + aside, align_corners=False)
 
-    background, sign = uniform(0, 1, 3, 1, 1), torch.sign(uniform(-1, 1))
-    difference = sign * uniform(*distortion.contrast) + 0.1 * normal(3, 1, 1)
-    # A character that would be brighter than white or darker than black moves the background instead.
-    background = torch.minimum(torch.maximum(background, -difference), 1 - difference).clamp(0, 1)
-    uneven = functional.interpolate(0.08 * normal(3, 4, 4), (SIDE, SIDE), mode="bicubic", align_corners=True)
-    images = background + uneven + difference * torch.maximum(character, uniform(0.2, 0.8) * neighbour)
+    background = strength * uniform(0, 0.2, 3, 1, 1)
+    difference = torch.lerp(torch.ones(1, device=device), uniform(*distortion.contrast), strength) + 0.1 * normal(
+        3, 1, 1
+    )
+    uneven = functional.interpolate(0.06 * normal(3, 4, 4), (SIDE, SIDE), mode="bicubic", align_corners=True)
+    both = torch.maximum(character, strength * uniform(0.2, 0.6) * neighbour)
+    images = background + uneven + difference * both
 
     offsets = torch.arange(-2, 3, device=device)
     weights = torch.exp(-(offsets**2) / (2 * 1.2**2))
     kernel = torch.outer(weights, weights)
     kernel = (kernel / kernel.sum()).expand(3, 1, 5, 5)
     blurred = functional.conv2d(functional.pad(images, (2, 2, 2, 2), mode="replicate"), kernel, groups=3)
-    images = torch.lerp(images, blurred, uniform(*distortion.blur))
+    images = torch.lerp(images, blurred, strength * uniform(*distortion.blur))
     images = images + uniform(*distortion.noise) * normal(3, SIDE, SIDE)
     return (255 * images).clamp(0, 255).round()
 
@@ -217,8 +227,6 @@ def write_data(folder: Path, glyphs: Path, *, check: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "labels.txt").write_text("\n".join(CHARACTERS) + "\n", encoding="utf-8")
     for name, (count, distortion) in IMAGES_OF_A_CLASS.items():
-        if (folder / f"{name}.npz").is_file():
-            continue
         stored, classes = glyphs_of(glyphs, "calibration" if name == "calibration" else "judged", check=check)
         choice = np.random.default_rng(1)
         count = 2 if check else count
@@ -235,22 +243,42 @@ def normalised(images: Tensor) -> Tensor:
     return (images / 255 - 0.5) / 0.25
 
 
-def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int, batch: int) -> dict[str, Any]:
+@torch.no_grad()
+def start(network: torch.nn.Module) -> None:
+    """Change the random weights so that the loss falls from the first steps, not after a thousand.
+
+    At the start, every block adds little to its input, tokens at different places differ, and what the class token
+    gathers from the image is not small beside the token itself.
+    """
+    for name, module in network.named_modules():
+        if isinstance(module, torch.nn.Linear) and name.endswith(("attention.out", "mlp.2")):
+            module.weight.mul_(0.1)
+            module.bias.zero_()
+    for name, parameter in network.named_parameters():
+        if name == "position_embedding":
+            parameter.normal_(std=0.5)
+        elif name == "class_token":
+            parameter.normal_(std=0.02)
+
+
+def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int) -> dict[str, Any]:
     """Train a network, write its checkpoint, and return its line of the record."""
     torch.manual_seed(0)
     spec = preset_spec(family, classes=len(CHARACTERS), image_size=SIDE, mask=MaskSpec(kind="gmm", kernels=5))
-    network = model_from_spec(spec).to(device).train()
+    network = model_from_spec(spec).train()
+    start(network)
+    network.to(device)
     characters, classes = (torch.from_numpy(array).to(device) for array in glyphs_of(glyphs, "train"))
-    steps = max(epochs * len(characters) // batch, 1)
+    steps = max(epochs * len(characters) // BATCH, 1)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        optimizer, lambda step: min((step + 1) / (0.05 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps))
     )
     random = torch.Generator(device).manual_seed(3)
     began, losses = time.monotonic(), []
     for step in range(steps):
-        chosen = torch.randint(len(characters), (batch,), generator=random, device=device)
-        images = distorted(characters[chosen], TRAINED, random)
+        chosen = torch.randint(len(characters), (BATCH,), generator=random, device=device)
+        images = distorted(characters[chosen], TRAINED, random, min(step / (0.7 * steps), 1.0))
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = network(normalised(images))
         loss = functional.cross_entropy(logits.float(), classes[chosen], label_smoothing=0.05)
@@ -260,8 +288,8 @@ def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int
         optimizer.step()
         schedule.step()
         losses.append(loss.detach())
-        if (step + 1) % 200 == 0 or step + 1 == steps:
-            mean = float(torch.stack(losses[-200:]).mean())
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            mean = float(torch.stack(losses[-50:]).mean())
             print(f"{family}: {step + 1}/{steps}, loss {mean:.3f}, {time.monotonic() - began:.0f} s", flush=True)
     seconds = time.monotonic() - began
     content = {
@@ -274,7 +302,7 @@ def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int
     accuracies = {
         f"top1_{name}": top1(network.to(device), output / "data" / f"{name}.npz") for name in ("judged", "shifted")
     }
-    return {**accuracies, "epochs": epochs, "steps": steps, "batch": batch, "seconds": round(seconds), "device": device}
+    return {**accuracies, "epochs": epochs, "steps": steps, "batch": BATCH, "seconds": round(seconds), "device": device}
 
 
 @torch.no_grad()
@@ -295,25 +323,23 @@ def main() -> None:
     parser = script_parser(__doc__, __file__, suffix="")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="train only this network; can be repeated")
     parser.add_argument("--epochs", type=int, default=6, help="passes over the rendered characters (default: 6)")
-    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--glyphs", type=Path, help="folder of the rendered characters (default: OUTPUT/glyphs)")
-    arguments = parsed(parser, epochs=1, batch=32)
+    arguments = parsed(parser, epochs=1)
     output, families = arguments.output, arguments.family or [*FAMILIES]
     glyphs = arguments.glyphs or output / "glyphs"
     for split in PACKAGES:
         glyphs_of(glyphs, split, check=arguments.check)
     write_data(output / "data", glyphs, check=arguments.check)
-    train = partial(
-        trained, output=output, glyphs=glyphs, device=arguments.device, epochs=arguments.epochs, batch=arguments.batch
-    )
+    train = partial(trained, output=output, glyphs=glyphs, device=arguments.device, epochs=arguments.epochs)
     at_once = len(families) if arguments.device == "cuda" else 1
-    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as processes:
-        records = dict(zip(families, processes.map(train, families), strict=True))
     path = output / "trained.json"
-    records = {**(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}), **records}
-    path.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(records, indent=2))
+    records = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as processes:
+        for family, record in zip(families, processes.map(train, families), strict=True):
+            print(f"{family}: {record}", flush=True)
+            records[family] = record
+            path.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
