@@ -102,6 +102,11 @@ class Network:
     def missing(self) -> dict[str, str]:
         return {path.stem: path.read_text(encoding="utf-8") for path in sorted(self.folder.glob("*.txt"))}
 
+    @property
+    def tools(self) -> dict[str, dict[str, str]]:
+        """Recipe of another project → name of its tool → version."""
+        return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("*.json"))}
+
     def data(self, kind: str) -> Path | None:
         """Return the file of a kind of images, given or made; None if there is none."""
         given = (place / f"{name}.npz" for place in self._places() for name in _FILES.get(kind, (kind,)))
@@ -114,10 +119,15 @@ class Network:
             raise InputError(f"{self.checkpoint}: expected {names} beside it, or in data/ beside it, got neither")
         return path
 
-    def images(self, kind: str) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return (normalised images (N, channels, height, width), labels (N,) or None)."""
+    def images(self, kind: str, most: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return (images (N, height, width, 3), uint8, labels (N,) or None).
+
+        most: the largest number of images, at equal distances; None takes all.
+        """
         with np.load(self.required(kind)) as arrays:
-            return self.bundle().inputs_from_pixels(arrays["images"]), arrays.get("labels")
+            images, labels = arrays["images"], arrays.get("labels")
+        chosen = np.unique(np.linspace(0, len(images) - 1, min(most or len(images), len(images))).round().astype(int))
+        return images[chosen], labels if labels is None else labels[chosen]
 
     def bundle(self, kind: str = "bundle") -> Bundle:
         return open_bundle(self.folder / kind)
@@ -139,10 +149,9 @@ class Network:
             model = as_released(model_from_bundle(bundle.manifest, bundle.weights_path))
             onnx.save(straight_graph(model, bundle.input_shape, bundle.manifest.max_batch), straight)
         if not calibration.exists():
-            images, _ = self.images("calibration")
-            chosen = np.unique(np.linspace(0, len(images) - 1, CALIBRATION_IMAGES).round().astype(int))
-            # A tool may take only the first images, so that these must not be of the first classes only.
-            np.save(calibration, images[np.random.default_rng(0).permutation(chosen)])
+            images, _ = self.images("calibration", CALIBRATION_IMAGES)
+            # A tool may take only the first images, which must not be of the first classes only.
+            np.save(calibration, bundle.inputs_from_pixels(np.random.default_rng(0).permutation(images)))
         for recipe, suffix in PEERS.items():
             script = BENCHMARKS / "shared" / "int8_peers.py"
             output = self.folder / f"{recipe}{suffix}"
@@ -220,14 +229,17 @@ def _of_kind(network: Network, kind: str, runner: str) -> Program:
     return _ours(network.bundle(kind), runner, "int8")
 
 
-def logits_of(program: Program, images: np.ndarray, batch: int = 16) -> np.ndarray:
-    """Return the logits (N, C).  The last batch is filled, so that a program is compiled for a single batch size."""
-    parts = [program(np.resize(part, (batch, *part.shape[1:])))[: len(part)] for part in _parts(images, batch)]
-    return np.concatenate(parts)
+def logits_of(program: Program, images: np.ndarray, bundle: Bundle, batch: int = 16) -> np.ndarray:
+    """Return the logits (N, C) of uint8 images.
 
-
-def _parts(images: np.ndarray, batch: int) -> list[np.ndarray]:
-    return [images[start : start + batch] for start in range(0, len(images), batch)]
+    The last batch is filled, so that a program is compiled for a single batch size.
+    """
+    logits = []
+    for start in range(0, len(images), batch):
+        part = images[start : start + batch]
+        filled = np.resize(part, (batch, *part.shape[1:]))
+        logits.append(program(bundle.inputs_from_pixels(filled))[: len(part)])
+    return np.concatenate(logits)
 
 
 def compared(logits: np.ndarray, reference: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
@@ -259,12 +271,13 @@ def judged(network: Network, most: int | None) -> dict[str, Any]:
     most: the largest number of images of a set, at equal distances; None takes all.
     """
     loads, missing = network.programs()
-    sets = {kind: _spread(*network.images(kind), most) for kind in SETS if network.data(kind)}
+    sets = {kind: network.images(kind, most) for kind in SETS if network.data(kind)}
+    bundle = network.bundle()
     answers: dict[str, dict[str, np.ndarray]] = {}
     rows: dict[str, Any] = {}
     for name, load in loads.items():
         program = load()
-        answers[name] = {kind: logits_of(program, images) for kind, (images, _) in sets.items()}
+        answers[name] = {kind: logits_of(program, images, bundle) for kind, (images, _) in sets.items()}
         rows[name] = {
             kind: compared(logits, answers[REFERENCE][kind], sets[kind][1]) for kind, logits in answers[name].items()
         }
@@ -276,12 +289,7 @@ def judged(network: Network, most: int | None) -> dict[str, Any]:
             for kind, row in rows[name].items():
                 pair = answers[name][kind].argmax(1), answers[plain][kind].argmax(1)
                 row["changed_by_kernels"] = float((pair[0] != pair[1]).mean())
-    return {"programs": rows, "missing": missing}
-
-
-def _spread(images: np.ndarray, labels: np.ndarray | None, most: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(most or len(images), len(images))).round().astype(int))
-    return images[chosen], labels if labels is None else labels[chosen]
+    return {"programs": rows, "missing": missing, "tools": network.tools}
 
 
 def timed(network: Network, rounds: int) -> dict[str, Any]:

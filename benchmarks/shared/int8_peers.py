@@ -13,15 +13,17 @@ project. Needs numpy, onnx and, by recipe:
     PYTHON int8_peers.py RECIPE STRAIGHT.onnx IMAGES.npy OUTPUT
 
 IMAGES.npy: the calibration images (N, channels, height, width), float32, in random order.
-OUTPUT: an .xml file of OpenVINO for NNCF, else an .onnx file.
+OUTPUT: an .xml file of OpenVINO for NNCF, else an .onnx file; the tool's versions are written beside it, as .json.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,15 @@ RECIPES: dict[str, Callable[[Path, np.ndarray, Path], None]] = {
     "modelopt": modelopt,
 }
 
+TOOLS = {
+    "nncf_default": ("nncf", "openvino"),
+    "nncf_extremes": ("nncf", "openvino"),
+    "ort_static": ("onnxruntime",),
+    "modelopt": ("nvidia-modelopt",),
+}
+
 if __name__ == "__main__":
-    recipe, graph, images, output = sys.argv[1:]
-    RECIPES[recipe](Path(graph), np.load(images), Path(output))
+    recipe, graph, images, output = sys.argv[1], *map(Path, sys.argv[2:])
+    RECIPES[recipe](graph, np.load(images), output)
+    versions = {tool: version(tool) for tool in TOOLS[recipe]}
+    output.with_suffix(".json").write_text(json.dumps(versions), encoding="utf-8")
