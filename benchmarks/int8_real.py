@@ -81,7 +81,13 @@ _COPIES = 3
 _CROPS = 24
 _LEAST_COSINE = 0.98
 
-PEERS = {"nncf_default": ".xml", "nncf_extremes": ".xml", "ort_static": ".onnx", "modelopt": ".onnx"}
+PEERS = {
+    "nncf_default": ".xml",
+    "nncf_extremes": ".xml",
+    "ort_static": ".onnx",
+    "modelopt": ".onnx",
+    "modelopt_max": ".onnx",
+}
 """Recipe of `shared/int8_peers.py` → suffix of the file that it writes."""
 OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions", "0.98", "--calibration"]}
 """Our kind of int8 → options of ``gmmvit convert``; the calibration images follow ``--calibration``."""
@@ -341,7 +347,7 @@ def main() -> None:
             arguments.network, arguments.work = [small_network(Path(temporary))], Path(temporary) / "work"
         if not arguments.network or arguments.work is None:
             parser.error("expected --network CHECKPOINT and --work FOLDER")
-        peers = {recipe: arguments.modelopt if recipe == "modelopt" else arguments.peers for recipe in PEERS}
+        peers = {recipe: arguments.modelopt if recipe.startswith("modelopt") else arguments.peers for recipe in PEERS}
         for network in [Network(checkpoint, arguments.work) for checkpoint in arguments.network]:
             parts = arguments.part or PARTS
             answers, times = (arguments.output / f"{network.name}{suffix}" for suffix in (".json", ".speed.json"))

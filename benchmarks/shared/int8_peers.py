@@ -7,8 +7,9 @@ project. Needs numpy, onnx and, by recipe:
     nncf_extremes    pip install nncf openvino      the same with the largest and the smallest values, SmoothQuant 0.5
     ort_static       pip install onnxruntime sympy  quantize_static with Q/DQ pairs and a scale for each channel, after
                                                     quant_pre_process
-    modelopt         pip install nvidia-modelopt[onnx]    Model Optimizer, calibrated on the CPU; all other operators
-                                                    stay in float32
+    modelopt         pip install nvidia-modelopt[onnx]    Model Optimizer with its default, calibrated on the CPU; all
+                                                    other operators stay in float32
+    modelopt_max     pip install nvidia-modelopt[onnx]    the same with the largest values
 
     PYTHON int8_peers.py RECIPE STRAIGHT.onnx IMAGES.npy OUTPUT
 
@@ -23,6 +24,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,7 @@ def ort_static(graph: Path, images: np.ndarray, output: Path) -> None:
         quantize_static(prepared, output, Reader(), quant_format=QuantFormat.QDQ, per_channel=True)
 
 
-def modelopt(graph: Path, images: np.ndarray, output: Path) -> None:
+def modelopt(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
     from modelopt.onnx.quantization import quantize
 
     with tempfile.TemporaryDirectory() as folder:  # the tool writes files beside the graph, and rewrites the graph
@@ -82,6 +84,7 @@ def modelopt(graph: Path, images: np.ndarray, output: Path) -> None:
             calibration_eps=["cpu"],
             high_precision_dtype="fp32",
             output_path=str(output),
+            **more,
         )
 
 
@@ -90,6 +93,7 @@ RECIPES: dict[str, Callable[[Path, np.ndarray, Path], None]] = {
     "nncf_extremes": nncf_extremes,
     "ort_static": ort_static,
     "modelopt": modelopt,
+    "modelopt_max": partial(modelopt, calibration_method="max"),
 }
 
 TOOLS = {
@@ -97,6 +101,7 @@ TOOLS = {
     "nncf_extremes": ("nncf", "openvino"),
     "ort_static": ("onnxruntime",),
     "modelopt": ("nvidia-modelopt",),
+    "modelopt_max": ("nvidia-modelopt",),
 }
 
 if __name__ == "__main__":
