@@ -167,7 +167,7 @@ class Network:
 
     def _convert(self, kind: str, options: list[Any]) -> None:
         output = self.folder / kind
-        if (output / "model.int8.json").exists() or kind in self.missing:
+        if (output / "model.int8.json").exists():
             return
         shutil.copytree(self.folder / "bundle", output, dirs_exist_ok=True)
         main = "from gmmvit_cli.main import main; main()"
@@ -177,9 +177,10 @@ class Network:
             shutil.rmtree(output)
 
     def _make(self, name: str, output: Path, command: list[Any]) -> None:
-        """Run a command that makes ``output``; when it fails, keep its last lines as the reason."""
+        """Run a command that makes ``output``, unless it exists; when the command fails, keep its error as the reason."""
         reason = self.folder / f"{name}.txt"
-        if output.exists() or reason.exists():
+        reason.unlink(missing_ok=True)
+        if output.exists():
             return
         print(f"{self.name}: {name}", flush=True)
         done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
