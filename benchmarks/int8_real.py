@@ -177,7 +177,7 @@ class Network:
             shutil.rmtree(output)
 
     def _make(self, name: str, output: Path, command: list[Any]) -> None:
-        """Run a command that makes ``output``, unless it exists; when the command fails, keep its error as the reason."""
+        """Run a command that makes ``output``, unless it exists.  An error is kept as the reason why it is missing."""
         reason = self.folder / f"{name}.txt"
         reason.unlink(missing_ok=True)
         if output.exists():
