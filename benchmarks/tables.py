@@ -18,11 +18,13 @@ from benchmarks.shared.places import BENCHMARKS, RESULTS, ROOT
 from benchmarks.shared.results import by_family, by_run, card_lines, result
 from benchmarks.shared.systems import MEASURED
 from benchmarks.shared.tables_engines import every_engine
+from benchmarks.shared.tables_int8 import int8_page
 from benchmarks.shared.tables_reported import SHOWN, documented_tables, page_tables
 from benchmarks.shared.tables_serving import every_input
 
 ENGINES = RESULTS / "engines.md"
 HOSTILE = RESULTS / "hostile.md"
+INT8 = RESULTS / "int8_real.md"
 OVERVIEW = RESULTS / "README.md"
 
 
@@ -92,9 +94,12 @@ def written(text: str) -> str:
 
 def current() -> dict[Path, str]:
     """Return each page with tables of results → its text with the current tables."""
-    pages = (ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md")))
-    texts = {page: written(page.read_text(encoding="utf-8")) for page in pages}
-    return {**texts, OVERVIEW: overview(), ENGINES: engines_page(), HOSTILE: hostile_page()}
+    documents = (ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md")))
+    texts = {page: written(page.read_text(encoding="utf-8")) for page in documents}
+    pages = {OVERVIEW: overview(), ENGINES: engines_page(), HOSTILE: hostile_page()}
+    if runs := by_run("int8_real"):
+        pages[INT8] = int8_page(runs)
+    return {**texts, **pages}
 
 
 def problems() -> list[str]:

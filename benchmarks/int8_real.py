@@ -1,0 +1,370 @@
+"""What does int8 cost in answers and gain in time on a CPU, compared with other projects' int8?
+
+The networks have trained weights: a network with random weights does not show what int8 costs. A network is a
+checkpoint with images beside it, or in a subfolder ``data``:
+
+    train.npz or calibration.npz     calibrates; every tool gets the same images
+    val.npz or judged.npz            the judged set
+    shifted.npz                      the shifted set: the judged images, with other blur, contrast and noise; made here
+                                     from photographs (224 pixels) if it is missing
+
+each with ``images`` (N, height, width, 3), uint8, and ``labels`` (N,). `trained_networks.py` writes the paper's
+networks in this form. ``--aside`` names a folder with photographs that no other set has: crops of these make a third
+set, without labels.
+
+The programs are the straight export in float32, in OpenVINO and ONNX Runtime; the straight export quantised by other
+projects (`shared/int8_peers.py`), in each runtime that runs it; and our export in float32 and int8: static, dynamic
+(without calibration), and mixed (products returned to float32 until 98 % of the decisions are kept). Our int8 runs with
+our kernels and without.
+
+    kept         the share of images that keep the class of the float32 straight export, with its interval
+    db           variance of the centred float32 logits over the mean square of the difference
+    cosine       the least cosine of an image's logits with the float32 logits, and the share of images below 0.98
+    top1         the share of right classes, and its paired difference from float32's with an interval
+    time         of each program, divided by the float32 straight export's in OpenVINO, in the same rounds
+
+The parts write separate results: ``--part prepare`` quantises, into ``--work`` (a network of 22 million weights takes
+about half an hour on two cores); ``--part judge`` computes the logits; ``--part speed`` needs a quiet machine. What
+``--work`` holds is not made again.
+
+    python benchmarks/int8_real.py --network CHECKPOINT --work FOLDER [--aside PHOTOGRAPHS] [--peers PYTHON]
+        [--modelopt PYTHON] [--part prepare|judge|speed] [--rounds 10] [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from benchmarks.shared import run_card
+from benchmarks.shared.cpu_programs import straight_openvino
+from benchmarks.shared.families import as_released
+from benchmarks.shared.interleaved import Program, time_rounds
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.photographs import crops_of, shifted
+from benchmarks.shared.places import BENCHMARKS, ROOT
+from benchmarks.shared.straight_export import straight_graph
+from benchmarks.shared.tables_int8 import int8_plot
+from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.errors import GmmvitError, InputError
+from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import spec_to_json
+from gmmvit_deploy.parity._paired import score_interval, share_interval
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
+from gmmvit_deploy.runtimes.runners.open import open_runner
+from gmmvit_deploy.tolerances import signal_to_noise_db
+
+PARTS = ("prepare", "judge", "speed")
+BATCHES = {1: 2, 16: 1}
+"""Batch → factor for the rounds: single images take less time and vary more."""
+CALIBRATION_IMAGES = 512
+REFERENCE = "straight openvino"
+SETS = ("judged", "shifted", "aside")
+_FILES = {"calibration": ("calibration", "train"), "judged": ("judged", "val"), "shifted": ("shifted",)}
+_COPIES = 3
+_CROPS = 24
+_LEAST_COSINE = 0.98
+
+PEERS = {
+    "nncf_default": ".xml",
+    "nncf_extremes": ".xml",
+    "ort_static": ".onnx",
+    "modelopt": ".onnx",
+    "modelopt_max": ".onnx",
+}
+"""Recipe of `shared/int8_peers.py` → suffix of the file that it writes."""
+OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions", "0.98", "--calibration"]}
+"""Our kind of int8 → options of ``gmmvit convert``; the calibration images follow ``--calibration``."""
+
+
+class Network:
+    """A checkpoint with its images, and what `prepare` made of it in a folder.
+
+    missing: name of a peer's or our kind of int8 → why it could not be made.
+    """
+
+    def __init__(self, checkpoint: Path, work: Path) -> None:
+        self.checkpoint, self.name = checkpoint, checkpoint.stem
+        self.folder = work / self.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        return {path.stem: path.read_text(encoding="utf-8") for path in sorted(self.folder.glob("*.txt"))}
+
+    @property
+    def tools(self) -> dict[str, dict[str, str]]:
+        """Recipe of another project → name of its tool → version."""
+        return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("*.json"))}
+
+    def data(self, kind: str) -> Path | None:
+        """Return the file of a kind of images, given or made; None if there is none."""
+        given = (place / f"{name}.npz" for place in self._places() for name in _FILES.get(kind, (kind,)))
+        return next((path for path in (*given, self.folder / f"{kind}.npz") if path.is_file()), None)
+
+    def required(self, kind: str) -> Path:
+        path = self.data(kind)
+        if path is None:
+            names = " or ".join(f"{name}.npz" for name in _FILES[kind])
+            raise InputError(f"{self.checkpoint}: expected {names} beside it, or in data/ beside it, got neither")
+        return path
+
+    def images(self, kind: str, most: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return (images (N, height, width, 3), uint8, labels (N,) or None).
+
+        most: the largest number of images, at equal distances; None takes all.
+        """
+        with np.load(self.required(kind)) as arrays:
+            images, labels = arrays["images"], arrays.get("labels")
+        chosen = np.unique(np.linspace(0, len(images) - 1, min(most or len(images), len(images))).round().astype(int))
+        return images[chosen], labels if labels is None else labels[chosen]
+
+    def bundle(self, kind: str = "bundle") -> Bundle:
+        return open_bundle(self.folder / kind)
+
+    def prepare(self, peers: dict[str, str], aside: Path | None) -> None:
+        """Export and quantise.  peers: recipe → the Python that has its tool.  aside: a folder of photographs."""
+        if not (self.folder / "bundle").exists():
+            options = ExportOptions(input_kind="tensor", max_batch=64)
+            bundle_from_checkpoint(self.checkpoint, self.folder / "bundle", options)
+        bundle = self.bundle()
+        side = bundle.input_shape[1]
+        if self.data("shifted") is None:
+            with np.load(self.required("judged")) as arrays:
+                np.savez(self.folder / "shifted.npz", images=shifted(arrays["images"]), labels=arrays["labels"])
+        if aside is not None and self.data("aside") is None:
+            np.savez(self.folder / "aside.npz", images=crops_of(aside, side, _CROPS))
+        straight, calibration = self.folder / "straight.onnx", self.folder / "calibration.npy"
+        if not straight.exists():
+            model = as_released(model_from_bundle(bundle.manifest, bundle.weights_path))
+            onnx.save(straight_graph(model, bundle.input_shape, bundle.manifest.max_batch), straight)
+        if not calibration.exists():
+            images, _ = self.images("calibration", CALIBRATION_IMAGES)
+            # A tool may take only the first images, which must not be of the first classes only.
+            np.save(calibration, bundle.inputs_from_pixels(np.random.default_rng(0).permutation(images)))
+        for recipe, suffix in PEERS.items():
+            script = BENCHMARKS / "shared" / "int8_peers.py"
+            output = self.folder / f"{recipe}{suffix}"
+            self._make(recipe, output, [peers[recipe], script, recipe, straight, calibration, output])
+        for kind, options in OURS.items():
+            self._convert(kind, [*options, self.required("calibration")] if options else [])
+
+    def _convert(self, kind: str, options: list[Any]) -> None:
+        output = self.folder / kind
+        if (output / "model.int8.json").exists():
+            return
+        shutil.copytree(self.folder / "bundle", output, dirs_exist_ok=True)
+        main = "from gmmvit_cli.main import main; main()"
+        command = [sys.executable, "-c", main, "convert", output, "--precision", "int8", *options]
+        self._make(kind, output / "model.int8.json", command)
+        if kind in self.missing:
+            shutil.rmtree(output)
+
+    def _make(self, name: str, output: Path, command: list[Any]) -> None:
+        """Run a command that makes ``output``, unless it exists.  An error is kept as the reason why it is missing."""
+        reason = self.folder / f"{name}.txt"
+        reason.unlink(missing_ok=True)
+        if output.exists():
+            return
+        print(f"{self.name}: {name}", flush=True)
+        done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            errors = [line for line in lines if "Error" in line]
+            reason.write_text((errors or lines or [f"exit status {done.returncode}"])[-1].strip(), encoding="utf-8")
+            print(f"{self.name}: {name}: not made: {reason.read_text(encoding='utf-8')}", flush=True)
+
+    def programs(self) -> tuple[dict[str, Callable[[], Program]], dict[str, str]]:
+        """Return (name → function that loads the program, name of a program that is missing → the reason).
+
+        A loaded program is tried with an image.
+        """
+        loads: dict[str, Callable[[], Program]] = {
+            REFERENCE: partial(straight_openvino, self.folder / "straight.onnx", "fp32"),
+            "straight onnxruntime": partial(_in_onnxruntime, self.folder / "straight.onnx"),
+            "ours fp32 openvino+kernels": partial(_ours, self.bundle(), "openvino+kernels", "fp32"),
+        }
+        for recipe, suffix in PEERS.items():
+            path = self.folder / f"{recipe}{suffix}"
+            loads[f"{recipe} openvino"] = partial(straight_openvino, path, "fp32")
+            if suffix == ".onnx":
+                loads[f"{recipe} onnxruntime"] = partial(_in_onnxruntime, path)
+        for kind in OURS:
+            for runner in ("openvino", "openvino+kernels"):
+                loads[f"ours {kind} {runner}"] = partial(_of_kind, self, kind, runner)
+        missing = {
+            name: reason for name in loads for made, reason in self.missing.items() if made in name.split(" ")[:2]
+        }
+        image = np.zeros((1, *self.bundle().input_shape), np.float32)
+        for name in [name for name in loads if name not in missing]:
+            try:
+                loads[name]()(image)
+            except (GmmvitError, RuntimeError) as exc:
+                missing[name] = str(exc).strip().splitlines()[-1]
+        return {name: load for name, load in loads.items() if name not in missing}, missing
+
+    def _places(self) -> tuple[Path, Path]:
+        return self.checkpoint.parent, self.checkpoint.parent / "data"
+
+
+def _in_onnxruntime(path: Path) -> Program:
+    session = session_from_onnx(path)
+    return lambda images: session.run(["logits"], {"tensor": images})[0]
+
+
+def _ours(bundle: Bundle, runner: str, precision: Any) -> Program:
+    return open_runner(runner, bundle, precision=precision).run
+
+
+def _of_kind(network: Network, kind: str, runner: str) -> Program:
+    return _ours(network.bundle(kind), runner, "int8")
+
+
+def logits_of(program: Program, images: np.ndarray, bundle: Bundle, batch: int = 16) -> np.ndarray:
+    """Return the logits (N, C) of uint8 images.
+
+    The last batch is filled, so that a program is compiled for a single batch size.
+    """
+    logits = []
+    for start in range(0, len(images), batch):
+        part = images[start : start + batch]
+        filled = np.resize(part, (batch, *part.shape[1:]))
+        logits.append(program(bundle.inputs_from_pixels(filled))[: len(part)])
+    return np.concatenate(logits)
+
+
+def compared(logits: np.ndarray, reference: np.ndarray, labels: np.ndarray | None) -> dict[str, Any]:
+    """Compare the logits of a program with float32's; the fields are defined at the head of this module."""
+    answers, expected, count = logits.argmax(1), reference.argmax(1), len(logits)
+    kept = int((answers == expected).sum())
+    norms = np.linalg.norm(logits, axis=1) * np.linalg.norm(reference, axis=1)
+    cosines = (logits * reference).sum(1) / norms
+    row: dict[str, Any] = {
+        "images": count,
+        "kept": kept / count,
+        "kept_interval": share_interval(kept, count),
+        "db": signal_to_noise_db(logits, reference),
+        "least_cosine": float(cosines.min()),
+        "below_cosine": float((cosines < _LEAST_COSINE).mean()),
+    }
+    if labels is not None:
+        right, before = answers == labels, expected == labels
+        lost, gained = int((before & ~right).sum()), int((right & ~before).sum())
+        row["top1"] = float(right.mean())
+        row["top1_difference"] = (gained - lost) / count
+        row["top1_interval"] = score_interval(count, lost, gained)
+    return row
+
+
+def judged(network: Network, most: int | None) -> dict[str, Any]:
+    """Return the comparisons of each program with float32, on each set.
+
+    most: the largest number of images of a set, at equal distances; None takes all.
+    """
+    loads, missing = network.programs()
+    sets = {kind: network.images(kind, most) for kind in SETS if network.data(kind)}
+    bundle = network.bundle()
+    answers: dict[str, dict[str, np.ndarray]] = {}
+    rows: dict[str, Any] = {}
+    for name, load in loads.items():
+        program = load()
+        answers[name] = {kind: logits_of(program, images, bundle) for kind, (images, _) in sets.items()}
+        rows[name] = {
+            kind: compared(logits, answers[REFERENCE][kind], sets[kind][1]) for kind, logits in answers[name].items()
+        }
+        print(
+            name, {kind: (round(row["kept"], 4), round(row["db"], 1)) for kind, row in rows[name].items()}, flush=True
+        )
+        plain = name.removesuffix("+kernels")
+        if plain != name and plain in answers:
+            for kind, row in rows[name].items():
+                pair = answers[name][kind].argmax(1), answers[plain][kind].argmax(1)
+                row["changed_by_kernels"] = float((pair[0] != pair[1]).mean())
+    return {"programs": rows, "missing": missing, "tools": network.tools}
+
+
+def timed(network: Network, rounds: int) -> dict[str, Any]:
+    """Return batch → program → its time, and the ratio of its time to that of the float32 straight export."""
+    loads, _ = network.programs()
+    programs = {name: [load() for _ in range(_COPIES)] for name, load in loads.items()}
+    shape = network.bundle().input_shape
+    batches: dict[str, Any] = {}
+    for batch, factor in BATCHES.items():
+        ms = time_rounds(programs, batch, rounds * factor, image_shape=shape).ms
+        batches[str(batch)] = {
+            name: {"ms": float(np.median(times)), "time": ratio(times, ms[REFERENCE])} for name, times in ms.items()
+        }
+        print(batch, {name: round(row["time"].median, 2) for name, row in batches[str(batch)].items()}, flush=True)
+    return {"batches": batches}
+
+
+def small_network(folder: Path) -> Path:
+    """Write a golden checkpoint that states its preprocessing, with random images, for ``--check``."""
+    random = np.random.default_rng(0)
+    model = load_checkpoint(ROOT / "tests" / "golden" / "vit_gmm.pth").model
+    image = ImageSpec(height=32, width=32, channels=3, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    content = {
+        "model_state_dict": model.state_dict(),
+        MODEL_METADATA_KEY: json.dumps(spec_to_json(model.spec)),
+        IMAGES_METADATA_KEY: json.dumps({"image": image.to_json(), "labels": [*"0123456789"]}),
+    }
+    checkpoint = folder / "small.pth"
+    torch.save(content, checkpoint)
+    for name in ("calibration", "judged", "shifted"):
+        images = random.integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
+        np.savez(folder / f"{name}.npz", images=images, labels=np.arange(16) % 10)
+    return checkpoint
+
+
+def main() -> None:
+    parser = script_parser(__doc__, __file__, suffix="")
+    parser.add_argument("--network", type=Path, action="append", metavar="CHECKPOINT")
+    parser.add_argument("--work", type=Path, help="folder of the exported and quantised graphs")
+    parser.add_argument("--aside", type=Path, help="folder of photographs that no other set has")
+    parser.add_argument("--peers", default=sys.executable, help="Python with nncf, openvino and onnxruntime")
+    parser.add_argument("--modelopt", default=sys.executable, help="Python with nvidia-modelopt[onnx]")
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--most", type=int, help="judge at most so many images of each set")
+    arguments = parsed(parser, rounds=1)
+    with tempfile.TemporaryDirectory() as temporary:
+        if arguments.check:
+            arguments.network, arguments.work = [small_network(Path(temporary))], Path(temporary) / "work"
+        if not arguments.network or arguments.work is None:
+            parser.error("expected --network CHECKPOINT and --work FOLDER")
+        peers = {recipe: arguments.modelopt if recipe.startswith("modelopt") else arguments.peers for recipe in PEERS}
+        for network in [Network(checkpoint, arguments.work) for checkpoint in arguments.network]:
+            parts = arguments.part or PARTS
+            answers, times = (arguments.output / f"{network.name}{suffix}" for suffix in (".json", ".speed.json"))
+            if "prepare" in parts:
+                network.prepare(peers, arguments.aside)
+            if "judge" in parts:
+                most = arguments.most or "all"
+                with run_card.written(answers, "int8_real.py", timed=False, images_of_a_set=most) as results:
+                    results |= judged(network, arguments.most)
+            if "speed" in parts:
+                with run_card.written(times, "int8_real.py", rounds=arguments.rounds) as results:
+                    results |= timed(network, arguments.rounds)
+            if answers.exists() and times.exists():
+                read = [json.loads(path.read_text(encoding="utf-8")) for path in (answers, times)]
+                (arguments.output / f"{network.name}.svg").write_text(int8_plot(*read, batch="16"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Quantise a straight export to int8 with another project's tool, as its documentation advises for transformers.
+
+`int8_real.py` runs this file with the Python of an environment that has the tool, so the file imports nothing of this
+project. Needs numpy, onnx and, by recipe:
+
+    nncf_default     pip install nncf openvino      NNCF with model_type=TRANSFORMER, nothing else changed
+    nncf_extremes    pip install nncf openvino      the same with the largest and the smallest values, SmoothQuant 0.5
+    ort_static       pip install onnxruntime sympy  quantize_static with Q/DQ pairs and a scale for each channel, after
+                                                    quant_pre_process
+    modelopt         pip install nvidia-modelopt[onnx]    Model Optimizer with its default, calibrated on the CPU; all
+                                                    other operators stay in float32
+    modelopt_max     pip install nvidia-modelopt[onnx]    the same with the largest values
+
+    PYTHON int8_peers.py RECIPE STRAIGHT.onnx IMAGES.npy OUTPUT
+
+IMAGES.npy: the calibration images (N, channels, height, width), float32, in random order.
+OUTPUT: an .xml file of OpenVINO for NNCF, else an .onnx file; the tool's versions are written beside it, as .json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+INPUT = "tensor"
+
+
+def nncf(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
+    import nncf
+    import openvino
+
+    dataset = nncf.Dataset([image[None] for image in images])
+    model = openvino.Core().read_model(graph)
+    openvino.save_model(nncf.quantize(model, dataset, model_type=nncf.ModelType.TRANSFORMER, **more), output)
+
+
+def nncf_extremes(graph: Path, images: np.ndarray, output: Path) -> None:
+    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet
+
+    advanced = AdvancedQuantizationParameters(
+        activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
+        smooth_quant_alphas=AdvancedSmoothQuantParameters(matmul=0.5),
+    )
+    nncf(graph, images, output, advanced_parameters=advanced, subset_size=len(images))
+
+
+def ort_static(graph: Path, images: np.ndarray, output: Path) -> None:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches = iter(images)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            image = next(self.batches, None)
+            return None if image is None else {INPUT: image[None]}
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder) / "prepared.onnx"
+        quant_pre_process(graph, prepared)
+        quantize_static(prepared, output, Reader(), quant_format=QuantFormat.QDQ, per_channel=True)
+
+
+def modelopt(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
+    from modelopt.onnx.quantization import quantize
+
+    with tempfile.TemporaryDirectory() as folder:  # the tool writes files beside the graph, and rewrites the graph
+        copied = shutil.copy(graph, folder)
+        quantize(
+            copied,
+            quantize_mode="int8",
+            calibration_data={INPUT: images},
+            calibration_eps=["cpu"],
+            high_precision_dtype="fp32",
+            output_path=str(output),
+            **more,
+        )
+
+
+RECIPES: dict[str, Callable[[Path, np.ndarray, Path], None]] = {
+    "nncf_default": nncf,
+    "nncf_extremes": nncf_extremes,
+    "ort_static": ort_static,
+    "modelopt": modelopt,
+    "modelopt_max": partial(modelopt, calibration_method="max"),
+}
+
+TOOLS = {
+    "nncf_default": ("nncf", "openvino"),
+    "nncf_extremes": ("nncf", "openvino"),
+    "ort_static": ("onnxruntime",),
+    "modelopt": ("nvidia-modelopt",),
+    "modelopt_max": ("nvidia-modelopt",),
+}
+
+if __name__ == "__main__":
+    recipe, graph, images, output = sys.argv[1], *map(Path, sys.argv[2:])
+    RECIPES[recipe](graph, np.load(images), output)
+    versions = {tool: version(tool) for tool in TOOLS[recipe]}
+    output.with_suffix(".json").write_text(json.dumps(versions), encoding="utf-8")

@@ -1,0 +1,102 @@
+"""Make the page that compares int8 of this project with other projects' int8, and its plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.shared.results import card_lines, cross_of, interval, table
+from gmmvit_deploy.reports.plotting import figure_and_axes, line_style, svg
+
+__all__ = ["int8_page", "int8_plot"]
+
+SETS = ("judged", "shifted", "aside")
+_BATCHES = ("1", "16")
+_PLOTTED = "judged"
+
+
+def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
+    """Return the page: for each network the tables, the plot, what is missing and the run cards.
+
+    runs: name of the result file → result; a file ``NAME.speed`` holds the times of the network in file ``NAME``.
+    """
+    lines = [
+        "# int8 on real weights",
+        "",
+        "`python benchmarks/int8_real.py` measures how many decisions of the float32 network each int8 keeps, and how "
+        "long it takes compared with float32; its first lines define the columns. *judged*: images like the "
+        "calibration images. *shifted*: the same with blur, contrast, noise or other colours. *aside*: crops of "
+        "photographs that calibrated nothing. Intervals: each end is a one-sided 95 % bound for kept decisions and "
+        "top-1, and 95 % for times.",
+    ]
+    for name, run in runs.items():
+        if "programs" not in run:
+            continue
+        speed = runs.get(f"{name}.speed", {})
+        lines += ["", f"## {name}", "", _tables(run, speed)]
+        if speed:
+            lines += ["", f"![Decisions kept against time](int8_real/{name}.svg)"]
+        tools = {f"{tool} {version}" for versions in run["tools"].values() for tool, version in versions.items()}
+        lines += ["", f"Quantised with {', '.join(sorted(tools)) or 'no tool of another project'}."]
+        if run["missing"]:
+            lines += ["", *(f"- not measured: {program}: {reason}" for program, reason in run["missing"].items())]
+        lines += ["", *card_lines(run["card"]), *(["", *card_lines(speed["card"])] if speed else [])]
+    return "\n".join([*lines, ""])
+
+
+def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
+    """Return a table of the answers with a row for each program and set, and a table of the times."""
+    answers = [
+        (
+            name,
+            kind,
+            f"{row['kept']:.2%} ({row['kept_interval'][0]:.1%}–{row['kept_interval'][1]:.1%})",
+            f"{row['db']:.1f}" if row["db"] < 100 else "–",
+            f"{row['least_cosine']:.4f}",
+            f"{row['below_cosine']:.1%}",
+            _top1(row),
+            f"{row['changed_by_kernels']:.2%}" if "changed_by_kernels" in row else "",
+        )
+        for kind in SETS
+        for name, sets in run["programs"].items()
+        if (row := sets.get(kind))
+    ]
+    head = (
+        "program",
+        "images",
+        "decisions kept",
+        "dB",
+        "least cosine",
+        "below 0.98",
+        "top-1",
+        "changed by our kernels",
+    )
+    tables = table(head, answers)
+    if not speed:
+        return tables
+    times = [
+        (name, *(f"{interval(speed['batches'][batch][name]['time'])}{cross_of(speed, batch)}" for batch in _BATCHES))
+        for name in speed["batches"][_BATCHES[0]]
+    ]
+    return "\n\n".join([tables, table(("program", *(f"time / float32, batch {n}" for n in _BATCHES)), times)])
+
+
+def _top1(row: dict[str, Any]) -> str:
+    if "top1" not in row:
+        return ""
+    low, high = row["top1_interval"]
+    return f"{row['top1']:.1%} ({100 * row['top1_difference']:+.2f}: {100 * low:+.2f} to {100 * high:+.2f})"
+
+
+def int8_plot(run: dict[str, Any], speed: dict[str, Any], batch: str) -> str:
+    """Return the SVG of a network: decisions kept of the judged images against the time at a batch size."""
+    figure, axes = figure_and_axes(height=4.5)
+    times = speed["batches"][batch]
+    shown = {name: sets[_PLOTTED]["kept"] for name, sets in run["programs"].items() if name in times}
+    for number, (name, kept) in enumerate(shown.items()):
+        style = {**line_style(number, marker=True), "linestyle": "none"}
+        axes.plot(times[name]["time"]["median"], 100 * kept, label=name, **style)
+    axes.set_xlabel(f"time, divided by the time of the float32 straight export, batch {batch}")
+    axes.set_ylabel("decisions kept, %")
+    figure.legend(loc="outside right upper", fontsize="x-small")
+    return svg(figure, f"Decisions kept against time at batch {batch}; the table has the values.")
