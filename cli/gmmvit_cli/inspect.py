@@ -206,7 +206,7 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
         for graph in (record, record.cpu):
             if graph is None:
                 continue
-            file = onnx_file(precision, for_cpu=graph is record.cpu)
+            file = onnx_file(precision, for_cpu=graph is record.cpu or record.dynamic)
             calibration = graph.calibration or {}
             tools = ", ".join(f"{name} {version}" for name, version in graph.versions.items())
             rows.append((f"graph {file}", f"{precision}, SHA-256 {graph.onnx_sha256}, with {tools}"))
