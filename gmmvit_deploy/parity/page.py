@@ -79,8 +79,9 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
     timed = [row for row in calibration.get("curve", ()) if "time" in row]
     if timed:
         what = (
-            f"At each point, the number of products in float32. Measured when the bundle was converted, on "
-            f"{calibration['gate_images']} calibration images that set no range; each bar is a 95 % interval."
+            "At each point, the number of products in float32. Measured when the bundle was converted, on "
+            f"{calibration['gate_images']} calibration images that set no range; each end of a bar is a one-sided "
+            "95 % limit."
         )
         plot = mixed_plot(timed, calibration["gate"]["keep_decisions"])
         figures.append(figure(plot, f"Decisions kept against time: {name}", what))
