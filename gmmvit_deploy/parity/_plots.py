@@ -91,17 +91,16 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
 def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
     """Plot the decisions kept, with their interval, against the time of int8 graphs with products in other forms.
 
-    curve: the rows that `gmmvit convert` recorded, each with the numbers of dynamic products and of those in float32.
+    curve: the rows that `gmmvit convert` recorded, in the order of the number of products that returned.
     gate: the share of decisions that had to be kept; None for another gate.
     """
     figure, axes = figure_and_axes(height=3.6)
-    rows = sorted(curve, key=lambda row: float(row["time"]))
-    times, kept = [row["time"] for row in rows], [100 * row["kept"] for row in rows]
+    times, kept = [row["time"] for row in curve], [100 * row["kept"] for row in curve]
     ends = [
-        [abs(100 * row["kept_interval"][end] - share) for row, share in zip(rows, kept, strict=True)] for end in (0, 1)
+        [abs(100 * row["kept_interval"][end] - share) for row, share in zip(curve, kept, strict=True)] for end in (0, 1)
     ]
     axes.errorbar(times, kept, yerr=ends, fmt="o-", color=_ERROR, capsize=3, lw=1)
-    for row, share in zip(rows, kept, strict=True):
+    for row, share in zip(curve, kept, strict=True):
         forms = f"{row['dynamic']}, {row['float32']}"
         axes.annotate(forms, (row["time"], share), xytext=(5, 5), textcoords="offset points", fontsize=8)
     if gate is not None:
@@ -110,6 +109,7 @@ def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
     axes.set_xlabel("time in OpenVINO, float32 = 1")
     axes.set_ylabel("decisions kept, %")
     words = "; ".join(
-        f"{row['dynamic']} dynamic, {row['float32']} in float32: {row['kept']:.2%} at {row['time']:.2f}" for row in rows
+        f"{row['dynamic']} dynamic, {row['float32']} in float32: {row['kept']:.2%} at {row['time']:.2f}"
+        for row in curve
     )
     return svg(figure, f"Points of int8 graphs: the decisions kept against the time, relative to float32. {words}.")
