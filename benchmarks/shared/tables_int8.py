@@ -98,5 +98,5 @@ def int8_plot(run: dict[str, Any], speed: dict[str, Any], batch: str) -> str:
         axes.plot(times[name]["time"]["median"], 100 * kept, label=name, **style)
     axes.set_xlabel(f"time, divided by the time of the float32 straight export, batch {batch}")
     axes.set_ylabel("decisions kept, %")
-    figure.legend(loc="outside right upper", fontsize="x-small")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     return svg(figure, f"Decisions kept against time at batch {batch}; the table has the values.")
