@@ -14,8 +14,8 @@ set, without labels.
 
 The programs are the straight export in float32, in OpenVINO and ONNX Runtime; the straight export quantised by other
 projects (`shared/int8_peers.py`), in each runtime that runs it; and our export in float32 and int8: static, dynamic
-(without calibration), and mixed (products returned to float32 until 98 % of the decisions are kept). Our int8 runs with
-our kernels and without.
+(without calibration), and mixed (projections moved to more exact forms until 98 % of the decisions are kept). Our int8
+runs with our kernels and without.
 
     kept         the share of images that keep the class of the float32 straight export, with its interval
     db           variance of the centred float32 logits over the mean square of the difference

@@ -27,8 +27,8 @@ def convert(
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to add graphs to."),
     precision: str = PRECISION.option(
         "LIST",
-        f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}. For int8, the command writes a "
-        "graph for GPUs and a graph for CPUs.",
+        f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}. For int8 with calibration "
+        "images, the command writes a graph for GPUs and a graph for CPUs; without, only the one for CPUs.",
         default=...,
         names=PRECISIONS,
         several=True,
@@ -38,20 +38,22 @@ def convert(
     calibration_images: int = CALIBRATION_IMAGES,
     keep_decisions: float | None = PRECISION.option(
         "SHARE",
-        "For int8: return matrix products to float32 until the graph for CPUs keeps the decision on this share of the "
-        "calibration images that set no range, such as 0.98. The interval of the share must reach it.",
+        "For int8: move projections (linear maps) to more exact forms, dynamic and then float32, until the graph for "
+        "CPUs keeps the decision on this share of the calibration images that set no range, such as 0.98. The lower "
+        "end of the share's interval must reach it.",
     ),
     snr_db: float | None = PRECISION.option(
         "DB", "As --keep-decisions, for the signal-to-noise ratio of the logits, in dB, such as 25."
     ),
     accuracy: float | None = PRECISION.option(
         "SHARE",
-        "As --keep-decisions, for top-1 as a share of that in fp32, such as 0.99. The calibration images need labels.",
+        "As --keep-decisions, for the ratio of int8's top-1 to that of fp32, such as 0.99. The calibration images "
+        "need labels.",
     ),
     pad_heads: bool = PRECISION.flag(
         "--pad-heads/--no-pad-heads",
         "Pad the head dim (features of an attention head) with zeros where a TensorRT engine would otherwise copy "
-        "tensors. The padding does not change the result.",
+        "tensors. Padding changes the logits only by rounding.",
         default=True,
     ),
     model: str | None = CLASS_TO_CONVERT,
@@ -139,7 +141,7 @@ def _calibration_words(record: VariantRecord) -> str:
 
 
 def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
-    """Print what a gate returned to more exact forms and why, and what each number of such products gives."""
+    """Print what a gate moved to more exact forms and why, and what each number of such projections gives."""
     rows, gate, images = [], "", 0
     for name, graph in graphs.items():
         calibration = (graph.calibration if graph is not None else None) or {}
@@ -148,12 +150,12 @@ def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
         gate = ", ".join(f"{key.replace('_', '-')} {value:g}" for key, value in calibration["gate"].items() if value)
         images = calibration["gate_images"]
         rows += [(name, *_gate_row(row)) for row in calibration["curve"]]
-        if returned := calibration.get("returned"):
-            products = [
-                (one["product"], one["form"], f"{one['error_share']:.1%}", f"{one['gain_ms']:.2f} ms")
-                for one in returned
+        if moved := calibration.get("moved"):
+            projections = [
+                (one["projection"], one["form"], f"{one['error_share']:.1%}", f"{one['gain_ms']:.2f} ms")
+                for one in moved
             ]
-            print_table(("returned", "to", "share of int8's error", "time that int8 gained"), products)
+            print_table(("moved", "to", "share of int8's error", "time that int8 gained"), projections)
         if not any(row["holds"] for row in calibration["curve"]):
             note(f"{name}: the gate does not hold; judge this graph with gmmvit parity --data before you use it")
     if rows:
@@ -162,7 +164,7 @@ def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
 
 
 def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a row of the curve: products by form, decisions kept, dB, top-1, time, and the gate."""
+    """Return the cells of a row of the curve: projections by form, decisions kept, dB, top-1, time, and the gate."""
     low, high = row["kept_interval"]
     return (
         str(row["dynamic"]),

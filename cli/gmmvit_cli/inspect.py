@@ -107,8 +107,8 @@ def inspect(
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
     Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
     --set channels is given.
-    With a bundle, lists its graphs, and for int8 the calibration images, what each recipe gave, and the products that
-    stay in float32.
+    With a bundle, lists its graphs, and for int8 the calibration images, what each recipe gave, and the projections
+    that a gate moved to more exact forms.
     With a bundle and --image, computes the mean attention distance of each head, and the attention rollout, which is
     the share of each patch in the tokens that the classifier reads.
     """

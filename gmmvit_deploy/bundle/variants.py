@@ -68,8 +68,8 @@ class VariantRecord:
     masks: the effect of the precision on the mask of each head.
     calibration: the source and the SHA-256 of the calibration images, the SHA-256 of each of them, the number of
     images, and the range of each activation (the smallest and the largest value that do not saturate); for int8 also
-    the recipe, what each tried recipe gave on the images that judged it, the processor, and with a gate which products
-    returned, and what each number of them gave (`export`); None for a graph that is not quantised, or is quantised in
+    the recipe, what each tried recipe gave on the images that judged it, the processor, and with a gate which
+    projections moved, and what each number of them gave (`export`); None for a graph that is not quantised, or is quantised in
     the dynamic form.
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
@@ -108,7 +108,7 @@ class VariantRecord:
 
     @property
     def only_openvino(self) -> bool:
-        """True for the dynamic form, and for a graph with some products in this form."""
+        """True for the dynamic form, and for a graph with some projections in this form."""
         return self.dynamic or bool((self.calibration or {}).get("recipe", {}).get("dynamic"))
 
     def to_json(self) -> dict[str, Any]:

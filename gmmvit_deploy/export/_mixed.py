@@ -1,12 +1,13 @@
-"""Return products of an int8 graph to more exact forms until its answers pass a gate (`export.gates`).
+"""Move projections of an int8 graph to more exact forms until its answers pass a gate (`export.gates`).
 
-    cost of a product   the mean square error of the logits if only this product is quantised
-    gain of a product   its time in the float32 graph minus its time in the int8 graph, in OpenVINO on this machine
+    error of a projection  the mean square error of the logits if only this projection is quantised
+    gain of a projection   its time in the float32 graph minus its time in the int8 graph, in OpenVINO on this machine
 
-Products return in the order of cost over gain, the largest first: each to the dynamic form (`graphs.quantize`), which
-keeps the weight in int8 and loses less, or a convolution to float32. After the last of them, the products that are
-dynamic return to float32, in the same order. The number of returns is doubled until the gate holds, and then halved
-between the last two numbers. Costs and gates are measured on images that set no range, with every rounding.
+Projections move in the order of error over gain, the largest first: each to the dynamic form (`graphs.quantize`), which
+keeps the weight in int8 and loses less, or a convolution to float32. After the last of them, the projections that are
+dynamic move to float32, in the same order. The number of moves is found by an exponential search, then a binary
+search. More moves can fail where fewer pass, so it need not be the smallest. Errors and gates are measured on images
+that set no range, with every rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.quantize import can_be_dynamic
 from gmmvit_deploy.progress import OnProgress, Progress
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.openvino_times import product_gains, time_ratio
+from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, time_ratio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.export.gates import Gate
 
-__all__ = ["Judge", "Returned", "returned_products"]
+__all__ = ["Judge", "Moved", "moved_projections"]
 
 _COSTED = 16
-"""The most images on which the cost of a product is measured: a sum over their logits has little noise."""
+"""The most images on which the cost of a projection is measured: a sum over their logits has little noise."""
 _TIMED = 8
 _LEAST_GAIN_MS = 1e-3
 """A smaller gain is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
-    """The products that are in the dynamic form, and those in float32, by their names in the graph for CPUs."""
+class Moved:
+    """The projections that are in the dynamic form, and those in float32, by their names in the graph for CPUs."""
 
     dynamic: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
@@ -78,51 +79,51 @@ class Judge:
         return self.gate.row(logits, self.reference, self._labels, self.thresholds)
 
 
-def returned_products(
+def moved_projections(
     plain: ModelProto,
-    products: Sequence[NodeProto],
-    graph_with: Callable[[Returned], ModelProto],
+    projections: Sequence[NodeProto],
+    graph_with: Callable[[Moved], ModelProto],
     judge: Judge,
     on_progress: OnProgress,
-) -> tuple[Returned, dict[str, Any]]:
-    """Return (the products that are not in the static form, notes for the record of the variant).
+) -> tuple[Moved, dict[str, Any]]:
+    """Return (the projections that are not in the static form, notes for the record of the variant).
 
-    plain: the float32 graph.  products: its nodes that int8 quantises.
-    graph_with: returns the int8 graph in which the products have these forms.
-    The notes hold the form, the cost and the gain of each returned product, and the curve: a row for each graph that
-    was judged, with the numbers of products in each form and the time as a ratio to the float32 graph.
-    Errors: ExportError when the gate does not hold with a single product in int8.
+    plain: the float32 graph.  projections: its nodes that int8 quantises.
+    graph_with: returns the int8 graph in which the projections have these forms.
+    The notes hold the form, the cost and the gain of each moved projection, and the curve: a row for each graph that
+    was judged, with the numbers of projections in each form and the time as a ratio to the float32 graph.
+    Errors: ExportError when the gate does not hold with a single projection in int8.
     MissingDependencyError when OpenVINO is not installed.
     """
-    names = [node.name for node in products]
+    names = [node.name for node in projections]
     rows = np.unique(np.linspace(0, len(judge.images) - 1, _COSTED).round().astype(int))
     timed = judge.images[:_TIMED]
     costs = {}
     for number, name in enumerate(names):
-        on_progress(Progress("measure what each product costs in int8", number, len(names)))
-        alone = graph_with(Returned(float32=tuple(other for other in names if other != name)))
+        on_progress(Progress("measure what each projection costs in int8", number, len(names)))
+        alone = graph_with(Moved(float32=tuple(other for other in names if other != name)))
         logits = emulated_logits(alone, judge.images[rows], name="the int8 graph")
         costs[name] = float(((logits - judge.reference[rows]) ** 2).mean())
-    gains = product_gains(plain, graph_with(Returned()), products, timed)
+    gains = projection_gains(plain, graph_with(Moved()), projections, timed)
     order = sorted(names, key=lambda name: -costs[name] / max(gains[name], _LEAST_GAIN_MS))
-    matrices = set(can_be_dynamic(products))
-    most = len(names) + sum(name in matrices for name in names) - 1  # with one more, no product is in int8
+    matrices = set(can_be_dynamic(projections))
+    most = len(names) + sum(name in matrices for name in names) - 1  # with one more, no projection is in int8
     curve: dict[int, dict[str, Any]] = {}
 
-    def returned(count: int) -> Returned:
-        """Return the forms after ``count`` returns: all products to the dynamic form, then these to float32."""
+    def moved(count: int) -> Moved:
+        """Return the forms after ``count`` moves: all projections to the dynamic form, then these to float32."""
         first = order[:count]
         again = [name for name in order if name in matrices][: max(count - len(order), 0)]
-        return Returned(
+        return Moved(
             dynamic=tuple(name for name in first if name in matrices and name not in again),
             float32=tuple(name for name in first if name not in matrices or name in again),
         )
 
     def holds(count: int) -> bool:
-        forms = returned(count)
+        forms = moved(count)
         numbers = {"dynamic": len(forms.dynamic), "float32": len(forms.float32)}
         words = ", ".join(f"{number} {form}" for form, number in numbers.items())
-        on_progress(Progress(f"try int8 with {words} of {len(names)} products"))
+        on_progress(Progress(f"try int8 with {words} of {len(names)} projections"))
         graph = graph_with(forms)
         curve[count] = {**numbers, **judge.row(graph), "time": time_ratio(plain, graph, timed)}
         return bool(curve[count]["holds"])
@@ -133,7 +134,7 @@ def returned_products(
             best = curve[count]
             low, high = best["kept_interval"]
             raise ExportError(
-                f"the gate does not hold before all {len(names)} products are in float32: with one in int8, "
+                f"the gate does not hold before all {len(names)} projections are in float32: with one in int8, "
                 f"{best['kept']:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
                 f"{best['db']:.1f} dB",
                 hint="type a lower gate, or use fp32",
@@ -146,11 +147,11 @@ def returned_products(
         else:
             failed = middle
     total = sum(costs.values())
-    forms = returned(count)
+    forms = moved(count)
     return forms, {
-        "returned": [
+        "moved": [
             {
-                "product": name,
+                "projection": name,
                 "form": "float32" if name in forms.float32 else "dynamic",
                 "error_share": costs[name] / total if total else 0.0,
                 "gain_ms": gains[name],
@@ -158,5 +159,5 @@ def returned_products(
             for name in order[:count]
         ],
         "curve": [curve[number] for number in sorted(curve)],
-        "products": len(names),
+        "projections": len(names),
     }

@@ -12,7 +12,7 @@ is varied after the other, and the best value is kept:
 A graph for CPUs has zero points where ranges are far from symmetric. TensorRT has none.
 
 The graph is static, with a range for each activation, which is faster. The score of its dynamic form
-(`graphs.quantize`) is recorded as well. With a gate, half of the images are judged, and products return to the dynamic
+(`graphs.quantize`) is recorded as well. With a gate, half of the images are judged, and projections move to the dynamic
 form, or to float32, until the gate holds (`_mixed`).
 """
 
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export._mixed import Judge, returned_products
+from gmmvit_deploy.export._mixed import Judge, moved_projections
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import (
@@ -61,7 +61,7 @@ _TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
 class Recipe:
     """How a graph is quantised.  The first fields are defined at the head of this module.
 
-    dynamic, float32: as in `Returned`.
+    dynamic, float32: as in `Moved`.
     """
 
     rounding: Literal["nearest", "compensated"] = "compensated"
@@ -177,13 +177,13 @@ def quantized_by_choice(
     proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
     zero_points: True for a graph for CPUs.  types: the precision of the operators that are not quantised, to which the
     caller casts the graph.  over_images: as in `signal_to_noise_db`, True for a multi-label network.
-    recipe: the recipe that another graph of the network already chose, with the products that returned.
+    recipe: the recipe that another graph of the network already chose, with the projections that moved.
     judge_from: makes the `Judge` of a gate from its images, their rows and the reference; None without a gate. With a
     ``recipe``, the gate is measured, and need not hold.
     The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were
-    tried; with a gate also the gate and the notes of `returned_products`.
+    tried; with a gate also the gate and the notes of `moved_projections`.
     Errors: InputError when there are too few images, or a value of an activation is not finite; and as
-    `returned_products`.
+    `moved_projections`.
     """
     measured, images, rows = _divided(batches, _JUDGED_SHARE if judge_from is None else JUDGED_SHARE_OF_GATE)
     judge = None
@@ -219,14 +219,14 @@ def quantized_by_choice(
     notes: dict[str, Any] = {}
     if judge is not None and recipe is None:
         static = chosen
-        returned, notes = returned_products(
+        moved, notes = moved_projections(
             proto,
             projections_of(proto.graph),
             lambda forms: workshop.graph(replace(static, **asdict(forms)))[0],
             judge,
             on_progress,
         )
-        chosen = replace(static, **asdict(returned))
+        chosen = replace(static, **asdict(moved))
         score([chosen])
     graph, ranges = workshop.graph(chosen)
     if judge is not None:
@@ -247,7 +247,7 @@ def quantized_by_choice(
 def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
     """Return the recipe of a graph for GPUs from the notes of `quantized_by_choice` for CPUs; None without notes.
 
-    TensorRT has no dynamic form; these products stay in float32.
+    TensorRT has no dynamic form; these projections stay in float32.
     """
     if not notes:
         return None

@@ -217,7 +217,7 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
             hint="type --keep-decisions, which counts the images that keep all labels",
         )
     labels = calibration.labels(manifest.labels) if gate.accuracy else None
-    require("openvino", package="openvino", extra="openvino")  # measures what products gain, minutes later
+    require("openvino", package="openvino", extra="openvino")  # measures what projections gain, minutes later
     gate.require_images(calibration.count // JUDGED_SHARE_OF_GATE, None if labels is None else 1.0)
     return partial(
         Judge,

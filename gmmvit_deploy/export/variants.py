@@ -110,8 +110,8 @@ def variants_from_bundle(
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
     calibration_images: the maximum number of images.
     padded, force: as in `variant_from_bundle`.
-    gate: what the int8 graph for CPUs must reach: products return to float32 until it does. The graph for GPUs takes
-    the same products; its record says whether the gate holds there.
+    gate: what the int8 graph for CPUs must reach: projections move to more exact forms until it does. In the graph for
+    GPUs, these are not quantised; its record says whether the gate holds there.
     on_progress: called at the beginning of each precision.
     Errors: as in `variant_from_bundle`; OutputError leaves the bundle unchanged if a graph of any precision exists.
     """

@@ -1,4 +1,4 @@
-"""Quantise a graph to int8 or fp8, with a Q/DQ pair on the activation and on the weight of every projection.
+"""Quantise the projections of a graph to int8 or fp8.
 
     Q(x) = saturate(round(x / s)),  DQ(q) = q · s
 
@@ -15,9 +15,12 @@ These operators are not quantised:
 - depthwise convolutions and biases;
 - projections that the caller leaves in float32.
 
-In the dynamic form, only the weights of matrix products have a DQ node. OpenVINO quantises the activations while it
-runs, with a scale for each row and `DYNAMIC_COLUMNS` columns, which needs no calibration and saturates nothing. A graph
-can hold products of both forms.
+A projection is quantised in one of two forms, and a graph can hold both:
+
+- static: a Q/DQ pair on the activation and on the weight;
+- dynamic, for projections that are not convolutions: a DQ node on the weight only. OpenVINO quantises the activation
+  while it runs, with a scale for each row and `DYNAMIC_COLUMNS` columns. This needs no calibration, and saturates
+  nothing.
 """
 
 from __future__ import annotations
@@ -131,7 +134,7 @@ def projections_named(graph: GraphProto, names: Collection[str]) -> set[str]:
 
 
 def can_be_dynamic(projections: Iterable[NodeProto]) -> list[str]:
-    """Return the names of the projections whose input OpenVINO quantises while it runs: the matrix products."""
+    """Return the names of the projections whose input OpenVINO quantises while it runs: all but convolutions."""
     return [node.name for node in projections if node.op_type != "Conv"]
 
 
@@ -164,7 +167,7 @@ def quantize_graph(
     float32: Collection[str] = (),
     dynamic: Collection[str] = (),
 ) -> ModelProto:
-    """Return a new float32 graph with a Q/DQ pair on the activation and on the weight of every projection.
+    """Return a new float32 graph with quantised projections.
 
     precision: ``int8`` or ``fp8``.
     ranges: name of an activation → its smallest and its largest value that do not saturate (`calibration.ranges_of`);
@@ -174,9 +177,9 @@ def quantize_graph(
     rounded: name of a weight → its integers (out, in), with the scales `weight_scales`. Other weights are rounded to
     nearest.
     float32: the names of projections that are not quantised, as in `projections_named`.
-    dynamic: the names of matrix products in the dynamic form.
+    dynamic: the names of projections in the dynamic form.
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite; or
-    without ranges, when no projection is a matrix product.
+    without ranges, when all projections are convolutions.
     """
     import numpy as np
     from onnx import numpy_helper
@@ -190,7 +193,7 @@ def quantize_graph(
         projections = while_running = set(can_be_dynamic(projections_of(out.graph)))
         if not projections:
             raise ExportError(
-                "int8 without calibration images quantises matrix products, and this network has only convolutions",
+                "int8 without calibration images quantises no convolutions, and this network has no other projection",
                 hint="add --calibration and a folder or an .npz of images",
             )
     if while_running & projections:

@@ -1,5 +1,5 @@
 """Draw the plots of a parity report as SVG text: error by block, margin against error, accuracy by class, and what
-products in float32 keep and cost.
+projections in float32 keep and cost.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
-    """Plot the decisions kept, with their interval, against the time of int8 graphs with products in other forms.
+    """Plot the decisions kept, with their interval, against the time of int8 graphs with projections in other forms.
 
-    curve: the rows that `gmmvit convert` recorded, in the order of the number of products that returned.
+    curve: the rows that `gmmvit convert` recorded, in the order of the number of projections that moved.
     gate: the share of decisions that had to be kept; None for another gate.
     """
     figure, axes = figure_and_axes(height=3.6)

@@ -80,8 +80,8 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
     timed = [row for row in calibration.get("curve", ()) if "time" in row]
     if timed:
         what = (
-            "At each point, the numbers of products in the dynamic form and in float32. Measured when the bundle was "
-            f"converted, on {calibration['gate_images']} calibration images that set no range; each end of a bar is a "
+            "At each point, the numbers of projections in the dynamic form and in float32. Measured when the bundle "
+            f"was converted, on {calibration['gate_images']} calibration images that set no range; each end of a bar is a "
             "one-sided 95 % limit."
         )
         plot = mixed_plot(timed, calibration["gate"]["keep_decisions"])

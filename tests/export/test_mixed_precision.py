@@ -1,4 +1,4 @@
-"""convert returns products of an int8 graph to more exact forms until a gate holds, and all after it knows them."""
+"""convert returns projections of an int8 graph to more exact forms until a gate holds, and all after it knows them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.cli.terminal import Answer, gmmvit_here, refused
 
 DB = "53"
-"""3 dB more than int8 gives on this bundle, and less than it gives with one product in int8."""
+"""3 dB more than int8 gives on this bundle, and less than it gives with one projection in int8."""
 
 
 @pytest.fixture(scope="module")
@@ -45,25 +45,25 @@ def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) 
     calibration = record_of(converted[0])["cpu"]["calibration"]
     recipe, curve = calibration["recipe"], calibration["curve"]
     left = [*recipe["dynamic"], *recipe["float32"]]
-    returns = [row["dynamic"] + 2 * row["float32"] for row in curve]  # every product is a matrix product
+    returns = [row["dynamic"] + 2 * row["float32"] for row in curve]  # every projection is a matrix product
     chosen = len(recipe["dynamic"]) + 2 * len(recipe["float32"])
     of_returns = dict(zip(returns, curve, strict=True))
-    assert 0 < len(left) <= calibration["products"]
+    assert 0 < len(left) <= calibration["projections"]
     assert of_returns[chosen]["db"] >= float(DB)
     assert of_returns[chosen - 1]["db"] < float(DB)
     assert returns[0] == 0
     assert all(row["time"] > 0 for row in curve)
-    assert {one["product"]: one["form"] for one in calibration["returned"]} == {
+    assert {one["projection"]: one["form"] for one in calibration["moved"]} == {
         **dict.fromkeys(recipe["dynamic"], "dynamic"),
         **dict.fromkeys(recipe["float32"], "float32"),
     }
-    assert all(one["error_share"] > 0 for one in calibration["returned"])
+    assert all(one["error_share"] > 0 for one in calibration["moved"])
     assert calibration["gate_images"] == calibration["images"] // 2
     assert calibration["machine"]
 
 
-def test_both_graphs_leave_the_same_products(converted: tuple[Bundle, Answer]) -> None:
-    """A graph for GPUs has no dynamic form, and computes these products in float16."""
+def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]) -> None:
+    """A graph for GPUs has no dynamic form, and computes these projections in float16."""
     bundle, _ = converted
     recipe = record_of(bundle)["cpu"]["calibration"]["recipe"]
     left, static = {*recipe["dynamic"], *recipe["float32"]}, [True, True]
@@ -85,7 +85,7 @@ def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle
     inspected = gmmvit_here("inspect", bundle.path)
     calibration = record_of(bundle)["cpu"]["calibration"]
     for text in (answer.out, inspected.out):
-        assert all(f"{one['product']} " in text for one in calibration["returned"])
+        assert all(f"{one['projection']} " in text for one in calibration["moved"])
         assert f"snr-db {DB}, on 32 images that set no range" in text
     tried = re.search(r"model\.int8\.cpu\.onnx: what was tried\s+dB.*\s+─+\s+(\S+)", inspected.out)
     assert tried is not None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-__all__ = ["product_gains", "time_ratio"]
+__all__ = ["projection_gains", "time_ratio"]
 
 _ROUNDS = 7
 
@@ -35,14 +35,14 @@ def time_ratio(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> flo
     return median(theirs / ours for ours, theirs in times)
 
 
-def product_gains(
-    plain: ModelProto, quantized: ModelProto, products: Sequence[NodeProto], batch: NDArray[Any]
+def projection_gains(
+    plain: ModelProto, quantized: ModelProto, projections: Sequence[NodeProto], batch: NDArray[Any]
 ) -> dict[str, float]:
-    """Return the name of each product → its milliseconds in the float32 graph minus those in the int8 graph.
+    """Return the name of each projection → its milliseconds in the float32 graph minus those in the int8 graph.
 
-    A product includes what OpenVINO computes in the same kernel: bias, activation, and quantisation. Products of the
+    A projection includes what OpenVINO computes in the same kernel: bias, activation, and quantisation. Products of the
     same shape get the median of their differences, because other programs disturb a single one.
-    products: nodes of the float32 graph.  batch, errors: as in `time_ratio`.
+    projections: nodes of the float32 graph.  batch, errors: as in `time_ratio`.
     """
     graphs = [_Profiled(proto, batch) for proto in (plain, quantized)]
     for _ in range(_ROUNDS):
@@ -50,7 +50,7 @@ def product_gains(
             graph.run()
     wiring = Wiring(plain.graph)
     owners: dict[str, str] = {}
-    for node in products:
+    for node in projections:
         owners |= dict.fromkeys((node.name, f"{node.name}/QuantizeLinear"), node.name)
         owners |= {
             reader.name: node.name for reader in wiring.readers.get(node.output[0], ()) if reader.op_type == "Add"
@@ -58,15 +58,15 @@ def product_gains(
     before, after = (graph.milliseconds_of(owners) for graph in graphs)
     differences = {name: before[name] - after[name] for name in before if name in after}
     alike: dict[Any, list[float]] = defaultdict(list)
-    for node in products:
+    for node in projections:
         if node.name in differences:
             alike[_shape(node, wiring)].append(differences[node.name])
-    usual = median(differences.values()) if differences else 0.0  # for a product that OpenVINO renamed
-    return {node.name: median(alike.get(_shape(node, wiring), [usual])) for node in products}
+    usual = median(differences.values()) if differences else 0.0  # for a projection that OpenVINO renamed
+    return {node.name: median(alike.get(_shape(node, wiring), [usual])) for node in projections}
 
 
-def _shape(product: NodeProto, wiring: Wiring) -> Any:
-    return *wiring.initializers[product.input[1]].dims, wiring.inner_shape(product.output[0])
+def _shape(projection: NodeProto, wiring: Wiring) -> Any:
+    return *wiring.initializers[projection.input[1]].dims, wiring.inner_shape(projection.output[0])
 
 
 class _Profiled:
@@ -101,19 +101,19 @@ class _Profiled:
         return seconds
 
     def milliseconds_of(self, owners: dict[str, str]) -> dict[str, float]:
-        """Return name of a product → the least milliseconds of its kernels in a run.
+        """Return name of a projection → the least milliseconds of its kernels in a run.
 
-        owners: name of an ONNX node → the product that it belongs to. A kernel of nodes of several products counts in
-        equal parts; a quantisation in the kernel of another product, such as after GELU, belongs to that product.
+        owners: name of an ONNX node → the projection that it belongs to. A kernel of nodes of several projections
+        counts in equal parts; a quantisation in the kernel of another projection, such as after GELU, belongs to that projection.
         """
         totals: dict[str, float] = defaultdict(float)
         for kernel in self._compiled.get_runtime_model().get_ordered_ops():
             times = self._times.get(kernel.get_friendly_name(), [0.0])
             names = kernel.get_rt_info()["originalLayersNames"].astype(str).split(",")
             mine = [name for name in names if name in owners]
-            products = {owners[name] for name in mine if not name.endswith("/QuantizeLinear")}
-            if not products and len(mine) == len(names):
-                products = {owners[name] for name in mine}
-            for product in products:
-                totals[product] += min(times) / len(products)
+            projections = {owners[name] for name in mine if not name.endswith("/QuantizeLinear")}
+            if not projections and len(mine) == len(names):
+                projections = {owners[name] for name in mine}
+            for projection in projections:
+                totals[projection] += min(times) / len(projections)
         return totals
