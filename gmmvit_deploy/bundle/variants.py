@@ -69,8 +69,8 @@ class VariantRecord:
     calibration: the source and the SHA-256 of the calibration images, the SHA-256 of each of them, the number of
     images, and the range of each activation (the smallest and the largest value that do not saturate); for int8 also
     the recipe, what each tried recipe gave on the images that judged it, the processor, and with a gate which
-    projections moved, and what each number of them gave (`export`); None for a graph that is not quantised, or is quantised in
-    the dynamic form.
+    projections moved, and what each number of them gave (`export`); None for a graph that is not quantised, or is
+    quantised in the dynamic form.
     golden: a comparison of the graph's logits with the golden logits, PyTorch's logits recorded at export. The graph's
     logits are computed on the CPU with every rounding of the graph. ``largest_abs`` is the largest absolute difference,
     and ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs``

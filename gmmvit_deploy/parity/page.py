@@ -81,8 +81,8 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
     if timed:
         what = (
             "At each point, the numbers of projections in the dynamic form and in float32. Measured when the bundle "
-            f"was converted, on {calibration['gate_images']} calibration images that set no range; each end of a bar is a "
-            "one-sided 95 % limit."
+            f"was converted, on {calibration['gate_images']} calibration images that set no range; each end of a bar "
+            "is a one-sided 95 % limit."
         )
         plot = mixed_plot(timed, calibration["gate"]["keep_decisions"])
         figures.append(figure(plot, f"Decisions kept against time: {name}", what))

@@ -104,7 +104,8 @@ class _Profiled:
         """Return name of a projection → the least milliseconds of its kernels in a run.
 
         owners: name of an ONNX node → the projection that it belongs to. A kernel of nodes of several projections
-        counts in equal parts; a quantisation in the kernel of another projection, such as after GELU, belongs to that projection.
+        counts in equal parts; a quantisation in the kernel of another projection, such as after GELU, belongs to that
+        projection.
         """
         totals: dict[str, float] = defaultdict(float)
         for kernel in self._compiled.get_runtime_model().get_ordered_ops():
