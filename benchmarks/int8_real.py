@@ -61,11 +61,11 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.errors import GmmvitError, InputError
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.intervals import score_interval, share_interval
 from gmmvit_deploy.models.families import spec_to_json
-from gmmvit_deploy.parity._paired import score_interval, share_interval
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.tolerances import signal_to_noise_db
@@ -193,7 +193,7 @@ class Network:
     def programs(self) -> tuple[dict[str, Callable[[], Program]], dict[str, str]]:
         """Return (name → function that loads the program, name of a program that is missing → the reason).
 
-        A loaded program is tried with an image.
+        A loaded program is tried with each batch size.
         """
         loads: dict[str, Callable[[], Program]] = {
             REFERENCE: partial(straight_openvino, self.folder / "straight.onnx", "fp32"),
@@ -211,11 +211,13 @@ class Network:
         missing = {
             name: reason for name in loads for made, reason in self.missing.items() if made in name.split(" ")[:2]
         }
-        image = np.zeros((1, *self.bundle().input_shape), np.float32)
+        shape = self.bundle().input_shape
         for name in [name for name in loads if name not in missing]:
             try:
-                loads[name]()(image)
-            except (GmmvitError, RuntimeError) as exc:
+                program = loads[name]()
+                for batch in BATCHES:
+                    program(np.zeros((batch, *shape), np.float32))
+            except Exception as exc:  # each runtime has its own errors
                 missing[name] = str(exc).strip().splitlines()[-1]
         return {name: load for name, load in loads.items() if name not in missing}, missing
 

@@ -37,8 +37,8 @@ from gmmvit_deploy.runtimes.engines.card import Engine
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
+from gmmvit_deploy.runtimes.programs import turns
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
-from gmmvit_deploy.runtimes.runners import speed
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.cases import mark_further_cases
 from tests.forked import command_line
@@ -115,7 +115,7 @@ def _fixed_seed() -> None:
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests do not judge speed."""
     for name, value in (("_SECONDS", 0), ("_LEAST_ROUNDS", 1), ("_TURN_S", 0)):
-        monkeypatch.setattr(speed, name, value)
+        monkeypatch.setattr(turns, name, value)
 
 
 def rgb(side: int) -> ImageSpec:

@@ -1,4 +1,4 @@
-"""Quantise a straight export to int8 with another project's tool, as its documentation advises for transformers.
+"""Quantise a straight export to int8 with another project's tool.
 
 `int8_real.py` runs this file with the Python of an environment that has the tool, so the file imports nothing of this
 project. Needs numpy, onnx and, by recipe:

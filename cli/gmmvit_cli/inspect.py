@@ -13,13 +13,17 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel, listed, together, typed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.precision import PRECISIONS
 from gmmvit_deploy.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.bundle.variants import VariantRecord
     from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention
 
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
@@ -197,42 +201,64 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
     bundle = open_bundle(path)
     records = {name: record for name in PRECISIONS if (record := record_of(bundle, name)) is not None}
     if as_json:
-        graphs = {name: record.to_json() for name, record in records.items()}
-        print_json({"bundle": described_bundle(bundle), "records": graphs})
+        of_precisions = {name: record.to_json() for name, record in records.items()}
+        print_json({"bundle": described_bundle(bundle), "records": of_precisions})
         return
     rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}"), ("graph model.onnx", "fp32")]
-    tables = []
-    for precision, record in records.items():
-        for graph in (record, record.cpu):
-            if graph is None:
-                continue
-            file = onnx_file(precision, for_cpu=graph is record.cpu or record.dynamic)
-            calibration = graph.calibration or {}
-            tools = ", ".join(f"{name} {version}" for name, version in graph.versions.items())
-            rows.append((f"graph {file}", f"{precision}, SHA-256 {graph.onnx_sha256}, with {tools}"))
-            if calibration:
-                images = f"{calibration['images']} of {calibration['source']}, SHA-256 {calibration['sha256']}"
-                rows.append(("calibration images", images))
-            if "machine" in calibration:
-                rows.append(("converted on", calibration["machine"]))
-            tables.append((file, sorted(calibration.get("tried", ()), key=lambda tried: -tried["db"])))
+    graphs = [
+        (onnx_file(precision, for_cpu=graph is not record or record.dynamic), graph)
+        for precision, record in records.items()
+        for graph in (record, record.cpu)
+        if graph is not None
+    ]
+    for file, graph in graphs:
+        rows += _rows_of(bundle, file, graph)
     print_table(("", ""), rows)
-    for file, tried in tables:
-        if tried:
-            columns = ("dB", "rounding of weights", "smoothing", "ranges", "dynamic", "in float32")
-            cells = [
-                (
-                    f"{one['db']:.1f}",
-                    one["rounding"],
-                    f"{one['smoothing']:g}",
-                    one["ranges"],
-                    *(str(len(one[form])) for form in ("dynamic", "float32")),
-                )
-                for one in tried
-            ]
-            print_table(columns, cells, title=f"{file}: what was tried")
+    for file, graph in graphs:
+        _print_tried(file, graph.calibration or {})
     for precision, record in records.items():
         print_gate({precision: record, f"{precision}, for CPUs": record.cpu})
+
+
+def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str, str]]:
+    """Return what the record of a graph says, and what is wrong with the graph's file."""
+    from gmmvit_deploy.bundle.variants import FOR_CPUS, open_variant
+    from gmmvit_deploy.runtimes.runners.speed import speed_in_words
+
+    tools = ", ".join(f"{name} {version}" for name, version in graph.versions.items())
+    rows = [(f"graph {file}", f"{graph.precision}, SHA-256 {graph.onnx_sha256}, with {tools}")]
+    try:
+        open_variant(bundle, graph.precision, for_cpu=graph.precision in FOR_CPUS and ".cpu." in file)
+    except BundleError as exc:
+        rows.append(("problem", str(exc)))
+    calibration = graph.calibration or {}
+    if calibration:
+        images = f"{calibration['images']} of {calibration['source']}, SHA-256 {calibration['sha256']}"
+        rows.append(("calibration images", images))
+    if "machine" in calibration:
+        rows.append(("converted on", calibration["machine"]))
+    speeds = graph.speed.get("times_as_fast", {})
+    return [*rows, *((f"speed in {runner}", speed_in_words(ratios)) for runner, ratios in speeds.items())]
+
+
+def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
+    """Print the recipes that were tried for an int8 graph, best first."""
+    tried = sorted(calibration.get("tried", ()), key=lambda one: -one["db"])
+    if not tried:
+        return
+    cells = [
+        (
+            f"{one['db']:.1f}",
+            one["rounding"],
+            f"{one['smoothing']:g}",
+            one["ranges"],
+            *(str(len(one.get(form, ()))) for form in ("dynamic", "float32")),
+            "chosen" if one == calibration["recipe"] else "",
+        )
+        for one in tried
+    ]
+    head = ("dB", "rounding of weights", "smoothing", "ranges", "dynamic", "in float32", "")
+    print_table(head, cells, title=f"{file}: what was tried")
 
 
 def _inspect_attention(

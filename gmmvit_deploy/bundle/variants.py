@@ -39,7 +39,6 @@ __all__ = [
     "FOR_CPUS",
     "Variant",
     "VariantRecord",
-    "calibration_hashes",
     "first_variant",
     "how_to_convert",
     "is_dynamic",
@@ -142,8 +141,6 @@ class Variant:
 
     path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
     for_cpu: True for the graph for CPUs of a precision that can also have a graph for GPUs.
-    dynamic, only_openvino: True if OpenVINO quantises all activations, or some, while it runs (`graphs.quantize`). No
-    other runtime runs such a graph.
     """
 
     precision: Precision
@@ -151,8 +148,16 @@ class Variant:
     sha256: str
     record: VariantRecord | None
     for_cpu: bool = False
-    dynamic: bool = False
-    only_openvino: bool = False
+
+    @property
+    def dynamic(self) -> bool:
+        """True if OpenVINO quantises all activations while it runs (`graphs.quantize`)."""
+        return self.record is not None and self.record.dynamic
+
+    @property
+    def only_openvino(self) -> bool:
+        """True if OpenVINO quantises some activations while it runs. No other runtime runs such a graph."""
+        return self.record is not None and self.record.only_openvino
 
 
 def onnx_file(precision: Precision, *, for_cpu: bool = False) -> str:
@@ -186,18 +191,6 @@ def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> M
         return None
     record = open_variant(bundle, precision, for_cpu=for_cpu).record
     return record.golden if record is not None else None
-
-
-def calibration_hashes(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> frozenset[str]:
-    """Return the SHA-256 of each image that calibrated the graph; empty for a precision without quantisation.
-
-    for_cpu: True for the graph that CPUs run.  Errors: as `open_variant`.
-    """
-    if precision not in QUANTIZED:
-        return frozenset()
-    record = open_variant(bundle, precision, for_cpu=for_cpu).record
-    calibration = record.calibration if record is not None else None
-    return frozenset((calibration or {}).get("image_sha256", ()))  # a record of an earlier version has no hashes
 
 
 def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:
@@ -245,15 +238,7 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
         raise BundleError(
             f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
-    variant = Variant(
-        precision=precision,
-        path=path,
-        sha256=digest,
-        record=record,
-        for_cpu=of_cpu is not None,
-        dynamic=dynamic,
-        only_openvino=record.only_openvino,
-    )
+    variant = Variant(precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None)
     _require_contract(bundle, variant)
     return variant
 

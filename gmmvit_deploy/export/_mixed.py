@@ -22,7 +22,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.quantize import can_be_dynamic
 from gmmvit_deploy.progress import OnProgress, Progress
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, time_ratio
+from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, relative_time
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class Judge:
     images: (B, …), which set no range.  reference: (B, C), the logits of the float32 graph.
     rows: (B,), the indices of the images among all calibration images.
     labels: the true classes of all calibration images, or None.
-    thresholds: (C,), of a multi-label network's logits, or None.
+    thresholds: (C,), of a multi-label network's logits, or None.  decides: False for features in place of logits.
     Errors: InputError when the images are too few for the gate, or have no labels that it needs.
     """
 
@@ -64,6 +64,7 @@ class Judge:
     rows: NDArray[Any]
     labels: NDArray[Any] | None = None
     thresholds: NDArray[Any] | None = None
+    decides: bool = True
 
     def __post_init__(self) -> None:
         top1 = None if self._labels is None else float((self.reference.argmax(1) == self._labels).mean())
@@ -74,9 +75,10 @@ class Judge:
         return None if self.labels is None else self.labels[self.rows]
 
     def row(self, graph: ModelProto) -> dict[str, Any]:
-        """Return what `Gate.row` measures of a graph."""
+        """Return what `Gate.row` measures of a graph; for features without the decisions."""
         logits = emulated_logits(graph, self.images, name="the int8 graph")
-        return self.gate.row(logits, self.reference, self._labels, self.thresholds)
+        row = self.gate.row(logits, self.reference, self._labels, self.thresholds)
+        return row if self.decides else {name: row[name] for name in ("db", "holds")}
 
 
 def moved_projections(
@@ -125,17 +127,21 @@ def moved_projections(
         words = ", ".join(f"{number} {form}" for form, number in numbers.items())
         on_progress(Progress(f"try int8 with {words} of {len(names)} projections"))
         graph = graph_with(forms)
-        curve[count] = {**numbers, **judge.row(graph), "time": time_ratio(plain, graph, timed)}
+        curve[count] = {**numbers, **judge.row(graph), "time": relative_time(plain, graph, timed)}
         return bool(curve[count]["holds"])
 
     failed, count = -1, 0
     while not holds(count):
         if count == most:
             best = curve[count]
-            low, high = best["kept_interval"]
+            kept = ""
+            if "kept" in best:
+                low, high = best["kept_interval"]
+                kept = (
+                    f"{best['kept']:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
+                )
             raise ExportError(
-                f"the gate does not hold before all {len(names)} projections are in float32: with one in int8, "
-                f"{best['kept']:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
+                f"the gate does not hold before all {len(names)} projections are in float32: with one in int8, {kept}"
                 f"{best['db']:.1f} dB",
                 hint="type a lower gate, or use fp32",
             )

@@ -231,7 +231,7 @@ def quantized_by_choice(
     graph, ranges = workshop.graph(chosen)
     if judge is not None:
         numbers = {"dynamic": len(chosen.dynamic), "float32": len(chosen.float32)}
-        curve = notes.pop("curve", None) or [{**numbers, **judge.row(graph)}]
+        curve = notes.pop("curve", None) or [{**numbers, **judge.row(cast_graph(graph, types))}]
         notes |= {"gate": asdict(judge.gate), "gate_images": len(images), "curve": curve}
     return graph, {
         **notes,

@@ -56,7 +56,7 @@ class Gate:
                     hint="type --calibration array:FILE.npz or --calibration folder:PATH with a folder for each class, "
                     "or --keep-decisions in place of --accuracy",
                 )
-            lost = (1 - self.accuracy) * max(top1, 1 / count)
+            lost = (1 - self.accuracy) * max(top1, 1 / max(count, 1))
             needed[f"--accuracy {self.accuracy:g}"] = z2 * (1 - lost) / lost
         for option, least in needed.items():
             if count < least:
@@ -86,7 +86,7 @@ class Gate:
         else:
             same = ((logits >= thresholds) == (reference >= thresholds)).all(1)
         row: dict[str, Any] = {
-            "db": signal_to_noise_db(logits, reference),
+            "db": signal_to_noise_db(logits, reference, over_images=thresholds is not None),
             "kept": float(same.mean()),
             "kept_interval": list(share_interval(int(same.sum()), count)),
         }

@@ -224,6 +224,7 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
         gate=gate,
         labels=labels,
         thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
+        decides=manifest.has_logits,
     )
 
 

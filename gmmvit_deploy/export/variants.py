@@ -124,32 +124,18 @@ def variants_from_bundle(
             if calibration and precision in QUANTIZED
             else None
         )
-        _written(
-            bundle,
-            precision,
-            calibration=images,
-            padded=padded,
-            gate=gate if precision == "int8" else None,
-            force=force,
-            on_progress=on_progress,
+        variants.append(
+            _written(
+                bundle,
+                precision,
+                calibration=images,
+                padded=padded,
+                gate=gate if precision == "int8" else None,
+                force=force,
+                on_progress=on_progress,
+            )
         )
-        variants.append(_with_speed(bundle, precision, on_progress))
     return variants
-
-
-def _with_speed(bundle: Bundle, precision: Precision, on_progress: OnProgress) -> Variant:
-    """Measure the speed of a graph on this machine's CPU, and add it to the record."""
-    variant = first_variant(bundle, precision)
-    record = variant.record
-    if record is None:
-        return variant
-    on_progress(Progress(f"time {precision} and fp32 in turn"))
-    speed = measured_speed(bundle, open_variant(bundle, precision, for_cpu=True))
-    cpu = record.cpu and replace(record.cpu, speed=speed)
-    record = replace(record, speed={} if cpu else speed, cpu=cpu)
-    with new_file(bundle.path / record_file(precision), force=True) as file:
-        file.write(_text(record))
-    return replace(variant, record=record)
 
 
 def _text(record: VariantRecord) -> bytes:
@@ -248,15 +234,12 @@ def _recorded(
         versions=tool_versions("openvino"),
         role_disagreements=prepared.role_disagreements,
     )
-    variant = Variant(
-        precision=precision,
-        path=path,
-        sha256=hashes[0],
-        record=None,
-        dynamic=record.dynamic,
-        only_openvino=record.only_openvino,
-    )
-    return replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))
+    variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
+    record = replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))
+    if precision in FOR_CPUS and not for_cpu:
+        return record
+    on_progress(Progress(f"time {precision} and fp32 in turn"))
+    return replace(record, speed=measured_speed(bundle, variant))
 
 
 def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:

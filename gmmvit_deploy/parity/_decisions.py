@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.images.labels import LabelSet, distinct_names
-from gmmvit_deploy.parity._paired import share_interval
+from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
 from gmmvit_deploy.tolerances import Limit
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval, share_interval
+from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval
 
-__all__ = ["Paired", "images_needed", "mcnemar", "score_interval", "share_interval"]
+__all__ = ["Paired", "images_needed", "mcnemar"]
 
 _MOST_IMAGES = 10**9
 

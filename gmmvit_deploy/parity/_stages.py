@@ -98,10 +98,10 @@ class Stages:
 
     @property
     def blamed(self) -> str:
-        """The stage that changes the most decisions, or for features the stage with the largest error."""
-        return max(
-            self._stages, key=lambda name: (self._stages[name].changed, -self._db(name)), default="the precision"
-        )
+        """The stage that a failed gate is due to: a stage that fails, else quantisation."""
+        if not self._stages:
+            return "the precision"
+        return next((name for name, _ in self._problems()), "quantisation")
 
     @property
     def of_graph(self) -> float | None:
@@ -119,7 +119,7 @@ class Stages:
         if not self._images:
             return skipped_check(NAME, skipped)
         db, cosine = self._all.db(over_images=self._over_images), self._all.errors().cosine
-        of = "logits"
+        of = "features" if self._decided is None else "logits"
         if self._features.errors().rows:
             of, cosine = "features", self._features.errors().cosine
         stages = {

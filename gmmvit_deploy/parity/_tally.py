@@ -21,7 +21,7 @@ from gmmvit_deploy.parity._accuracy import (
     gate_of,
     without_calibration_images,
 )
-from gmmvit_deploy.parity._calibration import check_calibration
+from gmmvit_deploy.parity._calibration import check_calibration, check_dynamic_form
 from gmmvit_deploy.parity._decisions import KEPT, decisions_of
 from gmmvit_deploy.parity._invariance import check_invariance
 from gmmvit_deploy.parity._localize import localize
@@ -50,6 +50,11 @@ __all__ = ["Tally", "needs_model"]
 
 _NO_LOGITS = "the bundle has no logits; its features are compared by the check numeric"
 _CALIBRATED = "the graph was calibrated on these images, so they cannot judge it; add others to --data"
+
+
+def _not_judged(name: str, why: str, *, typed: bool) -> Check:
+    """Return a check that could not judge: skipped, or undecided if the user typed its gate."""
+    return Check(name=name, verdict="undecided", summary=why, reasons=(why,)) if typed else skipped_check(name, why)
 
 
 def needs_model(why: str) -> str:
@@ -232,22 +237,21 @@ class Tally:
         )
 
     def _judged_decisions(self, limit: Limit) -> Check:
-        if not self._bundle.manifest.has_logits:
-            return skipped_check("decisions", _NO_LOGITS)
-        why, gate = self._no_images(), self._options.keep_decisions
+        gate = self._options.keep_decisions
+        why = self._no_images() if self._bundle.manifest.has_logits else _NO_LOGITS
         if why:
-            return skipped_check("decisions", why)
+            return _not_judged("decisions", why, typed=gate is not None)
         if self._graph is None and gate is None:
             return self._decisions.check(limit)
         return self._decisions.kept(gate or KEPT, broken=self._broken, blamed=self._stages.blamed, skipped=_CALIBRATED)
 
     def _judged_stages(self) -> Check:
         options = self._options
-        why = self._no_images()
-        if self._graph is None and options.snr_db is None and options.least_cosine is None:
+        why, typed = self._no_images(), options.snr_db is not None or options.least_cosine is not None
+        if self._graph is None and not typed:
             why = f"{self._runner.precision} is not quantised"
         if why:
-            return skipped_check("stages", why)
+            return _not_judged("stages", why, typed=typed)
         return self._stages.check(options.snr_db, options.least_cosine, skipped=_CALIBRATED)
 
     def _no_images(self) -> str:
@@ -257,12 +261,13 @@ class Tally:
         return "" if self._options.data is not None else "only real images show decisions; add --data"
 
     def _judged_accuracy(self) -> Check:
+        typed = self._options.gate is not None
         if self._reference is None:
-            return skipped_check("accuracy", f"needs PyTorch's logits of further images: {self._why}")
+            return _not_judged("accuracy", f"needs PyTorch's logits of further images: {self._why}", typed=typed)
         if not self._bundle.manifest.has_logits:
-            return skipped_check("accuracy", _NO_LOGITS)
+            return _not_judged("accuracy", _NO_LOGITS, typed=typed)
         if self.accuracy is None:
-            check = skipped_check("accuracy", "no labelled images were given; add --data")
+            check = _not_judged("accuracy", "no labelled images were given; add --data", typed=typed)
         else:
             check = self.accuracy.check(gate_of(self._runner.precision, self._options.gate))
             check = without_calibration_images(check, self._left_out)
@@ -273,8 +278,7 @@ class Tally:
         if self._graph is None:
             return skipped_check("calibration", f"{precision} needs no calibration")
         if self._graph.calibration is None:
-            why = "no calibration needed: the activations are quantised while the network runs"
-            return skipped_check("calibration", why)
+            return check_dynamic_form(self._bundle, self._graph)
         if self._reference is None:
             return skipped_check("calibration", needs_model(self._why))
         if self._options.data is None:

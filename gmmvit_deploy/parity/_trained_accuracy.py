@@ -28,9 +28,10 @@ from gmmvit_deploy.errors import ImageError
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._accuracy import LEVEL, Accuracy
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
-from gmmvit_deploy.parity._paired import mcnemar, share_interval
+from gmmvit_deploy.parity._paired import mcnemar
 from gmmvit_deploy.parity._preprocessing import CROP_PCTS, bgr, normalisations
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.inputs import ImageStream

@@ -77,7 +77,7 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
         what = f"{checks['localize'].summary}. Reading the blocks' outputs changed the logits by {changed:.2g}."
         figures.append(figure(block_plot(blocks), f"Error by block: {name}", what))
     calibration = checks["calibration"].details
-    timed = [row for row in calibration.get("curve", ()) if "time" in row]
+    timed = [row for row in calibration.get("curve", ()) if "time" in row and "kept" in row]
     if timed:
         what = (
             "At each point, the numbers of projections in the dynamic form and in float32. Measured when the bundle "

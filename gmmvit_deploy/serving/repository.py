@@ -152,8 +152,7 @@ def _network_file(
         if graph.only_openvino and options.runtime != "openvino":
             raise InputError(
                 f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
-                hint=f"type --runtime openvino, or {how_to_convert(bundle, precision).removeprefix('type ')} without a "
-                "gate",
+                hint=f"type --runtime openvino, or {how_to_convert(bundle, precision).removeprefix('type ')}",
             )
         return graph.path, "model.onnx"
     if engine is None:

@@ -74,7 +74,7 @@ def test_the_only_graph_is_for_cpus(dynamic: Bundle) -> None:
     ids=["engine", "onnxruntime", "repository for ONNX Runtime", "repository for a GPU"],
 )
 def test_what_cannot_run_it_says_what_to_type(asked, error: type[GmmvitError], dynamic: Bundle, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(error, match="OpenVINO alone quantises activations") as caught:
+    with pytest.raises(error, match=r"OpenVINO alone quantises activations|without calibration images") as caught:
         asked(dynamic, tmp_path / "out")
     assert caught.value.hint.endswith(TO_TYPE)
     assert not (tmp_path / "out").exists()

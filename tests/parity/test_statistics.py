@@ -9,8 +9,9 @@ import pytest
 import scipy.stats
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.intervals import score_interval, share_interval
 from gmmvit_deploy.parity._accuracy import Accuracy, Classes, classes_of, gate_of
-from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar, score_interval, share_interval
+from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.tolerances import Noise, limit_from_noise, signal_to_noise_db
 

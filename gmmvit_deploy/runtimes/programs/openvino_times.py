@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,25 +15,31 @@ from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.openvino import read_graph
+from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
+from gmmvit_deploy.runtimes.programs.turns import time_ratio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-__all__ = ["projection_gains", "time_ratio"]
+__all__ = ["projection_gains", "relative_time"]
 
-_ROUNDS = 7
+_SECONDS = 3.0
+_LEAST_ROUNDS = 7
 
 
-def time_ratio(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> float:
-    """Return the time of a graph divided by that of the float32 graph; both take turns.
+def relative_time(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> float:
+    """Return the time of a graph divided by that of the float32 graph, as runners and servers run them.
 
     batch: the inputs (B, …) of each run.
     Errors: MissingDependencyError when OpenVINO is not installed.
     """
-    graphs = [_Profiled(proto, batch) for proto in (plain, other)]
-    times = [[graph.run() for graph in graphs] for _ in range(_ROUNDS)]
-    return median(theirs / ours for ours, theirs in times)
+    require("openvino", package="openvino", extra="openvino")
+    with temporary_folder("graphs") as folder:
+        for name, proto in (("plain", plain), ("other", other)):
+            write_graph(proto, folder / f"{name}.onnx")
+        programs = [OpenVinoProgram(folder / f"{name}.onnx", hint="f32") for name in ("plain", "other")]
+        return 1 / time_ratio(*(partial(program.run, batch) for program in programs)).median
 
 
 def projection_gains(
@@ -40,14 +47,16 @@ def projection_gains(
 ) -> dict[str, float]:
     """Return the name of each projection → its milliseconds in the float32 graph minus those in the int8 graph.
 
-    A projection includes what OpenVINO computes in the same kernel: bias, activation, and quantisation. Products of the
+    A projection includes what OpenVINO computes in the same kernel: bias, activation, and quantisation. Those of the
     same shape get the median of their differences, because other programs disturb a single one.
-    projections: nodes of the float32 graph.  batch, errors: as in `time_ratio`.
+    projections: nodes of the float32 graph.  batch, errors: as in `relative_time`.
     """
     graphs = [_Profiled(proto, batch) for proto in (plain, quantized)]
-    for _ in range(_ROUNDS):
+    rounds, end = 0, perf_counter() + _SECONDS
+    while rounds < _LEAST_ROUNDS or perf_counter() < end:
         for graph in graphs:
             graph.run()
+        rounds += 1
     wiring = Wiring(plain.graph)
     owners: dict[str, str] = {}
     for node in projections:
@@ -91,14 +100,10 @@ class _Profiled:
         self._times: dict[str, list[float]] = {}
         self._request.infer({0: batch})
 
-    def run(self) -> float:
-        """Return the seconds of a run."""
-        start = perf_counter()
+    def run(self) -> None:
         self._request.infer({0: self._batch})
-        seconds = perf_counter() - start
         for kernel in self._request.get_profiling_info():
             self._times.setdefault(kernel.node_name, []).append(kernel.real_time.total_seconds() * 1e3)
-        return seconds
 
     def milliseconds_of(self, owners: dict[str, str]) -> dict[str, float]:
         """Return name of a projection → the least milliseconds of its kernels in a run.

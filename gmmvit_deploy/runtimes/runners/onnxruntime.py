@@ -85,7 +85,7 @@ class OnnxRuntimeRunner(_SessionRunner):
         if self.graph.only_openvino:
             raise RunnerUnavailableError(
                 f"runner {self.name}: OpenVINO alone quantises activations of this int8 graph, while it runs",
-                hint=f"use the runner openvino, or {how_to_convert(bundle, self.precision)} without a gate",
+                hint=f"use the runner openvino, or {how_to_convert(bundle, self.precision)}",
             )
         self._program = program_from_onnx(self.graph.path, threads=threads)
 
