@@ -156,6 +156,8 @@ def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
                 for one in moved
             ]
             print_table(("moved", "to", "share of int8's error", "time that int8 gained"), projections)
+            if len(moved) == calibration["projections"]:
+                note("no projection is left in the static form, so the graph for GPUs has no int8: use fp16 there")
         if not any(row["holds"] for row in calibration["curve"]):
             note(f"{name}: the gate does not hold; judge this graph with gmmvit parity --data before you use it")
     if rows:

@@ -194,6 +194,12 @@ class Accuracy:
             f"difference {pairs.difference:+.2%} ({low:+.2%} to {high:+.2%}), "
             f"gate {allowed:+.3%}, on {pairs.images:,} images"
         )
+        if len(self._labels) > _TOP:
+            top5 = _paired(self._top5)
+            low5, high5 = top5.interval()
+            summary += (
+                f"; top-5 {top5.runner_accuracy:.2%}, difference {top5.difference:+.2%} ({low5:+.2%} to {high5:+.2%})"
+            )
         reasons = [*_why(verdict, pairs, allowed, needed)]
         if mixed_up := self._order_problem(pairs):
             verdict = "failed"

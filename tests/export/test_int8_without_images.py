@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import BundleError, ExportError, GmmvitError, InputError, RunnerUnavailableError
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.quantize import DYNAMIC, DYNAMIC_COLUMNS, quantize_graph
 from gmmvit_deploy.parity.check import check_parity
@@ -80,13 +82,28 @@ def test_what_cannot_run_it_says_what_to_type(asked, error: type[GmmvitError], d
     assert not (tmp_path / "out").exists()
 
 
+def test_a_scale_of_the_wrong_channel_is_named(dynamic: Bundle, tmp_path: Path) -> None:
+    bundle = open_bundle(shutil.copytree(dynamic.path, tmp_path / "bundle"))
+    path, record_path = bundle.path / CPU, bundle.path / "model.int8.json"
+    proto = onnx.load(path)
+    scale = next(tensor for tensor in proto.graph.initializer if tensor.name.endswith(".scale"))
+    scale.CopyFrom(numpy_helper.from_array(np.roll(numpy_helper.to_array(scale), 1), scale.name))
+    onnx.save(proto, path)
+    record = json.loads(record_path.read_text())
+    record["onnx_sha256"] = sha256_of_file(path)
+    record_path.write_text(json.dumps(record))
+    with open_runners(["openvino"], bundle, precision="int8") as runners:
+        (runner,) = check_parity(bundle, runners).runners
+    assert any("is wrong: its weight is not the trained weight" in why for why in runner.check("calibration").reasons)
+
+
 def test_parity_and_a_repository_need_no_further_word(dynamic: Bundle, tmp_path: Path) -> None:
     names, _ = default_runners(dynamic, "int8")
     assert [name.removesuffix("+kernels") for name in names] == ["openvino"]
     with open_runners(names, dynamic, precision="int8") as runners:
         (runner,) = check_parity(dynamic, runners).runners
     verdicts = {check.name: check.verdict for check in runner.checks}
-    assert (verdicts["numeric"], verdicts["calibration"]) == ("passed", "skipped")
+    assert (verdicts["numeric"], verdicts["calibration"]) == ("passed", "passed")
     options = RepositoryOptions(precision="int8", runtime="openvino")
     repository_from_bundle(dynamic, tmp_path / "r", options)
     program = OpenVinoProgram(tmp_path / "r" / options.network / "1" / "model.onnx", hint="f32")

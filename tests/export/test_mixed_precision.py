@@ -183,6 +183,16 @@ def test_a_gate_holds_if_the_interval_reaches_it(gate: Gate, holds: bool) -> Non
         assert (row["accuracy"], row["float32_accuracy"]) == (0.99, 1.0)
 
 
+def test_class_offsets_do_not_count_as_signal_of_a_multi_label_network() -> None:
+    """A sigmoid follows each logit, so parity and recipes centre each class over the images."""
+    random = np.random.default_rng(0)
+    reference = random.standard_normal((2000, 3)) + np.array([50.0, -50.0, 0.0])
+    logits = reference + 0.1 * random.standard_normal(reference.shape)
+    row = Gate(snr_db=21).row(logits, reference, None, np.zeros(3))
+    assert row["db"] == pytest.approx(20, abs=0.3)
+    assert not row["holds"]
+
+
 def test_a_changed_label_changes_the_decision_of_a_multi_label_network() -> None:
     reference = np.zeros((10, 3)) - 1
     logits = reference.copy()
