@@ -23,6 +23,7 @@ float64 logits of this image (once, for a crossing).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -40,6 +41,7 @@ __all__ = ["KEPT", "Crossings", "Decisions", "decisions_of"]
 KEPT = 0.97
 """The share of the images whose decision a quantised network keeps, unless the user asks for another."""
 _MOST_LISTED = 1000
+_MOST_TO_DECIDE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class Decisions:
         """Judge the share of real images that keep their decision.
 
         broken: the number of images whose logits are not finite, which count as changed.
-        blamed: what changes the most decisions.  skipped: why no image was judged, for that case.
+        blamed: what changes the decisions.  skipped: why no image was judged, for that case.
         """
         _, _, changed = self.points()
         count, lost = len(changed) + broken, int(changed.sum()) + broken
@@ -127,7 +129,8 @@ class Decisions:
         changes = f"{lost:,} of {count:,} images changed" + (f", {broken:,} of them to NaN" if broken else "")
         reason = {
             "failed": f"{blamed} changes too many decisions: {changes}",
-            "undecided": f"too few images to decide: {changes}",
+            "undecided": f"too few images to decide: {changes}; {_images_to_decide(lost / count, gate)} with the same "
+            "share would decide",
         }
         flips = [
             Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= allowed)
@@ -242,3 +245,15 @@ class Crossings(Decisions):
 def decisions_of(label_set: LabelSet) -> Decisions:
     """Return what collects the decisions of a network with these labels."""
     return Crossings(label_set) if label_set.task == "multi-label" else Decisions(label_set.labels)
+
+
+def _images_to_decide(changed: float, gate: float) -> str:
+    """Return a number of images with a share of changed decisions on which a gate is decided, about the smallest."""
+    images = 8.0
+    while images < _MOST_TO_DECIDE:
+        count = math.ceil(images)
+        low, high = share_interval(count - round(changed * count), count)
+        if low >= gate or high < gate:
+            return f"{count:,} images"
+        images *= 1.05
+    return f"more than {_MOST_TO_DECIDE:,} images"

@@ -140,7 +140,11 @@ class Stages:
             name=NAME,
             verdict="failed" if reasons else "passed",
             summary="; ".join(
-                [f"{db:.1f} dB, least cosine {cosine:.4f} of the {of}, on {self._images:,} images", *words]
+                [
+                    f"{db:.1f} dB{_gate(snr_db)}, least cosine {cosine:.4f}{_gate(least_cosine)} of the {of}, on "
+                    f"{self._images:,} images",
+                    *words,
+                ]
             ),
             reasons=tuple(reasons),
             details={
@@ -178,3 +182,7 @@ class Stages:
             elif name == "runtime" and (why := rounding_problem(self._kept.share)):
                 problems.append((name, why))
         return problems
+
+
+def _gate(least: float | None) -> str:
+    return "" if least is None else f" (gate {least:g})"

@@ -308,7 +308,7 @@ def _evidence(
     if record is None or (card is not None and card.sha256["onnx"] != record.onnx_sha256):
         return {}
     served = record.cpu if record.cpu is not None and not options.on_gpu else record
-    named = ("source", "images", "sha256", "recipe", "gate")
+    named = ("images", "sha256", "recipe", "gate")  # not the source, which is a path of the machine that converted
     calibration = {key: value for key, value in (served.calibration or {}).items() if key in named}
     evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(precision))}
     if calibration:

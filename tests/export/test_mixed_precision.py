@@ -137,7 +137,7 @@ def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, A
     assert parameters["gmmvit_record_sha256"].string_value == sha256_of_file(bundle.path / "model.int8.json")
     named = json.loads(parameters["gmmvit_calibration"].string_value)
     calibration = record_of(bundle)["cpu"]["calibration"]
-    assert named == {key: calibration[key] for key in ("source", "images", "sha256", "recipe", "gate")}
+    assert named == {key: calibration[key] for key in ("images", "sha256", "recipe", "gate")}
 
 
 @pytest.mark.rest
