@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import trained_networks
 from benchmarks.before_after import Change
 from benchmarks.shared import interleaved, run_card
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
@@ -51,6 +52,15 @@ def test_a_script_runs(script: Path) -> None:
 def test_the_scripts_of_gpus_run() -> None:
     for name in GPU_SCRIPTS:
         check(ROOT / "benchmarks" / f"{name}.py")
+
+
+def test_no_font_is_in_two_splits_and_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for packages in trained_networks.PACKAGES.values() for name in packages.split()]
+    assert len(names) == len(set(names))
+    monkeypatch.setattr(trained_networks.shutil, "which", lambda program: program)
+    monkeypatch.setattr(trained_networks, "_files_of", lambda package: [])
+    with pytest.raises(SystemExit, match=r"2 of 2 packages .*\nhint: apt-get install fonts-a fonts-b"):
+        trained_networks.fonts_of(["fonts-a", "fonts-b"])
 
 
 STEADY, WIDE = Ratio(median=1.0, low=0.95, high=1.1), Ratio(median=1.0, low=0.8, high=1.1)
