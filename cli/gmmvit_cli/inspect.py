@@ -123,7 +123,8 @@ def inspect(
     if image is not None or bundle is not None:
         if replace(hints, model=None) != LoadHints() or of_presets:
             raise InputError(
-                "a bundle records its model, and an option for checkpoints is given",
+                f"{'--image draws the attention of a bundle, which' if image else 'a bundle'} records its model, and "
+                "an option for checkpoints is given",
                 hint="type gmmvit inspect BUNDLE --image FILE, without options that describe a checkpoint",
             )
         if image is not None:

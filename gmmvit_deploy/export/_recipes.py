@@ -214,7 +214,7 @@ def quantized_by_choice(
     else:
         score([recipe])
     chosen = best()
-    if recipe is None:
+    if recipe is None and zero_points:  # for CPUs; TensorRT has no dynamic form
         score([replace(chosen, dynamic=tuple(can_be_dynamic(projections_of(proto.graph))))])
     notes: dict[str, Any] = {}
     if judge is not None and recipe is None:

@@ -278,7 +278,6 @@ def test_images_and_bundles_that_cannot_be_used(
         (("--image", image), "--image draws the attention of a bundle"),
         ((bundle.path, "--image", image, "--set", "heads=3"), "an option for checkpoints is given"),
         ((bundle.path, "--image", image, "--report", tmp_path / "a.jpg"), "expected a report with the suffix"),
-        ((bundle.path,), "but this path is a bundle"),
     ):
         answer = gmmvit_here("inspect", *arguments)
         assert answer.status == 1

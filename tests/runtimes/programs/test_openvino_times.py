@@ -6,7 +6,7 @@ import onnx
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.graphs.quantize import activations_of, projections_of, quantize_graph
-from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, time_ratio
+from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, relative_time
 
 
 def test_each_product_is_found_in_the_profile(bundle: Bundle) -> None:
@@ -17,4 +17,4 @@ def test_each_product_is_found_in_the_profile(bundle: Bundle) -> None:
     assert list(gains) == [node.name for node in projections]
     assert all(gains.values())
     assert gains["blocks.0.mlp.0/MatMul"] == gains["blocks.1.mlp.0/MatMul"]  # of the same shape
-    assert time_ratio(plain, quantized, batch) > 0
+    assert relative_time(plain, quantized, batch) > 0
