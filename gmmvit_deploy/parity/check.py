@@ -13,9 +13,9 @@ A runner is a runtime, an engine or a server that computes the logits.
                       compares the confidence interval of the difference with the lowest difference allowed.
                       PyTorch's top-1 reaches the expected accuracy, if one is given, and no other preprocessing gives
                       a clearly higher one. Images that calibrated the runner's graph are left out
-    batch invariance  the logits of an image do not depend on the other images of the batch
     stages            what quantisation, the runtime and this project's kernels each change in the logits and in the
                       decisions; the dB and the least cosine reach the gates, if the user typed any
+    batch invariance  the logits of an image do not depend on the other images of the batch
     calibration       a quantised graph loses on the data no more than on images of its calibration
     preprocessing     this package, the graph and the server turn the same images into the same tensors
     served            a server answers every request with the logits of the images in this request

@@ -52,7 +52,7 @@ def test_the_only_graph_is_for_cpus(dynamic: Bundle) -> None:
     checks = {check.name: check for check in examine_bundle(dynamic, None)}
     assert "model.int8.onnx" not in checks
     assert checks[CPU].works
-    assert "times as fast as float32 on this CPU (batch 1 / 8)" in checks["int8"].detail
+    assert "times as fast as float32" in checks["int8"].detail
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_a_network_of_convolutions_is_refused() -> None:
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20]> g (float[b, 3, 8, 8] x) => (float[b, 3, 8, 8] y) { y = Relu(x) }'
     )
-    with pytest.raises(ExportError, match="this network has only convolutions") as caught:
+    with pytest.raises(ExportError, match="this network has no other projection") as caught:
         quantize_graph(proto, "int8", None)
     assert "--calibration" in caught.value.hint
