@@ -88,26 +88,28 @@ class Family:
 
         load: a function that loads the program.
         """
-        if not self.selects(name):
-            return
-        try:
-            self.add(name, [load()], precision)
-        except (GmmvitError, RuntimeError) as exc:
-            self.missing[name] = f"{type(exc).__name__}: {exc}".partition("\n")[0]
-            return
-        self.straight.add(name)
+        if self._loaded(name, load, precision, (GmmvitError, RuntimeError)):
+            self.straight.add(name)
 
     def add_if_here(self, name: str, load: Callable[[], Program], precision: str) -> None:
         """Add a program of ours, or record what is not installed on this machine.
 
         load: a function that loads the program.
         """
+        self._loaded(name, load, precision, (MissingDependencyError, RunnerUnavailableError))
+
+    def _loaded(
+        self, name: str, load: Callable[[], Program], precision: str, errors: tuple[type[Exception], ...]
+    ) -> bool:
+        """Add a program if it is selected; of ``errors``, record the reason.  Returns True if the program was added."""
         if not self.selects(name):
-            return
+            return False
         try:
             self.add(name, [load()], precision)
-        except (MissingDependencyError, RunnerUnavailableError) as exc:
+        except errors as exc:
             self.missing[name] = f"{type(exc).__name__}: {exc}".partition("\n")[0]
+            return False
+        return True
 
     def runnable(self, batch: int) -> dict[str, Sequence[Program]]:
         """Return the programs that run a batch of this size, and record why a straight program does not run it.

@@ -152,8 +152,8 @@ def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
         rows += [(name, *_gate_row(row)) for row in calibration["curve"]]
         if moved := calibration.get("moved"):
             projections = [
-                (one["projection"], one["form"], f"{one['error_share']:.1%}", f"{one['gain_ms']:.2f} ms")
-                for one in moved
+                (move["projection"], move["form"], f"{move['error_share']:.1%}", f"{move['gain_ms']:.2f} ms")
+                for move in moved
             ]
             print_table(("moved", "to", "share of int8's error", "time that int8 gained"), projections)
             if len(moved) == calibration["projections"]:

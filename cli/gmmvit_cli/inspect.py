@@ -244,19 +244,19 @@ def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str,
 
 def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
     """Print the recipes that were tried for an int8 graph, best first."""
-    tried = sorted(calibration.get("tried", ()), key=lambda one: -one["db"])
+    tried = sorted(calibration.get("tried", ()), key=lambda recipe: -recipe["db"])
     if not tried:
         return
     cells = [
         (
-            f"{one['db']:.1f}",
-            one["rounding"],
-            f"{one['smoothing']:g}",
-            one["ranges"],
-            *(str(len(one.get(form, ()))) for form in ("dynamic", "float32")),
-            "chosen" if one == calibration["recipe"] else "",
+            f"{recipe['db']:.1f}",
+            recipe["rounding"],
+            f"{recipe['smoothing']:g}",
+            recipe["ranges"],
+            *(str(len(recipe.get(form, ()))) for form in ("dynamic", "float32")),
+            "chosen" if recipe == calibration["recipe"] else "",
         )
-        for one in tried
+        for recipe in tried
     ]
     head = ("dB", "rounding of weights", "smoothing", "ranges", "dynamic", "in float32", "")
     print_table(head, cells, title=f"{file}: what was tried")

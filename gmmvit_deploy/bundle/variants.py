@@ -209,7 +209,7 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
         return variant
     again = how_to_convert(bundle, precision)
     record_path = bundle.path / record_file(precision)
-    record = _read_record(record_path, again) if record_path.is_file() else None
+    record = record_of(bundle, precision)
     dynamic = record is not None and record.dynamic
     if dynamic and not for_cpu:
         raise BundleError(
@@ -248,8 +248,8 @@ def is_dynamic(bundle: Bundle, precision: Precision) -> bool:
 
     Errors: BundleError when the record cannot be read.
     """
-    path = bundle.path / record_file(precision)
-    return path.is_file() and _read_record(path, how_to_convert(bundle, precision)).dynamic
+    record = record_of(bundle, precision)
+    return record is not None and record.dynamic
 
 
 def first_variant(bundle: Bundle, precision: Precision) -> Variant:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.export.gates import Gate
 
-__all__ = ["Judge", "Moved", "moved_projections"]
+__all__ = ["Judge", "Moved", "evenly_spaced", "moved_projections"]
 
-_COSTED = 16
-"""The most images on which the cost of a projection is measured: a sum over their logits has little noise."""
+_MOST_MEASURED = 16
+"""The most images on which the error of a projection is measured: a mean over their logits has little noise."""
 _TIMED = 8
 _LEAST_GAIN_MS = 1e-3
 """A smaller gain is noise."""
@@ -92,22 +92,22 @@ def moved_projections(
 
     plain: the float32 graph.  projections: its nodes that int8 quantises.
     graph_with: returns the int8 graph in which the projections have these forms.
-    The notes hold the form, the cost and the gain of each moved projection, and the curve: a row for each graph that
+    The notes hold the form, the error and the gain of each moved projection, and the curve: a row for each graph that
     was judged, with the numbers of projections in each form and the time as a ratio to the float32 graph.
     Errors: ExportError when the gate does not hold with a single projection in int8.
     MissingDependencyError when OpenVINO is not installed.
     """
     names = [node.name for node in projections]
-    rows = np.unique(np.linspace(0, len(judge.images) - 1, _COSTED).round().astype(int))
+    rows = evenly_spaced(len(judge.images), _MOST_MEASURED)
     timed = judge.images[:_TIMED]
-    costs = {}
+    errors = {}
     for number, name in enumerate(names):
-        on_progress(Progress("measure what each projection costs in int8", number, len(names)))
+        on_progress(Progress("measure the error of each projection in int8", number, len(names)))
         alone = graph_with(Moved(float32=tuple(other for other in names if other != name)))
         logits = emulated_logits(alone, judge.images[rows], name="the int8 graph")
-        costs[name] = float(((logits - judge.reference[rows]) ** 2).mean())
+        errors[name] = float(((logits - judge.reference[rows]) ** 2).mean())
     gains = projection_gains(plain, graph_with(Moved()), projections, timed)
-    order = sorted(names, key=lambda name: -costs[name] / max(gains[name], _LEAST_GAIN_MS))
+    order = sorted(names, key=lambda name: -errors[name] / max(gains[name], _LEAST_GAIN_MS))
     matrices = set(can_be_dynamic(projections))
     most = len(names) + sum(name in matrices for name in names) - 1  # with one more, no projection is in int8
     curve: dict[int, dict[str, Any]] = {}
@@ -152,14 +152,14 @@ def moved_projections(
             count = middle
         else:
             failed = middle
-    total = sum(costs.values())
+    total = sum(errors.values())
     forms = moved(count)
     return forms, {
         "moved": [
             {
                 "projection": name,
                 "form": "float32" if name in forms.float32 else "dynamic",
-                "error_share": costs[name] / total if total else 0.0,
+                "error_share": errors[name] / total if total else 0.0,
                 "gain_ms": gains[name],
             }
             for name in order[:count]
@@ -167,3 +167,9 @@ def moved_projections(
         "curve": [curve[number] for number in sorted(curve)],
         "projections": len(names),
     }
+
+
+def evenly_spaced(count: int, most: int) -> NDArray[Any]:
+    """Return at most ``most`` indices below ``count``, at equal distances."""
+    indices: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
+    return indices

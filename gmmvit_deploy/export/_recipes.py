@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export._mixed import Judge, moved_projections
+from gmmvit_deploy.export._mixed import Judge, evenly_spaced, moved_projections
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import (
@@ -190,7 +190,7 @@ def quantized_by_choice(
     if judge_from is not None:
         reference = emulated_logits(proto, images, name="the float32 graph")
         judge = judge_from(images=images, rows=rows, reference=reference)
-    judged = images[_spread(len(images), _MOST_JUDGED)]
+    judged = images[evenly_spaced(len(images), _MOST_JUDGED)]
     on_progress(Progress("calibrate int8"))
     workshop = _Workshop(proto, measured, judged, zero_points=zero_points, types=types, over_images=over_images)
     scores: dict[Recipe, float] = {}
@@ -275,14 +275,6 @@ def _divided(batches: Iterable[NDArray[Any]], share: int) -> tuple[list[NDArray[
             hint="type --calibration and a folder or an .npz of images",
         )
     return [batch for batch in measured if len(batch)], np.concatenate(judged), np.arange(share - 1, count, share)
-
-
-def _spread(count: int, most: int) -> NDArray[Any]:
-    """Return at most ``most`` indices below ``count``, at equal distances."""
-    import numpy as np
-
-    indices: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
-    return indices
 
 
 def _words(recipe: Recipe) -> str:

@@ -70,6 +70,8 @@ def variant_from_bundle(
 ) -> Variant:
     """Write the graph ``model.<precision>.onnx`` and the record ``model.<precision>.json`` into the bundle.
 
+    The graph that CPUs run is also timed in turn with fp32, for its record.
+
     For int8, the graph for CPUs, ``model.int8.cpu.onnx``, is also written; without calibration images, it is the only
     graph, in the dynamic form (`graphs.quantize`). For fp32, nothing is written, because ``model.onnx`` is the graph in
     fp32.
@@ -105,7 +107,7 @@ def variants_from_bundle(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
-    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each, and time them here.
+    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each.
 
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
     calibration_images: the maximum number of images.
