@@ -76,5 +76,5 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
     if not console.is_terminal:
-        console = Console(width=200)  # a pipe has no width to fit
+        console = Console(width=300)  # a pipe has no width to fit
     console.print(table)
