@@ -185,6 +185,7 @@ class Network:
         print(f"{self.name}: {name}", flush=True)
         done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
+            output.unlink(missing_ok=True)  # a part of a file would count as made
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             errors = [line for line in lines if "Error" in line]
             reason.write_text((errors or lines or [f"exit status {done.returncode}"])[-1].strip(), encoding="utf-8")

@@ -16,7 +16,7 @@ The shifted images show the same characters as the judged images, with less cont
 
     python benchmarks/trained_networks.py [--family vit] [--epochs N] [--device cuda] [--check] [--output FOLDER]
 
-On a CPU, the networks are trained one after the other, in an estimated 80 minutes on two cores; on a GPU, side by side.
+On a CPU, the networks are trained one after the other, in about an hour on two cores; on a GPU, side by side.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ def top1(network: torch.nn.Module, path: Path) -> float:
 def main() -> None:
     parser = script_parser(__doc__, __file__, suffix="")
     parser.add_argument("--family", choices=FAMILIES, action="append", help="train only this network; can be repeated")
-    parser.add_argument("--epochs", type=int, default=4, help="passes over the rendered characters (default: 4)")
+    parser.add_argument("--epochs", type=int, default=2, help="passes over the rendered characters (default: 2)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--glyphs", type=Path, help="folder of the rendered characters (default: OUTPUT/glyphs)")
     arguments = parsed(parser, epochs=1)
