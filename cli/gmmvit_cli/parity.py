@@ -50,7 +50,7 @@ def parity(
     open_runners: partial[OpenedRunners] = together(opened_runners),
     gate: float | None = _CHECKS.option(
         "FRACTION",
-        "Minimum top-1 accuracy to pass, as a fraction of PyTorch's top-1 accuracy.",
+        "Minimum accuracy to pass, as a fraction of PyTorch's, in top-1 and, with more than five classes, top-5.",
         show_default="0.999, but 0.99 for int8 and fp8",
     ),
     keep_decisions: float | None = _CHECKS.option(

@@ -3,10 +3,10 @@
 A runner is a runtime, an engine or a server that computes the logits. Top-1 is the share of images for which the true
 class has the largest logit; for top-5, the true class has one of the five largest logits.
 
-gate g      the share of PyTorch's top-1 that the runner must reach; as in MLPerf, 0.999 for fp32, fp16 and bf16, and
-            0.99 for int8 and fp8
-difference  the runner's top-1 − PyTorch's top-1
-bound       (g − 1) · PyTorch's top-1: the lowest difference that passes
+gate g      the share of PyTorch's accuracy that the runner must reach, in top-1 and, with more than five classes, in
+            top-5; as in MLPerf, 0.999 for fp32, fp16 and bf16, and 0.99 for int8 and fp8
+difference  the runner's accuracy − PyTorch's accuracy
+bound       (g − 1) · PyTorch's accuracy: the lowest difference that passes
 passed      the whole interval of the difference lies at or above the bound
 failed      the whole interval of the difference lies below the bound
 undecided   the interval of the difference contains the bound: too few images to decide
@@ -46,6 +46,7 @@ GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "i
 LEVEL = 0.01
 """The level of the tests that look for a cause of a low accuracy, corrected for the number of causes tried."""
 _TOP = 5
+_SEVERITY: tuple[Verdict, ...] = ("passed", "undecided", "failed")
 _IMAGES_A_CLASS = 5
 _SEPARATED_SHARE = 0.5
 """Labels are reported as permuted only if, in another order, they are correct for at least this share of the images."""
@@ -182,7 +183,7 @@ class Accuracy:
         ]
 
     def check(self, gate: float) -> Check:
-        """Judge the difference of top-1 by the gate; top-5 is reported without a verdict."""
+        """Judge the differences of top-1 and top-5 by the gate; the check has the worse of both verdicts."""
         if not self._top1.sum():
             return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without a true class")
         pairs = self.top1
@@ -194,13 +195,17 @@ class Accuracy:
             f"difference {pairs.difference:+.2%} ({low:+.2%} to {high:+.2%}), "
             f"gate {allowed:+.3%}, on {pairs.images:,} images"
         )
+        reasons = [*_why(verdict, pairs, allowed, needed)]
         if len(self._labels) > _TOP:
             top5 = _paired(self._top5)
             low5, high5 = top5.interval()
+            verdict5, allowed5 = verdict_of(top5, gate)
             summary += (
                 f"; top-5 {top5.runner_accuracy:.2%}, difference {top5.difference:+.2%} ({low5:+.2%} to {high5:+.2%})"
             )
-        reasons = [*_why(verdict, pairs, allowed, needed)]
+            if _SEVERITY.index(verdict5) > _SEVERITY.index(verdict):
+                verdict, needed = verdict5, images_needed(top5, allowed5)
+                reasons = [f"top-5: {reason}" for reason in _why(verdict5, top5, allowed5, needed)]
         if mixed_up := self._order_problem(pairs):
             verdict = "failed"
             reasons.append(mixed_up)

@@ -176,6 +176,19 @@ def test_top_5_and_classes() -> None:
     assert details["per_class"][0] == {"class": "1", "images": 1, "pytorch": 0, "runner": 0}
 
 
+@pytest.mark.parametrize(("lost", "verdict"), [(0, "passed"), (9, "undecided"), (60, "failed")])
+def test_the_gate_also_judges_top_5(lost: int, verdict: str) -> None:
+    collected = Accuracy([str(index) for index in range(7)], Classes(to_logit=None, note=""))
+    trained = np.arange(7.0)[None].repeat(1_000, 0)  # the last class first
+    answered = trained.copy()
+    answered[:lost, 2] = -1  # class 2 falls from the fifth place to the last
+    collected.add([2] * 100 + [6] * 900, trained, answered)
+    check = collected.check(0.99)
+    assert check.details["top1"]["lost"] == 0
+    assert check.verdict == verdict, check.summary
+    assert [reason.partition(":")[0] for reason in check.reasons] == ([] if verdict == "passed" else ["top-5"])
+
+
 def test_classes_are_matched_by_name() -> None:
     assert classes_of((), ("a", "b"), "data").to_logit is None
     assert classes_of(("a", "b"), ("a", "b"), "data") == Classes(to_logit=None, note="")
