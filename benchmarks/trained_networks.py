@@ -16,7 +16,7 @@ The shifted images show the same characters as the judged images, with less cont
 
     python benchmarks/trained_networks.py [--family vit] [--epochs N] [--device cuda] [--check] [--output FOLDER]
 
-On a CPU, the networks are trained one after the other, in about an hour on two cores; on a GPU, side by side.
+On a CPU, the networks are trained in turn, in an estimated hour on two cores; on a GPU, at the same time.
 """
 
 from __future__ import annotations
