@@ -3,6 +3,9 @@
 task          probability of class c          decision
 single-label  exp(x_c) / Σ_k exp(x_k)         the class of the largest logit
 multi-label   1 / (1 + exp(−x_c))             every class whose probability is at least its threshold
+
+``gmmvit repository`` copies this file into the folder of the server's model of labels. It therefore imports only the
+standard library and numpy.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TASKS", "LabelSet", "Prediction", "Task", "distinct_names"]
+__all__ = ["TASKS", "LabelSet", "Prediction", "Ranked", "Task", "distinct_names"]
 
 Task = Literal["single-label", "multi-label"]
 """``single-label``: each image has exactly one class.  ``multi-label``: an image has any number of classes."""
@@ -44,6 +47,19 @@ class Prediction:
         """Return label, index and probability; for a multi-label network also the threshold, and ``present``."""
         values = {"label": self.label, "index": self.index, "probability": self.probability}
         return values if self.threshold is None else {**values, "threshold": self.threshold, "present": self.present}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """The k most likely classes of each of B images, likeliest first.
+
+    indices: integers (B, k).  probabilities: float64 (B, k).
+    present: bool (B, k), whether the probability reaches the threshold; True everywhere for a single-label network.
+    """
+
+    indices: NDArray[Any]
+    probabilities: NDArray[Any]
+    present: NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +108,33 @@ class LabelSet:
             shares = exponentials / exponentials.sum(-1, keepdims=True)
         return shares
 
+    def ranked(self, logits: NDArray[Any], top: int) -> Ranked:
+        """Return the k = ``top`` most likely classes of each row of logits (B, C).
+
+        For a multi-label network, k is larger if a class further down reaches its threshold, in any of the rows.
+        """
+        import numpy as np
+
+        indices = np.argsort(-logits, axis=-1, kind="stable")
+        probabilities = np.take_along_axis(self.probabilities(logits), indices, axis=-1)
+        present = np.ones(indices.shape, bool)
+        if self.task == "multi-label":
+            present = probabilities >= np.array(self.thresholds)[indices]
+            top = max(top, int(present.any(0).nonzero()[0].max(initial=-1)) + 1)
+        return Ranked(indices=indices[:, :top], probabilities=probabilities[:, :top], present=present[:, :top])
+
     def predictions(self, logits: NDArray[Any], top: int) -> tuple[Prediction, ...]:
         """Return the ``top`` most likely classes of a row of logits (C,), likeliest first.
 
         For a multi-label network, every class that reaches its threshold is among the predictions, also beyond ``top``.
         """
-        import numpy as np
-
-        probabilities = self.probabilities(logits)
-        ordered = [self._prediction(int(index), probabilities) for index in np.argsort(-logits, kind="stable")]
+        ranked = self.ranked(logits[None], top)
         return tuple(
-            prediction
-            for rank, prediction in enumerate(ordered)
-            if rank < top or (prediction.present and self.task == "multi-label")
+            self._prediction(int(index), float(probability))
+            for rank, (index, probability, present) in enumerate(
+                zip(ranked.indices[0], ranked.probabilities[0], ranked.present[0], strict=True)
+            )
+            if rank < top or present
         )
 
     def decided(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
@@ -116,11 +146,11 @@ class LabelSet:
         chosen = predictions[:1] if self.task == "single-label" else [guess for guess in predictions if guess.present]
         return tuple(names[guess.index] if names else guess.label for guess in sorted(chosen, key=lambda g: g.index))
 
-    def _prediction(self, index: int, probabilities: NDArray[Any]) -> Prediction:
+    def _prediction(self, index: int, probability: float) -> Prediction:
         return Prediction(
             label=self.labels[index] if index < len(self.labels) else str(index),
             index=index,
-            probability=float(probabilities[index]),
+            probability=probability,
             threshold=self.thresholds[index] if self.thresholds else None,
         )
 

@@ -1,8 +1,9 @@
-"""Build the ``config.pbtxt`` files of the three models in a Triton repository.
+"""Build the ``config.pbtxt`` files of the models in a Triton repository.
 
 <name>             ensemble of the two models below: IMAGE (encoded bytes) → logits, features or both
 <name>_preprocess  IMAGE → the network's input: pixels or tensor
 <name>_network     pixels or tensor → logits, features or both
+<name>_labels and <name>_classify: the labels of logits and of images (`_label_configs`)
 
 A Triton repository is the folder of models that a Triton server loads. Each configuration is built as a protobuf and
 converted to text. As a check, the text is parsed again, and the parsed protobuf is compared with the original.
@@ -24,6 +25,7 @@ from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
 from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS, why_no_openvino
+from gmmvit_deploy.serving._label_configs import classify_config, labels_config
 from gmmvit_deploy.serving.names import (
     ACCELERATORS,
     DEFAULT_REQUEST_PIXELS,
@@ -183,13 +185,22 @@ class RepositoryOptions:
     def preprocess(self) -> str:
         return f"{self.name}_preprocess"
 
+    @property
+    def labels(self) -> str:
+        return f"{self.name}_labels"
+
+    @property
+    def classify(self) -> str:
+        return f"{self.name}_classify"
+
 
 def model_configs(
     bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None, *, kernels: bool = False
 ) -> dict[str, Any]:
     """Return model name → ``ModelConfig`` protobuf for the models of a repository.
 
-    A bundle without mean and std has only the network: preprocessing and ensemble need a normalisation.
+    A bundle without mean and std has only the network: preprocessing and ensembles need a normalisation. A bundle
+    without logits has no labels.
     card: the report that ``gmmvit build`` wrote beside the engine, for the tensorrt backend.
     kernels: True if the python backend runs the network with this project's CPU kernels. The library of the kernels is
     stored beside the network.
@@ -197,7 +208,13 @@ def model_configs(
     configs = {options.network: _network(bundle, options, card, kernels=kernels)}
     if bundle.manifest.image.normalisation is not None:
         configs[options.preprocess] = _preprocess(bundle, options)
-        configs[options.name] = _ensemble(bundle, options)
+        configs[options.name] = ensemble = _ensemble(bundle, options)
+        if bundle.manifest.has_logits:
+            multi = bundle.manifest.task == "multi-label"
+            configs[options.labels] = labels_config(ensemble, options.labels, multi_label=multi)
+            configs[options.classify] = classify_config(
+                ensemble, options.classify, labels=options.labels, multi_label=multi
+            )
     return configs
 
 

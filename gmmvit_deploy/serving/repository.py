@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import gmmvit_deploy.images.labels
 import gmmvit_deploy.images.preprocess
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -83,7 +84,7 @@ def repository_from_bundle(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Repository:
-    """Write a repository with the network, the preprocessing of images, and the ensemble of both.
+    """Write a repository with the network, the preprocessing of images, the labels, and the ensembles of these.
 
     engine: an engine that was built from this bundle; required for the tensorrt backend.
     server: the TensorRT of the server that will load the engine; required for the tensorrt backend.
@@ -125,9 +126,14 @@ def repository_from_bundle(
             _copy_programs(options, folder / options.network / "1", library)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
+        if options.labels in configs:
+            model = folder / options.labels / "1"
+            shutil.copyfile(_TEMPLATES / "labels_model.py", model / "model.py")
+            shutil.copyfile(str(gmmvit_deploy.images.labels.__file__), model / "gmmvit_labels.py")
         for name, text in (notes or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
-    ordered = [name for name in (options.name, options.network, options.preprocess) if name in configs]
+    usual = (options.name, options.classify, options.network, options.preprocess, options.labels)
+    ordered = [name for name in usual if name in configs]
     skipped = () if options.preprocess in configs else (_NO_PREPROCESSING,)
     return Repository(path=out, models=tuple(ordered), skipped=skipped, cpu_kernels=kernels)
 

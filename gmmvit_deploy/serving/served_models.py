@@ -13,6 +13,7 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.serving._label_configs import answers_labels
 from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, RepositoryOptions, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
@@ -27,7 +28,7 @@ _RAW_ROW_BYTES = 64 * 1024
 class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
-    ensemble: the model that takes encoded images, or "".
+    ensemble: the model that answers encoded images with logits or features, or "".
     backends: model → the backend that runs it, without ensembles.
     runtimes: the runtimes of the networks that the python backend runs.
     cpu_kernels: ``on`` or ``off``, whether the networks use this project's CPU kernels; "" if they state nothing, or
@@ -138,7 +139,8 @@ def _row_bytes(config: Any) -> int:
 
 
 def _takes_images(config: Any) -> bool:
-    return config.platform == "ensemble" and [tensor.name for tensor in config.input] == [IMAGE_INPUT]
+    takes = config.platform == "ensemble" and [tensor.name for tensor in config.input] == [IMAGE_INPUT]
+    return takes and not answers_labels(config)
 
 
 def _health(configs: Sequence[Any]) -> HealthCheck:

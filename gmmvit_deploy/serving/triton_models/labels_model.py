@@ -1,0 +1,62 @@
+"""Model for Triton's Python backend: turn logits into labels, likeliest first.
+
+``gmmvit repository`` copies this file to ``<name>_labels/1/model.py``, and this project's ``labels.py`` to
+``gmmvit_labels.py`` in the same folder, so that the server's answers are those of ``gmmvit classify``.
+
+    logits float32 (B, C) → label bytes (B, k), probability float32 (B, k), index int32 (B, k)
+
+The parameter ``top`` of a request is k, from 1 to C; the default is 5, or C if there are fewer classes. For a
+multi-label network, k is larger where labels further down are present, and ``present`` bool (B, k) states which labels
+reach their threshold.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gmmvit_labels import LabelSet
+
+DEFAULT_TOP = 5
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        stated = {name: value["string_value"] for name, value in config["parameters"].items()}
+        self.max_batch = config["max_batch_size"]
+        (self.classes,) = map(int, config["input"][0]["dims"])
+        self.label_set = LabelSet(
+            labels=tuple(json.loads(stated["gmmvit_labels"])),
+            task=stated["gmmvit_task"],  # type: ignore[arg-type]  # LabelSet checks it
+            thresholds=tuple(json.loads(stated["gmmvit_thresholds"])),
+        )
+        self.labels = np.array([label.encode() for label in self.label_set.labels], dtype=np.object_)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answered(request) for request in requests]
+
+    def _answered(self, request: Any) -> Any:
+        logits = pb_utils.get_input_tensor_by_name(request, "logits").as_numpy()
+        if not 1 <= len(logits) <= self.max_batch:
+            return _refused(f"expected a batch of 1 to {self.max_batch}, got {len(logits)}")
+        top = json.loads(request.parameters() or "{}").get("top", min(DEFAULT_TOP, self.classes))
+        if type(top) is not int or not 1 <= top <= self.classes:
+            return _refused(f"top: expected a number from 1 to {self.classes}, got {json.dumps(top)[:20]}")
+        ranked = self.label_set.ranked(logits, top)
+        tensors = [
+            pb_utils.Tensor("label", self.labels[ranked.indices]),
+            pb_utils.Tensor("probability", ranked.probabilities.astype(np.float32)),
+            pb_utils.Tensor("index", ranked.indices.astype(np.int32)),
+        ]
+        if self.label_set.task == "multi-label":
+            tensors.append(pb_utils.Tensor("present", ranked.present))
+        return pb_utils.InferenceResponse(tensors)
+
+
+def _refused(message: str) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG))
