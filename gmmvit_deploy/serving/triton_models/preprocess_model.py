@@ -4,6 +4,8 @@
 ``gmmvit_preprocess.py`` in the same folder. The server therefore decodes images with the same code that
 ``gmmvit parity`` checks. The model needs numpy and Pillow in the server's Python.
 
+An image may be sent as base64 text, because JSON, as in requests of Triton's generate extension, holds no bytes.
+
 The pixels of the images of a request are counted from their headers, before an image is decoded. A request with more
 pixels than the parameter ``request_pixels`` is refused. Triton calls `execute` again only after the call returns, so
 `execute` decodes at most `SMALL_PIXELS` in a call. The images of a larger request are decoded by `LargeImages`, which
@@ -11,6 +13,7 @@ also answers the request. A request is refused with the status UNAVAILABLE while
 would wait there.
 """
 
+import base64
 import json
 import math
 import os
@@ -47,6 +50,9 @@ the step has a single image; about 10 ms."""
 THREADED_PIXELS = 2**16
 """With fewer pixels, a call of `execute` decodes its images in a single thread: for small images, handing an image to
 another thread takes as long as decoding the image."""
+
+BASE64_STARTS = (b"/9j/", b"iVBORw0KGg", b"UklGR", b"Qk")
+"""The first characters of a JPEG, PNG, WebP and BMP file in base64. No image begins with these bytes."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - Triton passes the answers on in it
 SHARE = 0.25
@@ -111,6 +117,7 @@ class TritonPythonModel:
         encoded = pb_utils.get_input_tensor_by_name(request, INPUT).as_numpy().reshape(-1)
         if not 1 <= len(encoded) <= self.max_batch:
             return encoded, [], _refused(f"expected a batch of 1 to {self.max_batch} images, got {len(encoded)}")
+        encoded = [_file_of(bytes(data)) for data in encoded]
         opened = [self._opened(data) for data in encoded]
         if problems := _problems(opened):
             return encoded, [], _refused(problems)
@@ -147,7 +154,7 @@ class TritonPythonModel:
             self.images_left -= len(opened)
         decoded: list[Any] = [None] * len(opened)
         sender = request.get_response_sender()
-        waiting: list[Any] = [bytes(data) for data in encoded]
+        waiting: list[Any] = list(encoded)
 
         def decode(start: int, stop: int, decoder: Decoder) -> None:
             for number in range(start, stop):
@@ -182,8 +189,10 @@ class TritonPythonModel:
             batch = tensor_from_pixels(batch, self.mean, self.std)
         return pb_utils.InferenceResponse([pb_utils.Tensor(self.output, batch)])
 
-    def _opened(self, data: bytes) -> Any:
-        """Return (opened image, number of pixels), or the reason why the image cannot be used."""
+    def _opened(self, data: bytes | None) -> Any:
+        """Return (opened image, number of pixels), or the reason why the image cannot be used.  data: of `_file_of`."""
+        if data is None:
+            return "the image begins as base64 text, but is not valid base64"
         try:
             image = open_image(data)
             return image, pixels_to_compute(image, **self.counted)
@@ -204,6 +213,16 @@ class TritonPythonModel:
                 return pixels_from_opened(image, **self.target)
         except UnusableImage as exc:
             return str(exc)
+
+
+def _file_of(data: bytes) -> bytes | None:
+    """Return the bytes of an image file that was sent as it is or as base64 text; None for invalid base64 text."""
+    if not data.startswith(BASE64_STARTS):
+        return data
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        return None
 
 
 def _problems(images: list[Any]) -> str:
