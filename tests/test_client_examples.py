@@ -32,6 +32,7 @@ from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, Block, blocks, commands
 from tests.images.test_preprocess import encoded, photo
 from tests.serving.gateways import KEY, key_file, request, require_haproxy
+from tests.serving.shared import Running
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.process]
@@ -122,7 +123,7 @@ def check_lines(output: str, expected: tuple[list[tuple[str, float]], int]) -> N
 
 def test_every_language_has_a_program() -> None:
     assert {language: len(examples(language)) for language in ("console", "python", "javascript", "java", "go")} == {
-        "console": 4,
+        "console": 6,
         "python": 2,
         "javascript": 1,
         "java": 1,
@@ -146,10 +147,28 @@ def test_curl(folder: Path, service: Service, bundle: Bundle, expected: Any) -> 
     np.testing.assert_allclose(np.frombuffer(tensor, "<f4"), bundle.golden()[1][0], atol=1e-5)
 
 
+def test_curl_without_a_gateway(folder: Path, server: Running, bundle: Bundle, expected: Any) -> None:
+    require("curl")
+    generate, infer = (
+        command.text.replace("http://localhost:8000", server.http_url)
+        for block in examples("console")[3:5]
+        for command in commands(block)
+    )
+    answer = json.loads(run("bash", "-c", generate))
+    (documented,) = (block for block in blocks(PAGE, PAGE.read_text(encoding="utf-8")) if "model_version" in block.text)
+    assert answer.keys() == json.loads(documented.text).keys()
+    assert answer["label"] == [label for label, _ in expected[0]]
+    assert answer["probability"] == pytest.approx([probability for _, probability in expected[0]], abs=1e-5)
+    run("bash", "-c", infer)
+    binary = (folder / "answer.bin").read_bytes()
+    for label, _ in expected[0]:
+        assert len(label).to_bytes(4, "little") + label.encode() in binary
+
+
 def test_gmmvit(
     folder: Path, service: Service, expected: Any, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    (command,) = commands(examples("console")[3])
+    (command,) = commands(examples("console")[-1])
     words = command.text.replace("https://HOST:8000", service.http_url).split()[1:]
     answer = gmmvit(*words)
     assert answer.returncode == 0, answer.stderr

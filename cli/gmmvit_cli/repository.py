@@ -93,8 +93,8 @@ def repository(
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """A bundle is the folder that gmmvit export writes. The repository holds three models: the network, its
-    preprocessing, and an ensemble that runs both on encoded images such as JPEG files.
+    """A bundle is the folder that gmmvit export writes. The repository holds the network, its preprocessing,
+    and ensembles that answer encoded images, such as JPEG files, with logits or with labels.
     """
     require_output(out, force=force)
     kernels = cpu_kernels_from(cpu_kernels)

@@ -23,7 +23,13 @@ def labels_config(ensemble: Any, name: str, *, multi_label: bool) -> Any:
     """
     (logits,) = [output for output in ensemble.output if output.name == _LOGITS]
     config = type(ensemble)(name=name, backend="python", max_batch_size=ensemble.max_batch_size)
-    for key in ("gmmvit_bundle_sha256", "gmmvit_checkpoint_sha256", "gmmvit_labels", "gmmvit_task", "gmmvit_thresholds"):
+    for key in (
+        "gmmvit_bundle_sha256",
+        "gmmvit_checkpoint_sha256",
+        "gmmvit_labels",
+        "gmmvit_task",
+        "gmmvit_thresholds",
+    ):
         config.parameters[key].CopyFrom(ensemble.parameters[key])
     config.input.add(name=_LOGITS, data_type=logits.data_type, dims=logits.dims)
     _add_outputs(config, multi_label=multi_label)

@@ -132,6 +132,15 @@ def raw_answer(gateway: Running, data: bytes) -> bytes:
 
 
 class TestHttp:
+    def test_a_key_opens_the_labels_of_a_photo(self, gateway: Running, bundle: Bundle) -> None:
+        file = io.BytesIO()
+        Image.fromarray(bundle.golden()[0][0]).save(file, "PNG")
+        infer, headers = "/v2/models/gmmvit_classify/infer", {**RAW, "Content-Type": "application/octet-stream"}
+        answer = request(gateway.http_url, infer, file.getvalue(), headers=headers)
+        assert answer.status == 200, answer.body
+        assert bundle.manifest.labels[bundle.golden()[1][0].argmax()].encode() in answer.body
+        assert request(gateway.http_url, infer, file.getvalue(), key="", headers=headers).status == 401
+
     def test_a_key_opens_the_model(self, gateway: Running, bundle: Bundle, pixels: np.ndarray) -> None:
         body, headers = binary_request("pixels", pixels)
         answer = request(gateway.http_url, INFER, body, headers=headers)

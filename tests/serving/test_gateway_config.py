@@ -239,7 +239,7 @@ class TestModels:
     @pytest.mark.export
     def test_of_a_bundle(self, bundle: Bundle) -> None:
         models = read_models(bundle.path)
-        assert models.names == ("gmmvit", "gmmvit_network", "gmmvit_preprocess")
+        assert models.names == ("gmmvit", "gmmvit_classify", "gmmvit_labels", "gmmvit_network", "gmmvit_preprocess")
         assert models.bundle == bundle.sha256
         assert models.health.path == "/v2/models/gmmvit/infer"
         assert models.health.infers

@@ -41,11 +41,11 @@ NOT_ON_A_CPU = "ONNX Runtime computes in fp32, fp16, int8 on a CPU, not in "
 
 
 @pytest.mark.parametrize("backend", ["python", "onnxruntime", "tensorrt"])
-def test_every_backend_gives_three_models(backend: str, engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
+def test_every_backend_gives_five_models(backend: str, engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
     plan = served_by_tensorrt(engine, tmp_path / "e") if backend == "tensorrt" else None
     options = RepositoryOptions(backend=backend, name="m")
     written = repository_from_bundle(precise_bundle, tmp_path / "r", options, engine=plan, server=SERVER)
-    assert written.models == ("m", "m_network", "m_preprocess")
+    assert written.models == ("m", "m_classify", "m_network", "m_preprocess", "m_labels")
     network = config(tmp_path / "r" / "m_network" / "config.pbtxt")
     assert (network.backend, network.max_batch_size) == (backend, 8)
     assert network.HasField("dynamic_batching")

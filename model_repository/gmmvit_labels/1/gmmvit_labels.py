@@ -1,0 +1,1 @@
+../../../gmmvit_deploy/images/labels.py

@@ -1,0 +1,1 @@
+../../../gmmvit_deploy/serving/triton_models/labels_model.py

@@ -1,0 +1,163 @@
+"""The models ``<name>_classify`` of a real server: labels of photos, by every way in which clients ask."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.images.labels import Prediction
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS
+from tests.images.test_preprocess import encoded, photo
+
+pytestmark = pytest.mark.server
+LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship", "tab\there", "end")
+THRESHOLDS = (0.5,) * 4 + (0.01,) * 6
+MODELS = ("gmmvit", "multi")
+PHOTOS = (encoded(photo(60, 40), "JPEG"), encoded(photo(40, 60, seed=1), "PNG"))
+LARGE = encoded(photo(1200, 1000), "JPEG")
+"""More pixels than the preprocessing model decodes itself."""
+
+
+@pytest.fixture(scope="module")
+def bundles(bundle: Bundle) -> dict[str, Bundle]:
+    """Name of a model → the same network with other labels, single-label and multi-label."""
+    single = replace(bundle, manifest=replace(bundle.manifest, labels=LABELS))
+    multi = replace(bundle, manifest=replace(single.manifest, task="multi-label", thresholds=THRESHOLDS))
+    return dict(zip(MODELS, (single, multi), strict=True))
+
+
+@pytest.fixture(scope="module")
+def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    folder = tmp_path_factory.mktemp("labels")
+    for name, bundle in bundles.items():
+        written = repository_from_bundle(bundle, folder / name, RepositoryOptions(name=name))
+        for model in written.models:
+            (folder / "models").mkdir(exist_ok=True)
+            (written.path / model).rename(folder / "models" / model)
+    with TritonServer(folder / "models", options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+def classified(bundle: Bundle, folder: Path, images: Sequence[bytes], top: int = 5) -> list[tuple[Prediction, ...]]:
+    """The predictions of ``gmmvit classify --bundle``."""
+    files = [folder / f"{index}.img" for index in range(len(images))]
+    for file, image in zip(files, images, strict=True):
+        file.write_bytes(image)
+    with BundleClassifier(bundle) as classifier:
+        return [answer.predictions for answer in classify_files(classifier, files, top=top)]
+
+
+def require_equal(outputs: dict[str, Any], row: int, expected: Sequence[Prediction], top: int) -> None:
+    """Compare a row of a model's outputs; of a multi-label model, absent labels beyond ``top`` do not count."""
+    listed = outputs.get("present", [[True] * len(outputs["index"][row])] * (row + 1))[row]
+    ranks = [rank for rank, present in enumerate(listed) if rank < top or present]
+    labels = [outputs["label"][row][rank] for rank in ranks]
+    assert [label.decode() if isinstance(label, bytes) else label for label in labels] == [p.label for p in expected]
+    assert [outputs["index"][row][rank] for rank in ranks] == [p.index for p in expected]
+    probabilities = [outputs["probability"][row][rank] for rank in ranks]
+    assert probabilities == pytest.approx([p.probability for p in expected], abs=1e-5)
+    if "present" in outputs:
+        assert [bool(listed[rank]) for rank in ranks] == [p.present for p in expected]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("package", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])
+def test_the_client_library(
+    package: Any, model: str, server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    images = (*PHOTOS, LARGE)
+    tensor = package.InferInput("IMAGE", [3, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[image] for image in images], dtype=np.object_))
+    url = server.grpc_url if package is tritonclient.grpc else server.http_url
+    with package.InferenceServerClient(url.partition("://")[2]) as client:
+        for top, parameters in ((5, None), (3, {"top": 3}), (10, {"top": 10})):
+            answer = client.infer(f"{model}_classify", [tensor], parameters=parameters)
+            names = ("label", "probability", "index", *(("present",) if model == "multi" else ()))
+            outputs = {name: answer.as_numpy(name) for name in names}
+            for row, expected in enumerate(classified(bundles[model], tmp_path, images, top)):
+                require_equal(outputs, row, expected, top)
+        only = [package.InferRequestedOutput("label")]
+        assert client.infer(f"{model}_classify", [tensor], outputs=only).as_numpy("probability") is None
+        for top in (0, 11, "3", 2.5, True):
+            with pytest.raises(tritonclient.utils.InferenceServerException, match="top: expected a number from 1 to"):
+                client.infer(f"{model}_classify", [tensor], parameters={"top": top})
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_base64_text_in_json(model: str, server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    for image in (*PHOTOS, LARGE):
+        body = {"IMAGE": base64.b64encode(image).decode(), "top": 2}
+        answer = posted(server, f"{model}_classify/generate", json.dumps(body))
+        outputs = {name: [answer[name]] for name in ("label", "probability", "index", "present") if name in answer}
+        (expected,) = classified(bundles[model], tmp_path, [image], 2)
+        require_equal(outputs, 0, expected, 2)
+    (answer,) = posted(server, f"{model}_classify/infer", json.dumps(tensors(PHOTOS[0])))["outputs"][:1]
+    assert answer["shape"][0] == 1
+    logits = posted(server, f"{model}/generate", json.dumps({"IMAGE": base64.b64encode(PHOTOS[0]).decode()}))["logits"]
+    with BundleClassifier(bundles[model]) as classifier:
+        np.testing.assert_allclose(logits, classifier.logits(PHOTOS[:1])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (base64.b64encode(PHOTOS[0]).decode() + "*", "begins as base64 text, but is not valid base64"),
+        (base64.b64encode(PHOTOS[0]).decode()[:-3], "begins as base64 text, but is not valid base64"),
+        (base64.b64encode(PHOTOS[0][:-200]).decode(), "damaged or truncated"),
+        (base64.b64encode(b"no image").decode(), "not a JPEG, PNG, WEBP or BMP image"),
+    ],
+    ids=["other characters", "no padding", "truncated image", "no image"],
+)
+def test_text_that_is_no_image(text: str, message: str, server: TritonServer) -> None:
+    answer = posted(server, "gmmvit_classify/generate", json.dumps({"IMAGE": text}), status=400)
+    assert message in answer["error"]
+
+
+def test_a_photo_as_it_is(server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    """The body is a file; the answer is binary."""
+    expected = classified(bundles["gmmvit"], tmp_path, PHOTOS)
+    for image, predictions in zip(PHOTOS, expected, strict=True):
+        (tmp_path / "photo").write_bytes(image)
+        body, head = curl(server, "gmmvit_classify/infer", tmp_path / "photo", "Inference-Header-Content-Length: 0")
+        answer = tritonclient.http.InferResult.from_response_body(body, header_length=int(head))
+        outputs = {name: answer.as_numpy(name) for name in ("label", "probability", "index")}
+        require_equal(outputs, 0, predictions, 5)
+        body, head = curl(server, "gmmvit/infer", tmp_path / "photo", "Inference-Header-Content-Length: 0")
+        logits = np.frombuffer(body[int(head) :], "<f4")
+        assert int(logits.argmax()) == predictions[0].index
+
+
+def tensors(image: bytes) -> dict[str, Any]:
+    data = [base64.b64encode(image).decode()]
+    return {"inputs": [{"name": "IMAGE", "shape": [1, 1], "datatype": "BYTES", "data": data}]}
+
+
+def posted(server: TritonServer, path: str, body: str, *, status: int = 200) -> dict[str, Any]:
+    command = ["curl", "-sS", "-w", "%{http_code}", "--data-binary", "@-", f"{server.http_url}/v2/models/{path}"]
+    text = subprocess.run(command, input=body, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert text[-3:] == str(status), text
+    answer: dict[str, Any] = json.loads(text[:-3])
+    return answer
+
+
+def curl(server: TritonServer, path: str, file: Path, header: str) -> tuple[bytes, str]:
+    """Return (body, header Inference-Header-Content-Length) of the answer."""
+    command = ["curl", "-sS", "-H", header, "--data-binary", f"@{file}", "-o", str(file) + ".answer"]
+    command += ["-w", "%header{inference-header-content-length}", f"{server.http_url}/v2/models/{path}"]
+    head = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return Path(str(file) + ".answer").read_bytes(), head
