@@ -34,7 +34,8 @@ from gmmvit_deploy.reports.pictures.drawings import drawings_of
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
-from gmmvit_deploy.runtimes.runners.open import fastest_runner, open_runner
+from gmmvit_deploy.runtimes.runners.chosen import choose_runner, runner_from
+from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 
@@ -109,7 +110,7 @@ class Trial:
 
     masks: the masks of every attention layer with masks.  windows: name of an attention layer → windows of the layer.
     drawings: the other steps on the attention scores, the filters of the patch embedding, and the position embeddings.
-    notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or not requested.
+    notice: the reason why a faster runner is not used; empty if none is faster, or a runner was requested.
     """
 
     def __init__(
@@ -119,13 +120,13 @@ class Trial:
         url: str | None = None,
         model: str = DEFAULT_MODEL,
         access: Access = NO_ACCESS,
-        cpu_kernels: bool = True,
+        runner: str | None = None,
     ) -> None:
         """Load the bundle.
 
         url: the URL of a Triton server, which may start later.  model: the name of the server's ensemble.
         access: the key and the trusted certificates for the server.
-        cpu_kernels: True to use this project's CPU kernels if the kernels are available.
+        runner: ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
         Errors:
             InputError: the bundle has no mean and std or no logits, or the URL is not valid.
             BundleError: the weights or the graph of the bundle cannot be loaded.
@@ -151,8 +152,9 @@ class Trial:
         self.drawings = drawings_of(self.reference.model)
         self._grids = self.reference.model.observed_grids()
         self.windows = family_of(manifest.spec).windows(manifest.spec)
-        name, self.notice = fastest_runner(bundle, cpu_kernels=cpu_kernels)
-        self.runner = open_runner(name, bundle)
+        chosen = choose_runner(bundle) if runner is None else runner_from(runner)
+        self.notice = "; ".join(chosen.notes)
+        self.runner = open_runner(chosen.runner, bundle, precision=chosen.precision)
         self.examples = bundle.golden_set().images
         self._server: TritonRunner | None = None
 
