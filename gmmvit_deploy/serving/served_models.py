@@ -28,7 +28,8 @@ _RAW_ROW_BYTES = 64 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
-    runner: the runner and the precision of the network, or "" if the configurations state none or several.
+    runner: the runner and the precision of the network, or "" for a bundle, or if the configurations state none
+    or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
     ensemble: the model that takes encoded images, or "".
     backends: model → the backend that runs it, without ensembles.
@@ -76,7 +77,7 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
         bundle = open_bundle(path)
         options, _ = resolved_options(bundle, RepositoryOptions(name=name))
         made = _served(list(model_configs(bundle, options, kernels=options.cpu_kernels == "on").values()))
-        return replace(made, network_threads=None)  # a bundle states no threads
+        return replace(made, network_threads=None, runner="")  # a bundle states neither
     configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
     if not configs:
         if not path.exists():
