@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
-from gmmvit_cli.options import RUNNER, SERVED_NAME, access_from
+from gmmvit_cli.options import SERVED_NAME, access_from
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import INPUT, JSON_OPTION, TARGET, Panel, together
+from gmmvit_cli.panels import INPUT, JSON_OPTION, MODEL, TARGET, Panel, listed, together
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.access import Access
@@ -45,7 +46,12 @@ def page(
     access: partial[Access] = together(access_from),
     served_name: str = SERVED_NAME,
     model: str | None = CLASS_OF_BUNDLE,
-    runner: str | None = RUNNER,
+    runner: str | None = MODEL.option(
+        "NAME",
+        f"Runner of the network, in float32: {listed(ON_CPUS)}.",
+        names=ON_CPUS,
+        show_default="the first that is available",
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. The page shows the labels of an image with their probabilities,

@@ -34,8 +34,7 @@ from gmmvit_deploy.reports.pictures.drawings import drawings_of
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
-from gmmvit_deploy.runtimes.runners.chosen import choose_runner, runner_from
-from gmmvit_deploy.runtimes.runners.open import open_runner
+from gmmvit_deploy.runtimes.runners.open import fastest_runner, open_runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 
@@ -126,7 +125,7 @@ class Trial:
 
         url: the URL of a Triton server, which may start later.  model: the name of the server's ensemble.
         access: the key and the trusted certificates for the server.
-        runner: ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
+        runner: the name of a runner, which computes in float32; None takes the usual one.
         Errors:
             InputError: the bundle has no mean and std or no logits, or the URL is not valid.
             BundleError: the weights or the graph of the bundle cannot be loaded.
@@ -152,9 +151,9 @@ class Trial:
         self.drawings = drawings_of(self.reference.model)
         self._grids = self.reference.model.observed_grids()
         self.windows = family_of(manifest.spec).windows(manifest.spec)
-        chosen = choose_runner(bundle) if runner is None else runner_from(runner)
-        self.notice = "; ".join(chosen.notes)
-        self.runner = open_runner(chosen.runner, bundle, precision=chosen.precision)
+        # In float32, because the logits are compared with PyTorch's within its float32 noise.
+        name, self.notice = (runner, "") if runner is not None else fastest_runner(bundle)
+        self.runner = open_runner(name, bundle)
         self.examples = bundle.golden_set().images
         self._server: TritonRunner | None = None
 

@@ -3,7 +3,9 @@
 The first of these that can run here is taken:
 
 1. the candidates that passed in the entry of this kind of machine in ``runners.json``, best first (`bundle.choices`);
-2. the runner that is usually the fastest on a CPU, in float32 (`open.fastest_runner`).
+2. if ``gmmvit optimize`` did not run here: the float32 programs that ``gmmvit export`` proved and timed, in the same
+   file (`export.fastest`);
+3. the runner that is usually the fastest on a CPU, in float32 (`open.fastest_runner`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 
-from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Candidate, Choice, Machine, read_choices
 from gmmvit_deploy.bundle.variants import Variant, open_variant
 from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
@@ -25,7 +27,15 @@ from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_fo
 from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX, ON_CPUS, ON_GPUS, runner_of
 from gmmvit_deploy.runtimes.runners.open import fastest_runner
 
-__all__ = ["ChosenRunner", "choice_of_this_machine", "choose_runner", "graph_of", "runner_from", "this_machine"]
+__all__ = [
+    "ChosenRunner",
+    "choice_of_this_machine",
+    "choose_runner",
+    "graph_of",
+    "runner_from",
+    "runtime_versions",
+    "this_machine",
+]
 
 _PROVIDERS = {"onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
 
@@ -60,6 +70,12 @@ def this_machine() -> Machine:
     """Return the kind of this machine."""
     gpu = visible_gpu()
     return Machine(cpu=cpu_name(), cores=cores(), gpu=gpu.name if gpu is not None else "")
+
+
+def runtime_versions() -> dict[str, str]:
+    """Return name → version of the packages with which runners run, and of the GPU's driver."""
+    gpu = visible_gpu()
+    return tool_versions("openvino") | ({"driver": gpu.driver} if gpu is not None else {})
 
 
 def choice_of_this_machine(bundle: Bundle) -> tuple[Choice | None, str]:

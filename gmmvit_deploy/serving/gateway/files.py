@@ -167,8 +167,8 @@ _TLS_HINT = "type --tls-cert CHAIN.pem --tls-key KEY.pem, or --tls-cert with a f
 def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], pem: str) -> Path:
     """Write all files into ``folder``, readable by the owner only, and return the path of the configuration.
 
-    For each server, ``bundles.map`` has a line with its name and the hash of its bundle, and ``runners.map`` one with its
-    name, runner and precision.
+    ``bundles.map`` has a line with name and bundle of each server, and ``runners.map`` a line with name, runner and
+    precision.
     """
     texts = {
         CONFIG_FILE: config_text(options),
