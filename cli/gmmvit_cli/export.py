@@ -19,7 +19,7 @@ from gmmvit_cli.options import (
     require_output,
     thresholds_from,
 )
-from gmmvit_cli.output import print_json, print_table
+from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, PRECISION, listed, output_option, together
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint

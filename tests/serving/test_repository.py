@@ -116,7 +116,7 @@ def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path
         assert json.loads(written.stdout)["runner"] == runner, written.stderr
     for arguments, message in (
         (("--runner", "onnxruntime+", "--json"), "runner 'onnxruntime+' is not known"),
-        (("--runner", "eager"), "runner 'eager' does not go with this command"),
+        (("--runner", "eager"), "--runner eager: this command cannot use this runner"),
         (("--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8 on a CPU, not in fp16"),
         (("--runner", "openvino", "--backend", "onnxruntime"), "--backend onnxruntime --runner onnxruntime:fp32"),
         (("--runner", "openvino", "--backend", "tensorrt"), "remove --runner, or remove --backend and --engine"),
