@@ -45,13 +45,14 @@ class ChosenRunner:
     """A runner in a precision.
 
     notes: what the user should know: why a faster runner is not used, or why ``runners.json`` is not.
-    measured: True if ``runners.json`` names it for this machine.
+    measured: True if ``runners.json`` names it for this machine.  judged: True if it passed a gate there.
     """
 
     runner: str
     precision: Precision = "fp32"
     notes: tuple[str, ...] = ()
     measured: bool = False
+    judged: bool = False
 
     @property
     def label(self) -> str:
@@ -95,7 +96,11 @@ def choose_runner(bundle: Bundle, runners: Collection[str] = (*ON_CPUS, *ON_GPUS
         reason = _why_not(bundle, candidate, runners)
         if not reason:
             return ChosenRunner(
-                runner=candidate.runner, precision=candidate.precision, notes=tuple(notes), measured=True
+                runner=candidate.runner,
+                precision=candidate.precision,
+                notes=tuple(notes),
+                measured=True,
+                judged=choice is not None and choice.gate is not None,
             )
         notes.append(f"{candidate.label} is not used, though {CHOICES_FILE} prefers it on this machine: {reason}")
     name, slower = fastest_runner(bundle)
