@@ -28,7 +28,7 @@ def with_choice(bundle: Bundle, report: ParityReport) -> ParityReport:
 
 
 def _checked(bundle: Bundle, runners: Sequence[RunnerReport]) -> Check | None:
-    """Compare the versions with those of the choice, and judge the chosen runner by its other checks and by the gate."""
+    """Compare versions with those of the choice, and judge the chosen runner by its other checks and by the gate."""
     choice, _ = choice_of_this_machine(bundle)
     if choice is None or choice.gate is None or not choice.passed:
         return None
