@@ -23,7 +23,7 @@ from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import CUDA, TENSORRT, require_provider
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph, why_no_openvino
+from gmmvit_deploy.runtimes.programs.openvino import graph_precision, has_bf16, kernels_for_graph, why_no_openvino
 from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX, ON_CPUS, ON_GPUS, runner_of
 from gmmvit_deploy.runtimes.runners.open import fastest_runner
 
@@ -140,6 +140,8 @@ def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> 
 def _why_not_openvino(candidate: Candidate, graph: Variant) -> str:
     if why := why_no_openvino(candidate.precision, dynamic=graph.dynamic):
         return why
+    if candidate.precision == "bf16" and not has_bf16():
+        return "this CPU has no bf16"
     if candidate.runner.endswith(KERNELS_SUFFIX):
         kernels, why = kernels_for_graph(graph.path, candidate.precision)
         return "" if kernels is not None else why
