@@ -225,6 +225,8 @@ class Shell:
         documented = re.sub(r"(?<=grpc://127\.0\.0\.1:)\d+", "8001", self._ready)
         documented = re.sub(r"(?<= http://127\.0\.0\.1:)\d+(?=\s)", "8000", documented)
         documented = re.sub(r"(?<=:)\d+(?=/metrics)", "8002", documented)
+        # Which runtime export finds fastest depends on the machine.
+        documented = re.sub(r"(openvino|onnxruntime)(\+kernels)?:fp32", "openvino+kernels:fp32", documented)
         return subprocess.CompletedProcess([text], 0, documented, "")
 
     def _page(self, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:

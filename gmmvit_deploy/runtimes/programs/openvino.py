@@ -22,6 +22,7 @@ __all__ = [
     "FUSED_ATTENTION",
     "OPENVINO_HINTS",
     "graph_precision",
+    "has_bf16",
     "kernels_for_graph",
     "our_kernels",
     "read_graph",
@@ -55,6 +56,12 @@ def why_no_openvino(precision: Precision, *, dynamic: bool = False) -> str:
     if precision == "int8" and not dynamic and (saturates := int8_saturates()):
         return f"openvino: {saturates}"
     return ""
+
+
+def has_bf16() -> bool:
+    """Return whether OpenVINO computes in bf16 on this CPU.  Errors: MissingDependencyError without OpenVINO."""
+    openvino = require("openvino", package="openvino", extra="openvino")
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def read_graph(path: Path) -> Any:
