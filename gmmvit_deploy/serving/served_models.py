@@ -32,7 +32,8 @@ class ServedModels:
     runner: the runner and the precision of the network, or "" for a bundle, or if the configurations state none
     or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
-    ensemble: the model that answers encoded images with logits or features, or "".
+    ensemble: the model that answers encoded images with logits or features, or "".  classifies: True if it answers with
+    logits.
     backends: model → the backend that runs it, without ensembles.
     runtimes: the runtimes of the networks that the python backend runs.
     on_gpu: true if a model states that it runs on a GPU.
@@ -46,6 +47,7 @@ class ServedModels:
     row_bytes: int
     runner: str = ""
     ensemble: str = ""
+    classifies: bool = False
     backends: Mapping[str, str] = field(default_factory=dict)
     runtimes: frozenset[str] = frozenset()
     on_gpu: bool = False
@@ -95,13 +97,15 @@ def _served(configs: Sequence[Any]) -> ServedModels:
     stated = [{name: value.string_value for name, value in config.parameters.items()} for config in configs]
     bundles = {parameters.get("gmmvit_bundle_sha256", "") for parameters in stated}
     runners = {parameters.get("gmmvit_runner", "") for parameters in stated}
+    ensemble = next((config for config in configs if _takes_images(config)), None)
     return ServedModels(
         names=tuple(sorted(config.name for config in configs)),
         bundle=bundles.pop() if len(bundles) == 1 else "",
         runner=runners.pop() if len(runners) == 1 else "",
         health=_health(configs),
         row_bytes=max(_row_bytes(config) for config in configs),
-        ensemble=next((config.name for config in configs if _takes_images(config)), ""),
+        ensemble="" if ensemble is None else ensemble.name,
+        classifies=ensemble is not None and any(output.name == "logits" for output in ensemble.output),
         backends={config.name: config.backend for config in configs if config.backend},
         runtimes=frozenset(parameters["runtime"] for parameters in stated if parameters.get("runtime")),
         on_gpu=any(group.kind == group.KIND_GPU for config in configs for group in config.instance_group),
