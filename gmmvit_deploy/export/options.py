@@ -193,7 +193,7 @@ class ExportOptions:
                 continue
             if getattr(known, name) is not None:
                 found[name] = known.origins.get(name, "the checkpoint")
-            elif family:  # only the resize rule has a default
+            elif family and self.mean is not None:  # only the resize rule has a default
                 found[name] = f"the default of the family {family}"
         if self.has_logits and self.labels is None:
             found["labels"] = "the class indices; --labels gives names"

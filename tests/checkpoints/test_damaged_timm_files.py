@@ -197,7 +197,6 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "no weights": ("timm_vit", {"weights": None}, "whose logits differ", "type --set weights=trained"),
     "no model-args": ("timm_deit_distilled", {"model_args": None}, "do not fit", "--model-args"),
     "no architecture": ("timm_vit_qk_norm", {"model": None}, "unknown architecture", "type --model with timm's name"),
-    "no size": ("timm_vit_qk_norm", {"image_size": None}, "do not fit", "--image-size"),
     "other architecture": ("timm_deit_distilled", {"model": "vit_tiny_patch16_224"}, "dist_token", "type --model"),
     "no ViT": ("timm_vit", {"model": "convnext_atto"}, "head.fc.weight of convnext_atto is missing", "type --model"),
     "unknown model": ("timm_vit", {"model": "vit_nothing"}, "--model: timm", "type --model with a name of timm"),
@@ -207,7 +206,7 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "pretrained": ("timm_vit", {"model_args": {"pretrained": True}}, "--model-args: the argument", "remove pretrained"),
     "size of the file": ("timm_vit", {"image_size": 33}, "--image-size 33 contradicts the file", "omit --image-size"),
     "size of a Swin": ("timm_swin", {"image_size": 48}, "--image-size 48 contradicts the file", "omit --image-size"),
-    "size of tensors": ("timm_vit_qk_norm", {"image_size": 48}, "pos_embed has shape (1, 65, 36)", "--image-size"),
+    "size of tensors": ("timm_vit_qk_norm", {"image_size": 48}, "the file has pos_embed (65 tokens)", "--image-size"),
     "endless strides": (
         "torchvision_vit_conv_stem",
         {"model_args": {"num_heads": 4, "conv_stem_strides": [10**9, 2, 2]}},
