@@ -81,7 +81,7 @@ clean:
 	rm -rf .venv .venv-kserve demo-output dist docs/site docs/.cache
 
 $(INSTALLED): EXTRA := dev
-$(INSTALLED_DEMO): EXTRA := demo
+$(INSTALLED_DEMO): EXTRA := bench,demo
 $(INSTALLED) $(INSTALLED_DEMO): pyproject.toml .ci/constraints.txt
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.11 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
