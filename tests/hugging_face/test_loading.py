@@ -20,7 +20,8 @@ import transformers
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
+from gmmvit_deploy.errors import CheckpointError, GmmvitError, InputError, SpecError
+from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.models.families import PRESETS
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -108,6 +109,22 @@ def test_labels_that_transformers_makes_up_are_no_labels(vit: Path) -> None:
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
 
+def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Path) -> None:
+    edited(vit, CONFIG, id2label=...)
+    complete = load_checkpoint(vit)
+    typed = ExportOptions()
+    assert complete.taken_from == {"image_size": PREPROCESSOR}
+    assert typed.completed(complete.images, default=None).origins(complete.images, typed) == {
+        **dict.fromkeys(("mean", "std", "resize", "crop_pct"), PREPROCESSOR),
+        "labels": "the class indices; --labels gives names",
+    }
+    (vit / PREPROCESSOR).unlink()
+    without = load_checkpoint(vit)
+    assert without.taken_from == {"image_size": CONFIG}
+    with pytest.raises(InputError, match="does not state the mean and the std and the resize rule"):
+        typed.completed(without.images, default=None)
+
+
 @pytest.mark.parametrize(
     ("file", "changes", "message", "hint"),
     [
@@ -123,7 +140,7 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
         (CONFIG, {"num_hidden_layers": 10**9}, "more layers than the weights have tensors", "again"),
         (CONFIG, {"num_hidden_layers": 1}, "keys do not fit this architecture", "save_pretrained"),
         (CONFIG, {"num_attention_heads": 5}, "transformers cannot build|do not fit", "again|save_pretrained"),
-        (CONFIG, {"image_size": 64}, "do not fit this architecture", "preprocessor_config.json"),
+        (CONFIG, {"image_size": 64}, "position_embeddings has shape", "image_size or patch_size in config.json"),
         (CONFIG, {"id2label": {"0": "a", "2": "b"}}, "id2label: expected a label for each|do not fit", ""),
         (PREPROCESSOR, {"sharpen": True}, "the field sharpen is True: gmmvit does not know", "correct sharpen"),
         (PREPROCESSOR, {"crop_pct": 0.9}, "the field crop_pct is 0.9: ViTImageProcessor does not read", "crop_pct"),
