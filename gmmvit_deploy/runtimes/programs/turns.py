@@ -1,20 +1,21 @@
-"""Time two programs in turn, so that both slow down alike if the machine does."""
+"""Time programs in turn, so that all slow down alike if the machine does."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["TimeRatio", "time_ratio"]
+__all__ = ["TimeRatio", "ratio_of", "seconds_in_turn", "time_ratio"]
 
 _SECONDS = 1.5
+"""The seconds of a measurement of two programs."""
 _LEAST_ROUNDS = 3
 _TURN_S = 0.03
-"""The least seconds of each half of a turn. The first half is untimed: threads of the other program may still spin."""
+"""The least seconds of each half of a turn. The first half is untimed: threads of the program before may still spin."""
 
 
 class TimeRatio(NamedTuple):
@@ -30,14 +31,30 @@ class TimeRatio(NamedTuple):
 
 def time_ratio(base: Callable[[], object], other: Callable[[], object]) -> TimeRatio:
     """Run two programs in turn for some seconds, and return how many times as fast the other is."""
-    base(), other()  # OpenVINO compiles the graph for this size
-    ratios: list[float] = []
-    end = time.perf_counter() + _SECONDS
-    while len(ratios) < _LEAST_ROUNDS or time.perf_counter() < end:
-        order = (base, other) if len(ratios) % 2 else (other, base)
-        seconds = {one: _turn(one) for one in order}
-        ratios.append(seconds[base] / seconds[other])
-    ordered = sorted(ratios)
+    return ratio_of(*seconds_in_turn((base, other)))
+
+
+def seconds_in_turn(programs: Sequence[Callable[[], object]], *, times: int = 1) -> list[list[float]]:
+    """Run any number of programs in turn, and return the seconds of each program in each round.
+
+    times: multiplies the time of the measurement, and so the number of rounds.
+    """
+    for run in programs:
+        run()  # OpenVINO compiles the graph for this size
+    seconds: list[list[float]] = [[] for _ in programs]
+    end = time.perf_counter() + times * _SECONDS * len(programs) / 2
+    rounds = 0
+    while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
+        numbers = range(len(programs))
+        for number in numbers if rounds % 2 else reversed(numbers):
+            seconds[number].append(_turn(programs[number]))
+        rounds += 1
+    return seconds
+
+
+def ratio_of(base: Sequence[float], other: Sequence[float]) -> TimeRatio:
+    """Return how many times as fast the other program is, from the seconds of both in each round."""
+    ordered = sorted(before / after for before, after in zip(base, other, strict=True))
     # The sign test: the true median lies between these order statistics in 95 % of the samples.
     outer = max(math.floor((len(ordered) - 1.96 * math.sqrt(len(ordered))) / 2), 0)
     return TimeRatio(float(np.median(ordered)), ordered[outer], ordered[-1 - outer])
