@@ -1,0 +1,208 @@
+"""Read and write ``runners.json``: which runner and precision to take on each kind of machine, with the evidence.
+
+``gmmvit optimize`` writes the file into the bundle's folder. ``gmmvit export`` writes an entry without a gate: the
+float32 programs of its proof, timed. The manifest does not list the file, so a bundle keeps its hash when it is tuned
+for another machine. The file holds
+
+    {"format": 1, "machines": [entry, …]}
+
+with one entry for each kind of machine. A graph's SHA-256 ties a candidate to the graph that was judged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.files.writing import new_file
+from gmmvit_deploy.precision import Precision, precision_from
+
+__all__ = [
+    "CHOICES_FILE",
+    "Candidate",
+    "Choice",
+    "Gate",
+    "Goal",
+    "JudgedImages",
+    "Machine",
+    "Measured",
+    "read_choices",
+    "write_choice",
+]
+
+CHOICES_FILE = "runners.json"
+_FORMAT = 1
+Goal = Literal["latency", "throughput"]
+GateKind = Literal["accuracy ratio", "kept decisions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A kind of machine.  cpu: the processor's model name.  cores: their number.  gpu: the GPU's name, or ""."""
+
+    cpu: str
+    cores: int
+    gpu: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, {self.cores} cores{f', {self.gpu}' if self.gpu else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measured value, with both ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What a candidate must reach.
+
+    kind: ``accuracy ratio`` is the candidate's accuracy divided by that of float32, on labelled images;
+    ``kept decisions`` is the share of the images for which the candidate's decision is that of float32.
+    least: the smallest value that passes.
+    """
+
+    kind: GateKind
+    least: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GateKind):
+            raise ValueError(f"gate: expected one of {', '.join(get_args(GateKind))}, got {self.kind!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedImages:
+    """The images that judged the candidates.
+
+    source: as typed.  count: their number.  sha256: of all images.  labelled: True if they have labels.
+    """
+
+    source: str
+    count: int
+    sha256: str
+    labelled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A runner in a precision.
+
+    runner: the runner's name (`runtimes.runners.names`), such as ``openvino+kernels``.
+    form: the form of a quantised graph, such as ``static``, ``dynamic`` or ``mixed``; "" in other precisions.
+    graph_sha256: the SHA-256 of the graph that was judged; "" if no graph was.
+    passed: True if every check and the gate held.  reason: why the candidate was left out; "" if it passed.
+    accuracy: the top-1 accuracy, a share; None without labelled images.
+    judged: the value that the gate judged, with its paired interval; None if it was not judged.
+    images_to_settle: the number of images that would bring the gate to one side of the interval; None if the
+    interval settles it.
+    speed: the time of `Choice.base` divided by the candidate's time; None if it was not measured.
+    """
+
+    runner: str
+    precision: Precision
+    passed: bool
+    form: str = ""
+    graph_sha256: str = ""
+    reason: str = ""
+    accuracy: float | None = None
+    judged: Measured | None = None
+    images_to_settle: int | None = None
+    speed: Measured | None = None
+
+    @property
+    def label(self) -> str:
+        """Runner and precision, as ``--runner`` takes them: ``openvino+kernels:fp32``."""
+        return f"{self.runner}:{self.precision}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The candidates of a kind of machine, best first, and how they were judged.
+
+    goal, batch: what was measured.  base: the runner and precision whose speed is 1, as `Candidate.label`.
+    gate, images: None if no images judged the candidates, as in an entry of export.
+    versions: name → version of each runtime package, driver and server that the candidates ran with.
+    made_at: when the entry was made, in UTC, ISO 8601.
+    """
+
+    machine: Machine
+    goal: Goal
+    batch: int
+    candidates: tuple[Candidate, ...]
+    versions: Mapping[str, str]
+    made_at: str
+    base: str
+    gate: Gate | None = None
+    images: JudgedImages | None = None
+
+    @property
+    def passed(self) -> tuple[Candidate, ...]:
+        """The candidates that passed, best first."""
+        return tuple(candidate for candidate in self.candidates if candidate.passed)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        """Read an entry.  Errors: KeyError, TypeError, ValueError or InputError for data of another form."""
+        candidates = []
+        for record in data["candidates"]:
+            precision_from(record["precision"])
+            measured = {name: _read(Measured, record.get(name)) for name in ("judged", "speed")}
+            candidates.append(Candidate(**{**record, **measured}))
+        if data["goal"] not in get_args(Goal):
+            raise ValueError(f"goal: expected one of {', '.join(get_args(Goal))}, got {data['goal']!r}")
+        return cls(
+            **{
+                **data,
+                "machine": Machine(**data["machine"]),
+                "candidates": tuple(candidates),
+                "versions": dict(data["versions"]),
+                "gate": _read(Gate, data.get("gate")),
+                "images": _read(JudgedImages, data.get("images")),
+            }
+        )
+
+
+def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
+    """Return (the entries of a bundle's ``runners.json``, why the file is not used, or "").
+
+    bundle: the bundle's folder.  A file that is missing, unreadable or of another program gives no entries.
+    """
+    path = bundle / CHOICES_FILE
+    if not path.exists():
+        return (), ""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != _FORMAT:
+            raise ValueError(f"expected format {_FORMAT}, got {data['format']!r}")
+        return tuple(Choice.from_json(entry) for entry in data["machines"]), ""
+    except KeyError as exc:
+        why = f"{exc} is missing"
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, InputError) as exc:
+        why = str(exc)
+    return (), f"{path} is not used, because it cannot be read: {why}; type gmmvit optimize to write it again"
+
+
+def write_choice(bundle: Path, choice: Choice) -> Path:
+    """Write an entry into a bundle's ``runners.json`` and return the file's path.
+
+    The entry replaces that of the same kind of machine; all others stay. A file that cannot be read is replaced.
+    bundle: the bundle's folder.  Errors: OutputError when the file cannot be written.
+    """
+    entries, _ = read_choices(bundle)
+    kept = [entry for entry in entries if entry.machine != choice.machine]
+    data = {"format": _FORMAT, "machines": [asdict(entry) for entry in (*kept, choice)]}
+    with new_file(bundle / CHOICES_FILE, force=True) as file:
+        file.write((json.dumps(data, indent=2) + "\n").encode())
+    return bundle / CHOICES_FILE
+
+
+def _read(kind: Any, data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else kind(**data)
