@@ -1,1 +1,1 @@
-"""Choose the fastest runner and precision of a bundle on this machine whose accuracy holds.  The face: `run`, `page`."""
+"""Choose a bundle's fastest runner and precision on this machine that hold a gate.  The face: `run`, `page`."""

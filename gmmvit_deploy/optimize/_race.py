@@ -38,6 +38,11 @@ class Race:
         self._judgements: dict[Program, Judgement] = {}
 
     @property
+    def base_label(self) -> str:
+        """The base, as `Candidate.label`."""
+        return self._candidate(self.base).label
+
+    @property
     def _running(self) -> list[Program]:
         return [program for program in self._opened if program not in self._why]
 
@@ -131,6 +136,7 @@ class Race:
             judged=judgement.judged,
             images_to_settle=judgement.images_to_settle,
             speed=self._speeds.get(program),
+            seconds=self._seconds.get(program),
         )
 
 

@@ -33,7 +33,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name
 
-__all__ = ["OptimizeOptions", "optimize"]
+__all__ = ["OptimizeOptions", "optimize_bundle"]
 
 _THROUGHPUT_BATCH = 16
 
@@ -65,7 +65,7 @@ class OptimizeOptions:
                 raise InputError(f"{option}: expected at least 1, got {number}")
 
 
-def optimize(bundle: Bundle, options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> Choice:
+def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> Choice:
     """Choose the fastest program that passes, and write it with all others into the bundle's ``runners.json``.
 
     What is converted stays in the bundle, as by `variants_from_bundle`. A bundle holds one int8 graph: it keeps its own
@@ -123,7 +123,7 @@ def optimize(bundle: Bundle, options: OptimizeOptions, *, on_progress: OnProgres
             sha256=data["sha256"],
             labelled=gate.kind == "accuracy ratio",
         ),
-        notes=(f"speed: {race.base.words} is 1",),
+        base=race.base_label,
     )
     write_choice(bundle.path, choice)
     return choice
@@ -152,7 +152,7 @@ def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
 
 def _keep_int8(bundle: Bundle, graphs: Graphs, race: Race) -> Form:
     """Write the int8 graph that is chosen into the bundle, and return the form that the bundle then holds, or ""."""
-    held = next((form for (_, form), holder in graphs.bundles.items() if form and holder is bundle), "")
+    held: Form = next((form for (_, form), holder in graphs.bundles.items() if form and holder is bundle), "")
     passed = [program for program in race.passed if program.precision == "int8"]
     if not passed or (held and race.passed[0] is not passed[0]):
         return held
