@@ -93,7 +93,7 @@ def folder(
 @pytest.fixture
 def expected(folder: Path, bundle: Bundle) -> tuple[list[tuple[str, float]], int]:
     """((label, probability) of the three likeliest classes of the photo, the index of the pixels' largest logit)."""
-    with BundleClassifier(bundle, cpu_kernels=False) as classifier:
+    with BundleClassifier(bundle, runner="openvino") as classifier:
         (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
     guesses = [(guess.label, guess.probability) for guess in bundle.manifest.label_set.predictions(logits, 3)]
     return guesses, int(bundle.golden()[1][0].argmax())
@@ -138,7 +138,7 @@ def test_curl(folder: Path, service: Service, bundle: Bundle, expected: Any) -> 
     assert answer["bundle"] == bundle.sha256
     assert [guess["label"] for guess in answer["predictions"][0]] == [label for label, _ in expected[0]]
     of_both = json.loads(run("bash", "-c", several.replace("HOST:8000", address)))["predictions"]
-    with BundleClassifier(bundle, cpu_kernels=False) as classifier:
+    with BundleClassifier(bundle, runner="openvino") as classifier:
         logits = classifier.logits([(folder / name).read_bytes() for name in ("photo.png", "other.png")])
     assert [[guess["index"] for guess in guesses] for guesses in of_both] == [[row.argmax()] for row in logits]
     run("bash", "-c", infer.replace("HOST:8000", address))
@@ -180,7 +180,7 @@ def test_tritonclient(folder: Path, service: Service, bundle: Bundle) -> None:
     text = examples("python")[1].text
     text = text.replace("HOST:8001", f"127.0.0.1:{service.gateway.grpc_port}")
     text = text.replace("HOST:8000", f"127.0.0.1:{service.gateway.http_port}")
-    with BundleClassifier(bundle, cpu_kernels=False) as classifier:
+    with BundleClassifier(bundle, runner="openvino") as classifier:
         (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
     printed = run(sys.executable, "-c", text)
     numbers = [float(number) for number in re.findall(r"-?\d+\.\d*(?:e-?\d+)?", printed)]

@@ -36,7 +36,9 @@ def bench(
         "A.json B.json",
         "Measure nothing; compare two files that --output wrote, and list what is faster or slower in B.",
     ),
-    runner: str | None = runner_option("eager, onnxruntime, and openvino+kernels if available", "Runners to measure"),
+    runner: str | None = runner_option(
+        "eager, onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize", "Runners to measure"
+    ),
     access: partial[Access] = together(access_from),
     open_runners: partial[OpenedRunners] = together(opened_runners),
     batch: str = _MEASUREMENT.option("LIST", "Batch sizes to measure, separated by commas.", default="1,8,64"),

@@ -9,17 +9,16 @@ import typer
 
 from gmmvit_cli.commands import typing_hint
 from gmmvit_cli.options import (
-    CPU_KERNELS,
     SERVED_NAME,
     URL_VARIABLE,
     access_from,
-    cpu_kernels_from,
     require_output_file,
 )
 from gmmvit_cli.output import complain, note, print_json
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, TARGET, Panel, together, typed
+from gmmvit_cli.panels import INPUT, JSON_OPTION, MODEL, OUTPUT, TARGET, Panel, listed, together, typed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.images.data.files import LeftOut
@@ -39,6 +38,7 @@ _USUAL_SHARD = 5000
 def _classify_in_bulk(
     *,
     bundle: Path | None,
+    runner: str | None,
     batch: int | None,
     as_json: bool,
     others: dict[str, Any],
@@ -54,11 +54,6 @@ def _classify_in_bulk(
         "Folder or URL for the results: a Parquet file for each shard, with a row for each image. The same command "
         "again continues an interrupted run.",
         name="--to",
-    ),
-    runner: str | None = _BULK.option(
-        "NAME[:PRECISION]",
-        "Runner for --from, such as openvino:bf16.",
-        show_default="openvino+kernels if available, else openvino, else onnxruntime",
     ),
     launcher: str = _BULK.option(
         "NAME",
@@ -178,7 +173,13 @@ def classify(
         default=30.0,
         min=0,
     ),
-    cpu_kernels: str | None = CPU_KERNELS,
+    runner: str | None = MODEL.option(
+        "NAME[:PRECISION]",
+        f"Runner of --bundle, and its precision (default: fp32), such as openvino:bf16. NAME is {listed(IN_PROCESS)}.",
+        names=IN_PROCESS,
+        read=lambda text: runner_of(text, IN_PROCESS),
+        show_default="the choice of gmmvit optimize or gmmvit export for this machine",
+    ),
     top: int = OUTPUT.option("N", "Number of classes to print per image.", default=5, min=1),
     features: Path | None = OUTPUT.option(
         "FILE.npz",
@@ -200,13 +201,12 @@ def classify(
             "--key-file": access.keywords["key_file"],
             "--ca": access.keywords["ca"],
         }
-        others |= {"--features": features, "--force": force, "--cpu-kernels": cpu_kernels}
-        in_bulk(bundle=bundle, batch=batch, as_json=as_json, others=others)
+        others |= {"--features": features, "--force": force}
+        in_bulk(bundle=bundle, runner=runner, batch=batch, as_json=as_json, others=others)
         return
-    _require_fitting(bundle, url, features, cpu_kernels, force=force)
+    _require_fitting(bundle, url, features, runner, force=force)
     if not images:
         raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
-    kernels = cpu_kernels_from(cpu_kernels)
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.images.data.files import LeftOut, left_out_text
     from gmmvit_deploy.runtimes.runners.classify import (
@@ -221,7 +221,7 @@ def classify(
     files, missing = _files_of(images, left_out)
     with progress("classify") as on_progress:
         classifier = (
-            BundleClassifier(open_bundle(bundle), cpu_kernels=kernels != "off")
+            BundleClassifier(open_bundle(bundle), runner=runner)
             if bundle is not None
             else TritonClassifier(
                 url or os.environ.get(URL_VARIABLE) or _URL,
@@ -244,7 +244,7 @@ def classify(
     if features is not None:
         write_features(features, answers, force=force)
     if classifier.notice:
-        note(f"not the fastest runner: {classifier.notice}")
+        note(classifier.notice)
     failed = [answer for answer in answers if answer.error]
     if as_json:
         print_json([answer.to_json() for answer in answers])
@@ -289,7 +289,7 @@ def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict
 
 
 def _require_fitting(
-    bundle: Path | None, url: str | None, features: Path | None, cpu_kernels: str | None, *, force: bool
+    bundle: Path | None, url: str | None, features: Path | None, runner: str | None, *, force: bool
 ) -> None:
     """Refuse options that do not fit together, before any work.  Errors: InputError, OutputError."""
     if bundle is not None and url is not None:
@@ -300,10 +300,10 @@ def _require_fitting(
     require_output_file(features, force=force)
     if features is not None and features.suffix != ".npz":
         raise InputError(f"--features {features}: expected the name of an .npz file", hint="type --features FILE.npz")
-    if bundle is None and cpu_kernels is not None:
+    if bundle is None and runner is not None:
         raise InputError(
-            "--cpu-kernels needs --bundle; a running server keeps the choice that was made at its start",
-            hint=f"type gmmvit serve BUNDLE --cpu-kernels {cpu_kernels} to start a server with this choice",
+            "--runner needs --bundle; a running server keeps the runner that it was started with",
+            hint=f"type gmmvit serve BUNDLE --runner {runner} to start a server with this runner",
         )
 
 

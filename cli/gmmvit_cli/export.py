@@ -19,7 +19,7 @@ from gmmvit_cli.options import (
     require_output,
     thresholds_from,
 )
-from gmmvit_cli.output import print_json, print_table
+from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, PRECISION, listed, output_option, together
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
@@ -141,6 +141,7 @@ def export(
     with progress("export") as on_progress:
         from gmmvit_deploy.bundle.variants import first_variant
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+        from gmmvit_deploy.export.fastest import record_fastest
 
         options = ExportOptions(
             input_kind="pixels" if input_kind == "pixels" else "tensor",
@@ -168,6 +169,7 @@ def export(
             force=force,
             on_progress=on_progress,
         )
+        fastest = record_fastest(bundle, on_progress=on_progress)
         variants = [first_variant(bundle, name) for name in precisions]
     manifest = bundle.manifest
     if as_json:
@@ -179,6 +181,7 @@ def export(
                 "manifest": manifest.to_json(),
                 "precisions": records,
                 "skipped": _not_proven(bundle),
+                "runner": fastest.passed[0].label if fastest is not None else None,
             }
         )
         return
@@ -201,6 +204,8 @@ def export(
     print_table(("", ""), rows)
     if any(variant.record for variant in variants):
         print_variants(variants)
+    if fastest is not None:
+        note(f"runner on this machine: {fastest.passed[0].label}, the fastest in float32")
     note_disagreements("model.onnx", manifest.role_disagreements)
     typer.echo(out)
 

@@ -13,6 +13,7 @@ from gmmvit_cli.panels import INPUT, MODEL, PRECISION, TARGET, completion, liste
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS, dataset
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_of
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.runtimes.programs.access import Access
-    from gmmvit_deploy.serving.names import CpuKernels
 
 complete_data = completion([f"{kind}:" if kind != "digits" else kind for kind in KINDS])
 
@@ -55,12 +55,14 @@ REQUEST_PIXELS = TARGET.option(
     "and refuses a request with more pixels.",
     show_default=f"{DEFAULT_REQUEST_PIXELS}",
 )
-CPU_KERNELS = MODEL.option(
-    "MODE",
-    "CPU kernels (this project's compiled code for attention). auto: use them where they are available. off: use "
-    "only the runtime's built-in operators.",
-    names=("auto", "off"),
-    show_default="auto",
+_OF_GRAPHS = (*ON_CPUS, *ON_GPUS)
+RUNNER = MODEL.option(
+    "NAME[:PRECISION]",
+    f"Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16. NAME is "
+    f"{listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels (compiled code for attention).",
+    names=_OF_GRAPHS,
+    read=lambda text: runner_of(text, _OF_GRAPHS),
+    show_default="the choice of gmmvit optimize or gmmvit export for this machine",
 )
 
 
@@ -87,11 +89,6 @@ TRITONSERVER = TARGET.option(
     show_default="from PATH, else from the nvidia-pytriton wheel",
 )
 ENGINE = INPUT.option("ENGINE", "Engine folder that gmmvit build wrote. Required to run TensorRT.", must_exist=True)
-
-
-def cpu_kernels_from(text: str | None) -> CpuKernels | None:
-    """Return the value of ``--cpu-kernels``, which the callback of the option has checked; None if it is not given."""
-    return text  # type: ignore[return-value]  # checked by the callback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.options import CPU_KERNELS, NAME, cpu_kernels_from, require_output
+from gmmvit_cli.options import NAME, RUNNER, require_output
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, listed, output_option
 
@@ -30,7 +30,7 @@ def pack(
         must_exist=True,
         show_default=False,
     ),
-    cpu_kernels: str | None = CPU_KERNELS,
+    runner: str | None = RUNNER,
     name: str = NAME,
     force: bool = FORCE,
     as_json: bool = JSON_OPTION,
@@ -47,7 +47,7 @@ def pack(
         out,
         contents=contents,  # type: ignore[arg-type]  # checked by the callback
         tuned=tuned,
-        cpu_kernels=cpu_kernels_from(cpu_kernels) or "auto",
+        runner=runner,
         name=name,
         force=force,
     )

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
-from gmmvit_cli.options import CPU_KERNELS, SERVED_NAME, access_from, cpu_kernels_from
+from gmmvit_cli.options import SERVED_NAME, access_from
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import INPUT, JSON_OPTION, TARGET, Panel, together
+from gmmvit_cli.panels import INPUT, JSON_OPTION, MODEL, TARGET, Panel, listed, together
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.access import Access
@@ -45,14 +46,18 @@ def page(
     access: partial[Access] = together(access_from),
     served_name: str = SERVED_NAME,
     model: str | None = CLASS_OF_BUNDLE,
-    cpu_kernels: str | None = CPU_KERNELS,
+    runner: str | None = MODEL.option(
+        "NAME",
+        f"Runner of the network, in float32: {listed(ON_CPUS)}.",
+        names=ON_CPUS,
+        show_default="the first that is available",
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. The page shows the labels of an image with their probabilities,
     the image after preprocessing, the attention masks, and the time of each step. The command prints the address of
     the page and serves it until Ctrl-C or SIGTERM. The page needs no internet connection.
     """
-    kernels = cpu_kernels_from(cpu_kernels)
     with progress("page") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.progress import Progress
@@ -68,7 +73,7 @@ def page(
         require_page_library()
         listener = listening_socket(host, port)
         on_progress(Progress("load the model"))
-        trial = Trial(opened, url=url, model=served_name, access=access(), cpu_kernels=kernels != "off")
+        trial = Trial(opened, url=url, model=served_name, access=access(), runner=runner)
 
     def ready(address: str) -> None:
         if as_json:

@@ -44,7 +44,8 @@ def parity(
         names=_ON_BROKEN,
     ),
     runner: str | None = runner_option(
-        "onnxruntime, and openvino+kernels if available", "Runners to compare with PyTorch"
+        "onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize",
+        "Runners to compare with PyTorch",
     ),
     access: partial[Access] = together(access_from),
     open_runners: partial[OpenedRunners] = together(opened_runners),
@@ -106,6 +107,7 @@ def parity(
 
         # Imports PyTorch: a bundle that is missing is refused without it.
         from gmmvit_deploy.parity.check import ParityOptions, check_parity
+        from gmmvit_deploy.parity.choice import with_choice
         from gmmvit_deploy.parity.page import write_page
 
         options = ParityOptions(
@@ -121,6 +123,7 @@ def parity(
         )
         with open_runners(opened, runner, access=access, takes_other_bundle=True) as (runners, skipped):
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
+        result = with_choice(opened, result)
         if report is not None:
             write_page(result, report, force=force)
     typed = {

@@ -69,12 +69,14 @@ def opened_runners(
     served_name: str = SERVED_NAME,
     model: str | None = CLASS_OF_BUNDLE,
 ) -> Iterator[tuple[list[Runner], list[str]]]:
-    """Open the runners that the user typed, or else ``first`` and the usual runners, and close them at the end.
+    """Open the runners that the user typed, or else ``first``, the usual runners and the one that ``gmmvit optimize``
+    chose on this kind of machine, and close them at the end.
 
     takes_other_bundle: as in `open_runners`.  Yields (runners, a reason for each runner that was left out).
     Errors: those of `permit_class`, `default_runners` and `open_runners`.
     """
     permit_class(bundle, model)
+    from gmmvit_deploy.runtimes.runners.chosen import choose_runner
     from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
 
     skipped: list[str] = []
@@ -82,7 +84,9 @@ def opened_runners(
         names = [name.strip() for name in runner.split(",")]
     else:
         usual, skipped = default_runners(bundle, precision_from(precision))
-        names = [*first, *usual]
+        chosen = choose_runner(bundle)
+        own = chosen.label.removesuffix(":fp32")
+        names = [*first, *usual, *([own] if chosen.judged and precision == "fp32" and own not in usual else [])]
     with open_runners(
         names,
         bundle,

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gmmvit_cli.gateway import GATEWAY, LOOPBACK, settings_from
-from gmmvit_cli.options import CPU_KERNELS, REQUEST_PIXELS, TRITONSERVER, cpu_kernels_from
+from gmmvit_cli.options import REQUEST_PIXELS, RUNNER, TRITONSERVER
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, TARGET, together, typed
 from gmmvit_cli.progress import progress
@@ -45,7 +44,7 @@ def serve(
     start_timeout: float = TARGET.option(
         "S", "Maximum time in seconds until all models are ready, at the start and at each restart.", default=120.0
     ),
-    cpu_kernels: str | None = CPU_KERNELS,
+    runner: str | None = RUNNER,
     request_pixels: int | None = REQUEST_PIXELS,
     gateway: bool = GATEWAY.flag(
         "--gateway",
@@ -85,7 +84,6 @@ def serve(
             if option != "--insecure":
                 raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
     from gmmvit_deploy.serving.gateway.service import Gateway
-    from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
     from gmmvit_deploy.serving.server_log import stamped
     from gmmvit_deploy.serving.service import Service
@@ -100,12 +98,6 @@ def serve(
         log_path=log,
     )
 
-    used: list[CpuKernelsUse] = []
-
-    def on_kernels(use: CpuKernelsUse) -> None:
-        used.append(use)
-        note(f"cpu kernels: {use}")
-
     shown = ExitStack()
 
     def announce(entry: Service | Gateway, server: TritonServer, opened: Gateway | None) -> None:
@@ -117,12 +109,14 @@ def serve(
             "repository": str(server.repository),
             "pid": server.pid,
             "gateway_pid": opened.pid if opened else None,
-            "cpu_kernels": asdict(used[0]) if used else None,  # repositories of other tools state nothing
+            "bundle": server.models.bundle or None,  # repositories of other tools state neither
+            "runner": server.models.runner or None,
         }
         if as_json:
             print_json(where)
         else:
-            typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}")
+            runs = f"  {server.models.runner}" if server.models.runner else ""
+            typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}{runs}")
 
     if state is not None:
         if with_gateway is None:
@@ -136,7 +130,7 @@ def serve(
                 state,
                 options,
                 with_gateway,
-                cpu_kernels=cpu_kernels_from(cpu_kernels),
+                runner=runner,
                 request_pixels=request_pixels,
                 tritonserver=tritonserver,
                 on_ready=lambda gateway, slots: announce(gateway, slots.server, gateway),
@@ -151,12 +145,12 @@ def serve(
         serve_path(
             path,
             options,
-            cpu_kernels=cpu_kernels_from(cpu_kernels),
+            runner=runner,
             request_pixels=request_pixels,
             tritonserver=tritonserver,
             gateway=with_gateway,
             insecure=settings.keywords["insecure"],
-            on_kernels=on_kernels,
+            on_note=note,
             on_ready=lambda service: announce(service, service.server, service.gateway),
             on_log_line=note if log is None else None,
             on_gateway_line=lambda line: note(stamped(line)),

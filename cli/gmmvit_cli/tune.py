@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.options import CPU_KERNELS, NAME, cpu_kernels_from, require_output
+from gmmvit_cli.options import NAME, require_output
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, Panel, listed, output_option
 from gmmvit_cli.progress import progress
@@ -13,7 +13,7 @@ from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.serving.names import RUNTIMES, runtime_from
 
 EXAMPLE = """gmmvit tune bundle --bound-ms 20
-gmmvit tune bundle --bound-ms 20 --runtime onnxruntime,openvino+kernels:bf16"""
+gmmvit tune bundle --bound-ms 20 --runner onnxruntime,openvino+kernels:bf16"""
 
 _SEARCH = Panel("Search")
 _PROTOCOLS = ("grpc", "http")
@@ -32,16 +32,15 @@ def tune(
     bound_ms: float = _SEARCH.option(
         "MS", "Limit of the p99 latency (99% of requests are faster), measured by the client.", default=...
     ),
-    runtime: str | None = _SEARCH.option(
+    runner: str | None = _SEARCH.option(
         "LIST",
-        f"Runtimes to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
+        f"Runners to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
         "kernels. A name may end with a colon and a precision: openvino+kernels:bf16.",
         names=RUNTIMES,
         several=True,
         read=_runtimes,
-        show_default="openvino+kernels where available, else openvino, else onnxruntime",
+        show_default="the choice of gmmvit optimize or gmmvit export for this machine",
     ),
-    cpu_kernels: str | None = CPU_KERNELS,
     protocol: str = _SEARCH.option(
         "NAME", f"Protocol of the measured requests: {listed(_PROTOCOLS)}.", default="grpc", names=_PROTOCOLS
     ),
@@ -62,8 +61,7 @@ def tune(
 
         settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
         options = TuneOptions(
-            runtimes=_runtimes(runtime) if runtime is not None else None,
-            cpu_kernels=cpu_kernels_from(cpu_kernels),
+            runtimes=_runtimes(runner) if runner is not None else None,
             **settings,
         )
         result = tuned(open_bundle(bundle), out, options, force=force, on_progress=on_progress)

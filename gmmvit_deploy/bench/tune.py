@@ -34,7 +34,7 @@ from gmmvit_deploy.reports.reporting import described_bundle, plain
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.installs import find_server
-from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions, runtime_from
+from gmmvit_deploy.serving.model_configs import RepositoryOptions, runtime_from
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
@@ -56,15 +56,13 @@ class TuneOptions:
 
     bound_ms: the largest allowed p99 latency, measured by the client.  protocol: the protocol of the requests.
     runtimes: (name, precision) of each runtime to try. The suffix ``+kernels`` adds this project's CPU kernels, as in
-    ``openvino+kernels``. None tries the usual runtime (`usual_runtime`) in float32 only.
-    cpu_kernels: states whether to use this project's CPU kernels if ``runtimes`` is None; None means ``auto``.
+    ``openvino+kernels``. None tries the bundle's choice for this machine (`runners.chosen`).
     name: the name of the served model.
     """
 
     bound_ms: float
     protocol: Literal["grpc", "http"] = "grpc"
     runtimes: tuple[tuple[str, Precision], ...] | None = None
-    cpu_kernels: CpuKernels | None = None
     name: str = "gmmvit"
 
     def __post_init__(self) -> None:
@@ -74,15 +72,13 @@ class TuneOptions:
             return
         if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
             raise InputError("expected distinct runtimes, such as onnxruntime,openvino:bf16")
-        if self.cpu_kernels is not None:
-            raise InputError("--cpu-kernels cannot be combined with --runtime; add +kernels to the name of a runtime")
         for name, _ in self.runtimes:
             runtime_from(name)
 
     def settings(self) -> list[RepositoryOptions]:
         """Return the default settings for every runtime to try."""
         if self.runtimes is None:
-            return [RepositoryOptions(name=self.name, cpu_kernels=self.cpu_kernels or "auto")]
+            return [RepositoryOptions(name=self.name)]
         defaults = []
         for name, precision in self.runtimes:
             runtime, kernels = runtime_from(name)
@@ -225,7 +221,7 @@ def tune(
         nearest = min(trial.load.points[0].p99_ms for trial in trials)
         raise InputError(
             f"no setting keeps p99 below {options.bound_ms:g} ms: the lowest p99 was {nearest:.1f} ms",
-            hint="type a higher --bound-ms, or add a faster runtime to --runtime",
+            hint="type a higher --bound-ms, or add a faster runner to --runner",
         )
     text = json.dumps(tuning.to_json(), indent=1, allow_nan=False) + "\n"
     repository_from_bundle(bundle, out, best.settings, notes={TUNING_FILE: text}, force=force)

@@ -16,14 +16,12 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.precision import precision_behind
-from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
-from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, RUNNERS, require_runner
+from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, require_runner
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = [
-    "BULK_RUNNERS",
     "Job",
     "OpenJob",
     "Outcome",
@@ -32,8 +30,6 @@ __all__ = [
     "settings_of",
 ]
 
-BULK_RUNNERS = tuple(name for name in RUNNERS if name not in FLAVORS and name not in DEFAULT_URLS)
-"""Runners that need neither a server nor an engine's folder."""
 Outcome = Literal["done", "held"]
 """``done``: the file of the shard is complete.  ``held``: another process has claimed the shard."""
 _OF_A_GPU = ("-gpu", "-cuda", "-tensorrt")
@@ -65,11 +61,11 @@ def require_bulk_runner(text: str) -> None:
     """Check the text of ``--runner``.  Errors: InputError when no runner of this name can classify in bulk."""
     name, _ = precision_behind(text)
     require_runner(name)
-    if name not in BULK_RUNNERS:
+    if name not in IN_PROCESS:
         raise InputError(
             f"--runner {name}: classification of a source runs the network in its own processes, without a server and "
             "without an engine's folder",
-            hint=f"type --runner with one of {', '.join(BULK_RUNNERS)}",
+            hint=f"type --runner with one of {', '.join(IN_PROCESS)}",
         )
 
 

@@ -24,7 +24,7 @@ from gmmvit_deploy.images.data.files import LeftOutKind
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
-from gmmvit_deploy.runtimes.runners.open import fastest_runner
+from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 
 __all__ = ["INDEX_VARIABLE", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
 
@@ -104,7 +104,7 @@ def classify_source(
 
     Shards that are complete in ``folder`` are kept, so the same call continues an interrupted job.
     source: a folder, file or pattern, as a path or a URL of fsspec.  folder: a path or a URL.
-    runner: name and precision, such as ``openvino:bf16``; None for `fastest_runner`.
+    runner: name and precision, such as ``openvino:bf16``; None for `choose_runner`.
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
     calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
@@ -122,7 +122,7 @@ def classify_source(
         require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
     on_progress(Progress("list the source"))
     listed = open_source(source, column=image_column)
-    chosen = runner or fastest_runner(opened)[0]
+    chosen = runner or choose_runner(opened).label.removesuffix(":fp32")
     job = Job(
         bundle=bundle.absolute(),
         source=listed,

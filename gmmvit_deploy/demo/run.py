@@ -21,6 +21,7 @@ from gmmvit_deploy.demo._digits import load_digit_images, train
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
 from gmmvit_deploy.errors import ExportError, GmmvitError, MissingDependencyError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.export.fastest import record_fastest
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free
 from gmmvit_deploy.graphs.roles import require_known_roles
@@ -121,6 +122,7 @@ def run_demo(
         options = f"{origin.typed_hints}{origin.typed_options}"
         with demo.step("export", f"gmmvit export {origin.checkpoint} -o bundle{options}"):
             bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", origin.export_options, hints=origin.hints)
+            record_fastest(bundle)
             demo.note(f"{_folded(bundle)} folded; the input of model.onnx is uint8 pixels")
         with demo.step("convert", "gmmvit convert bundle --precision fp16"):
             demo.note(_converted(bundle))
@@ -137,9 +139,7 @@ def run_demo(
         with demo.step("repository", "gmmvit repository bundle -o model_repository"):
             served = RepositoryOptions(backend=install.best_backend)
             repository = repository_from_bundle(bundle, folder / "model_repository", served)
-            demo.note(
-                f"{', '.join(repository.models)} ({served.backend} backend, CPU kernels {repository.cpu_kernels})"
-            )
+            demo.note(f"{', '.join(repository.models)} ({served.backend} backend, runner {repository.runner})")
         ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0, log_path=folder / "tritonserver.log")
         server = TritonServer(repository.path, install=install, options=ports)
         with demo.step("serve", "gmmvit serve model_repository"):

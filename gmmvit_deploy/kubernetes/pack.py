@@ -22,8 +22,10 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.kubernetes._sizes import measurement_from_file
 from gmmvit_deploy.kubernetes.templates import docker_file
-from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
-from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.runtimes.runners.chosen import runner_from
+from gmmvit_deploy.serving.chosen import with_runner
+from gmmvit_deploy.serving.names import TUNING_FILE, CpuKernels
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
@@ -50,7 +52,7 @@ def pack(
     *,
     contents: Contents = "repository",
     tuned: Path | None = None,
-    cpu_kernels: CpuKernels = "auto",
+    runner: str | None = None,
     name: str = "gmmvit",
     force: bool = False,
 ) -> ModelContext:
@@ -58,7 +60,8 @@ def pack(
 
     contents: what the image of a bundle holds. A repository is packed as it is.
     tuned: the file of ``gmmvit tune``, whose best settings the repository gets; for a bundle.
-    cpu_kernels: as in `RepositoryOptions`; for a bundle without ``tuned``.
+    runner: of the network, ``NAME[:PRECISION]``, for a bundle; None takes that of ``tuned``, else the bundle's choice
+    for this machine.
     name: the name of the served model; for a bundle.
     Errors: InputError when ``tuned`` is of another bundle, or does not go with ``path``. OutputError when ``out``
     exists and ``force`` is False, or when writing fails.
@@ -72,11 +75,13 @@ def pack(
     bundle = open_bundle(path)
     if contents == "bundle":
         return _context(path, out, _labels(bundle.sha256, "bundle"), force=force)
-    options = RepositoryOptions(name=name, cpu_kernels=cpu_kernels)
+    options = RepositoryOptions(name=name)
     if tuned is not None:
         best = measurement_from_file(tuned, bundle.sha256, use="pack")
         kernels: CpuKernels = "on" if best.kernels_used else "off"
         options = replace(options, instances=best.instances, threads=best.threads, cpu_kernels=kernels, **best.settings)
+    if runner is not None:
+        options = with_runner(options, runner_from(runner))
     with temporary_folder("pack") as folder:
         notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
         made = repository_from_bundle(bundle, folder / "models", options, notes=notes)

@@ -22,7 +22,7 @@ from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
 from gmmvit_deploy.kubernetes.templates import yaml_files
 from gmmvit_deploy.precision import precision_behind
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from gmmvit_deploy.serving.model_configs import usual_runtime
+from gmmvit_deploy.serving.options import usual_runtime
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
 __all__ = ["WrittenManifests", "job_manifests_from_bundle", "manifests_from_bundle"]

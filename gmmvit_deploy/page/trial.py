@@ -109,7 +109,7 @@ class Trial:
 
     masks: the masks of every attention layer with masks.  windows: name of an attention layer → windows of the layer.
     drawings: the other steps on the attention scores, the filters of the patch embedding, and the position embeddings.
-    notice: the reason why this project's CPU kernels are not used; empty if the kernels are used or not requested.
+    notice: the reason why a faster runner is not used; empty if none is faster, or a runner was requested.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class Trial:
         url: str | None = None,
         model: str = DEFAULT_MODEL,
         access: Access = NO_ACCESS,
-        cpu_kernels: bool = True,
+        runner: str | None = None,
     ) -> None:
         """Load the bundle.
 
         url: the URL of a Triton server, which may start later.  model: the name of the server's ensemble.
         access: the key and the trusted certificates for the server.
-        cpu_kernels: True to use this project's CPU kernels if the kernels are available.
+        runner: the name of a runner, which computes in float32; None takes the usual one.
         Errors:
             InputError: the bundle has no mean and std or no logits, or the URL is not valid.
             BundleError: the weights or the graph of the bundle cannot be loaded.
@@ -151,7 +151,8 @@ class Trial:
         self.drawings = drawings_of(self.reference.model)
         self._grids = self.reference.model.observed_grids()
         self.windows = family_of(manifest.spec).windows(manifest.spec)
-        name, self.notice = fastest_runner(bundle, cpu_kernels=cpu_kernels)
+        # In float32, because the logits are compared with PyTorch's within its float32 noise.
+        name, self.notice = (runner, "") if runner is not None else fastest_runner(bundle)
         self.runner = open_runner(name, bundle)
         self.examples = bundle.golden_set().images
         self._server: TritonRunner | None = None

@@ -11,8 +11,7 @@ converted to text. As a check, the text is parsed again, and the parsed protobuf
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.variants import record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
@@ -20,18 +19,11 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
-from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS, why_no_openvino
-from gmmvit_deploy.serving.names import (
-    ACCELERATORS,
-    DEFAULT_REQUEST_PIXELS,
-    Backend,
-    CpuKernels,
-    Runtime,
-    runtime_from,
-)
+from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS
+from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend, CpuKernels, Runtime, runtime_from
+from gmmvit_deploy.serving.options import RepositoryOptions
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -56,132 +48,7 @@ WARMUP_FILE = "image"
 IMAGE_INPUT = "IMAGE"
 WORKER_REQUESTS = 2
 """The number of requests of maximum size whose large images wait in the preprocessing model; more are refused."""
-_AUTO = cast("Runtime", "auto")
-_CHUNKS = tuple(1 << power for power in range(8))
 _TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
-
-
-def usual_runtime(backend: str, precision: Precision) -> Runtime:
-    """Return the runtime of a network for which the user names none: OpenVINO where it can run, else ONNX Runtime."""
-    return "openvino" if backend == "python" and not why_no_openvino(precision) else "onnxruntime"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepositoryOptions:
-    """Options of a repository.
-
-    backend: the Triton backend that runs the network.
-    runtime: the runtime that the python backend uses; ``auto`` becomes `usual_runtime`.
-    cpu_kernels: states whether the python backend uses this project's CPU kernels. ``auto`` uses the kernels if they
-    are available, ``on`` fails if the kernels are not available, and ``off`` uses the runtime's built-in operators.
-    precision: the precision of the network, for the backends that run an ONNX graph.
-    accelerator: the provider of the server's ONNX Runtime: ``cuda`` on a GPU, without TF32, ``tensorrt`` on a GPU, with
-    an engine that the server builds when it loads the model, or ``none`` on the CPU.
-    name: the name of the ensemble; the names of the other models begin with this name.
-    max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
-    instances: the number of copies of the network that run in parallel.
-    threads: the number of threads of the runtime in an instance; 0 means a thread for each core: of the server with the
-    python backend, of this machine with the onnxruntime backend, whose configuration must state a number.
-    chunk: the maximum number of images that a core computes at once, a power of two; 0 means 4 in ONNX Runtime and 16
-    in OpenVINO. For the python backend.
-    preprocess_threads: the number of threads that decode small images, and of processes that decode large images; 0
-    means as many as the server has cores.
-    request_pixels: the maximum number of pixels in the images of a request, before or after resizing, whichever is
-    more. The preprocessing model counts the pixels from the headers of the images, and refuses the request before it
-    decodes an image. At most `WORKER_REQUESTS` times this number of pixels wait to be decoded.
-    Errors: InputError when a value is invalid, or when two values contradict each other.
-    """
-
-    backend: Backend = "python"
-    runtime: Runtime = _AUTO
-    cpu_kernels: CpuKernels = "auto"
-    precision: Precision = "fp32"
-    accelerator: str = "none"
-    name: str = "gmmvit"
-    max_queue_delay_us: int = 0
-    instances: int = 1
-    threads: int = 0
-    chunk: int = 0
-    preprocess_threads: int = 0
-    request_pixels: int = DEFAULT_REQUEST_PIXELS
-
-    def __post_init__(self) -> None:
-        if self.backend not in get_args(Backend):
-            raise InputError(f"backend: expected one of {', '.join(get_args(Backend))}, got {self.backend!r}")
-        precision_from(self.precision)
-        if self.runtime == _AUTO:
-            object.__setattr__(self, "runtime", usual_runtime(self.backend, self.precision))
-        self._check_runtime()
-        if self.backend == "tensorrt" and self.precision != "fp32":
-            raise InputError(
-                "--precision does not go with --backend tensorrt, because the engine was built in a fixed precision",
-                hint="remove --precision, or type gmmvit build to build an engine in the precision that you need",
-            )
-        if self.accelerator not in ACCELERATORS:
-            raise InputError(
-                f"accelerator {self.accelerator!r} is not known", hint=f"type one of {', '.join(ACCELERATORS)}"
-            )
-        if self.accelerator != "none" and self.backend != "onnxruntime":
-            raise InputError(
-                f"--accelerator {self.accelerator} needs --backend onnxruntime, got --backend {self.backend}"
-            )
-        if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
-            raise InputError(f"model name: expected only letters, digits, - and _, got {self.name!r}")
-        for field in ("max_queue_delay_us", "threads", "preprocess_threads"):
-            if getattr(self, field) < 0:
-                raise InputError(f"{field}: expected at least 0, got {getattr(self, field)}")
-        if self.chunk and (self.chunk not in _CHUNKS or self.backend != "python"):
-            raise InputError(
-                f"chunk: expected 0, or one of {', '.join(map(str, _CHUNKS))} with --backend python, got {self.chunk} "
-                f"with --backend {self.backend}"
-            )
-        for field in ("instances", "request_pixels"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{field}: expected at least 1, got {getattr(self, field)}")
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the network runs on a GPU."""
-        return self.backend == "tensorrt" or self.accelerator != "none"
-
-    def _check_runtime(self) -> None:
-        if self.runtime not in get_args(Runtime):
-            raise InputError(f"runtime: expected one of {', '.join(get_args(Runtime))}, got {self.runtime!r}")
-        if self.cpu_kernels not in get_args(CpuKernels):
-            raise InputError(
-                f"cpu_kernels: expected one of {', '.join(get_args(CpuKernels))}, got {self.cpu_kernels!r}"
-            )
-        if self.cpu_kernels == "on" and self.backend != "python":
-            raise InputError(f"the CPU kernels need --backend python, got --backend {self.backend}")
-        if self.runtime == "openvino" and self.backend != "python":
-            raise InputError(f"--runtime openvino needs --backend python, got --backend {self.backend}")
-        if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
-            raise InputError(f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU, not in {self.precision}")
-        if self.runtime == "onnxruntime" and not self.on_gpu:
-            self._check_onnxruntime_on_a_cpu()
-
-    def _check_onnxruntime_on_a_cpu(self) -> None:
-        if self.precision not in ONNXRUNTIME_PRECISIONS:
-            raise InputError(
-                f"ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, not in {self.precision}",
-                hint="for bf16, type --backend python --runtime openvino; for fp8, build an engine on a GPU with "
-                "gmmvit build BUNDLE --precision fp8 --flavor tensorrt, then type --backend tensorrt --engine DIR",
-            )
-        if self.precision == "int8" and self.backend == "onnxruntime":
-            # Its products of int8 saturate on a CPU without VNNI, unless a session option prevents it, which only the
-            # python backend can set (`onnxruntime_program`).
-            raise InputError(
-                "on a CPU, Triton's ONNX Runtime backend multiplies int8 in float32, so int8 is slower than fp32 there",
-                hint="type --backend python --precision int8 to multiply in int8",
-            )
-
-    @property
-    def network(self) -> str:
-        return f"{self.name}_network"
-
-    @property
-    def preprocess(self) -> str:
-        return f"{self.name}_preprocess"
 
 
 def model_configs(
@@ -190,7 +57,7 @@ def model_configs(
     """Return model name → ``ModelConfig`` protobuf for the models of a repository.
 
     A bundle without mean and std has only the network: preprocessing and ensemble need a normalisation.
-    card: the report that ``gmmvit build`` wrote beside the engine, for the tensorrt backend.
+    options: state a runner.  card: the report that ``gmmvit build`` wrote beside the engine, for the tensorrt backend.
     kernels: True if the python backend runs the network with this project's CPU kernels. The library of the kernels is
     stored beside the network.
     """
@@ -198,6 +65,9 @@ def model_configs(
     if bundle.manifest.image.normalisation is not None:
         configs[options.preprocess] = _preprocess(bundle, options)
         configs[options.name] = _ensemble(bundle, options)
+    runner = f"{card.flavor}:{card.precision}" if card is not None else options.runner(kernels=kernels)
+    for config in configs.values():
+        config.parameters["gmmvit_runner"].string_value = runner
     return configs
 
 

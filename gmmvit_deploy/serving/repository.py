@@ -25,6 +25,7 @@ from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_v
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs import cores, int8_products, onnxruntime_program, openvino_program
 from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph
+from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
     WARMUP_FILE,
@@ -64,12 +65,16 @@ class Repository:
     models: the names of the models; clients call the first model.
     skipped: a sentence for each model that could not be written, with the reason.
     cpu_kernels: states whether the network uses this project's CPU kernels.
+    runner: the runner and the precision of the network, such as ``openvino+kernels:fp32``.
+    notes: why the runner that ``runners.json`` prefers, or a faster one, is not used.
     """
 
     path: Path
     models: tuple[str, ...]
     skipped: tuple[str, ...]
     cpu_kernels: CpuKernelsUse
+    runner: str
+    notes: tuple[str, ...] = ()
 
 
 def repository_from_bundle(
@@ -96,16 +101,17 @@ def repository_from_bundle(
         InputError: the CPU kernels are required but not available, or ``server`` is missing for the tensorrt backend.
         OutputError: ``out`` exists and ``force`` is False, or writing fails.
     """
-    options = options or RepositoryOptions()
     on_progress(Progress("check the graph"))
+    options, said = resolved_options(bundle, options or RepositoryOptions())
     source, target = _network_file(bundle, options, engine, server)
     on_progress(Progress("find the attentions that the CPU kernels compute"))
     library, why_not = _kernels(source, options)
     kernels = CpuKernelsUse(used=library is not None, why_not=why_not)
     if options.cpu_kernels == "on" and not kernels.used:
         raise InputError(
-            f"runtime {options.runtime}+kernels cannot run on this machine: {why_not}",
-            hint=f"add --runtime {options.runtime} to run the same graph without this project's CPU kernels",
+            f"runner {options.runtime}+kernels cannot run on this machine: {why_not}",
+            hint=f"type --runner {options.runner(kernels=False)} to run the same graph without this project's CPU "
+            "kernels",
         )
     on_progress(Progress("write the models"))
     configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.used)
@@ -129,7 +135,14 @@ def repository_from_bundle(
             (folder / name).write_text(text, encoding="utf-8")
     ordered = [name for name in (options.name, options.network, options.preprocess) if name in configs]
     skipped = () if options.preprocess in configs else (_NO_PREPROCESSING,)
-    return Repository(path=out, models=tuple(ordered), skipped=skipped, cpu_kernels=kernels)
+    return Repository(
+        path=out,
+        models=tuple(ordered),
+        skipped=skipped,
+        cpu_kernels=kernels,
+        runner=configs[options.network].parameters["gmmvit_runner"].string_value,
+        notes=said,
+    )
 
 
 _NO_PREPROCESSING = (
@@ -152,7 +165,8 @@ def _network_file(
         if graph.only_openvino and options.runtime != "openvino":
             raise InputError(
                 f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
-                hint=f"type --runtime openvino, or {how_to_convert(bundle, precision).removeprefix('type ')}",
+                hint=f"type --runner openvino:{precision}, or "
+                f"{how_to_convert(bundle, precision).removeprefix('type ')}",
             )
         return graph.path, "model.onnx"
     if engine is None:

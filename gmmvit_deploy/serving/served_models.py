@@ -13,9 +13,11 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.gateway.options import HealthCheck
-from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, RepositoryOptions, model_configs
+from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.serving.options import RepositoryOptions
 
 __all__ = ["ServedModels", "Tuned", "read_models", "read_tuning"]
 
@@ -26,12 +28,12 @@ _RAW_ROW_BYTES = 64 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
+    runner: the runner and the precision of the network, or "" for a bundle, or if the configurations state none
+    or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
     ensemble: the model that takes encoded images, or "".
     backends: model → the backend that runs it, without ensembles.
     runtimes: the runtimes of the networks that the python backend runs.
-    cpu_kernels: ``on`` or ``off``, whether the networks use this project's CPU kernels; "" if they state nothing, or
-    differ.
     on_gpu: true if a model states that it runs on a GPU.
     network_threads: (instances of the only network on a CPU, threads of each; 0 threads mean a thread for each core);
     None if the repository has no such network, or several.
@@ -41,10 +43,10 @@ class ServedModels:
     bundle: str
     health: HealthCheck
     row_bytes: int
+    runner: str = ""
     ensemble: str = ""
     backends: Mapping[str, str] = field(default_factory=dict)
     runtimes: frozenset[str] = frozenset()
-    cpu_kernels: str = ""
     on_gpu: bool = False
     network_threads: tuple[int, int] | None = None
 
@@ -72,8 +74,10 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     Errors: RepositoryError when the folder has no models, or when a configuration cannot be read.
     """
     if (path / MANIFEST_FILE).is_file():
-        made = _served(list(model_configs(open_bundle(path), RepositoryOptions(name=name)).values()))
-        return replace(made, network_threads=None)  # a bundle states no threads
+        bundle = open_bundle(path)
+        options, _ = resolved_options(bundle, RepositoryOptions(name=name))
+        made = _served(list(model_configs(bundle, options, kernels=options.cpu_kernels == "on").values()))
+        return replace(made, network_threads=None, runner="")  # a bundle states neither
     configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
     if not configs:
         if not path.exists():
@@ -89,16 +93,16 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
 def _served(configs: Sequence[Any]) -> ServedModels:
     stated = [{name: value.string_value for name, value in config.parameters.items()} for config in configs]
     bundles = {parameters.get("gmmvit_bundle_sha256", "") for parameters in stated}
-    kernels = {parameters["cpu_kernels"] for parameters in stated if parameters.get("cpu_kernels")}
+    runners = {parameters.get("gmmvit_runner", "") for parameters in stated}
     return ServedModels(
         names=tuple(sorted(config.name for config in configs)),
         bundle=bundles.pop() if len(bundles) == 1 else "",
+        runner=runners.pop() if len(runners) == 1 else "",
         health=_health(configs),
         row_bytes=max(_row_bytes(config) for config in configs),
         ensemble=next((config.name for config in configs if _takes_images(config)), ""),
         backends={config.name: config.backend for config in configs if config.backend},
         runtimes=frozenset(parameters["runtime"] for parameters in stated if parameters.get("runtime")),
-        cpu_kernels=kernels.pop() if len(kernels) == 1 else "",
         on_gpu=any(group.kind == group.KIND_GPU for config in configs for group in config.instance_group),
         network_threads=_network_threads(configs),
     )

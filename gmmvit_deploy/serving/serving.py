@@ -11,12 +11,12 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
+from gmmvit_deploy.serving.chosen import options_for_server
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
-from gmmvit_deploy.serving.model_configs import CpuKernels, RepositoryOptions
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
-from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
-from gmmvit_deploy.serving.served_models import read_models
+from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 
@@ -27,12 +27,12 @@ def serve_path(
     path: Path,
     options: ServerOptions,
     *,
-    cpu_kernels: CpuKernels | None = None,
+    runner: str | None = None,
     request_pixels: int | None = None,
     tritonserver: Path | None = None,
     gateway: GatewaySettings | None = None,
     insecure: bool = False,
-    on_kernels: Callable[[CpuKernelsUse], None] = lambda use: None,
+    on_note: Callable[[str], None] = lambda line: None,
     on_ready: Callable[[Service], None] = lambda service: None,
     on_log_line: Callable[[str], None] | None = None,
     on_gateway_line: Callable[[str], None] | None = None,
@@ -42,14 +42,14 @@ def serve_path(
 
     A bundle is served from a temporary repository, which is written for the best backend of the server.
     options: the ports, timeouts and log of the server.
-    cpu_kernels: states whether the temporary repository uses this project's CPU kernels; None means ``auto``.
+    runner: the runner of the network, ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
     request_pixels: the maximum number of pixels in the images of a request, for the temporary repository; None means
     `DEFAULT_REQUEST_PIXELS`.
     tritonserver: the path of the server program; None searches for an installed server.
     gateway: settings of HAProxy in front of the server; None starts no gateway. With a gateway, ``options`` gives the
     ports of the gateway, and the server listens on free ports of loopback.
     insecure: True permits a server without a gateway on an address that other machines can reach.
-    on_kernels: called with a `CpuKernelsUse`, which states whether the network uses this project's CPU kernels.
+    on_note: called with each reason why a faster runner is not used.
     on_ready: called with the addresses when every model is ready for the first time.
     on_log_line: called with each line of the server's log.
     on_gateway_line: called with each line of the gateway's log; the access log is not part of it.
@@ -59,7 +59,7 @@ def serve_path(
         MissingDependencyError: no server is installed.
         ServerError: ``tritonserver`` is not an executable file, or the server was not ready after several restarts.
         InputError: the address is not loopback, without a gateway and without ``insecure``.
-        InputError: ``cpu_kernels`` or ``request_pixels`` is given for a repository, which already states both.
+        InputError: ``runner`` or ``request_pixels`` is given for a repository, which already states both.
     """
     install = find_server(tritonserver)
     if gateway is None:
@@ -70,9 +70,9 @@ def serve_path(
             path,
             folder,
             install,
-            cpu_kernels=cpu_kernels,
+            runner=runner,
             request_pixels=request_pixels,
-            on_kernels=on_kernels,
+            on_note=on_note,
             on_progress=on_progress,
         )
         server = TritonServer(repository, install=install, options=service.server_options, on_log_line=on_log_line)
@@ -90,15 +90,9 @@ def serve_path(
                 service.stop()
 
 
-def repository_options(
-    install: ServerInstall, cpu_kernels: CpuKernels | None, request_pixels: int | None
-) -> RepositoryOptions:
-    """Return the options of a temporary repository for this server.  None: the default."""
-    return RepositoryOptions(
-        backend=install.best_backend,
-        cpu_kernels=cpu_kernels or "auto",
-        request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
-    )
+def repository_options(request_pixels: int | None) -> RepositoryOptions:
+    """Return the options of a temporary repository, which leave the runner open.  None: the default."""
+    return RepositoryOptions(request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels)
 
 
 def _repository(
@@ -106,32 +100,31 @@ def _repository(
     folder: Path,
     install: ServerInstall,
     *,
-    cpu_kernels: CpuKernels | None,
+    runner: str | None,
     request_pixels: int | None,
-    on_kernels: Callable[[CpuKernelsUse], None],
+    on_note: Callable[[str], None],
     on_progress: OnProgress,
 ) -> Path:
     """Return the repository at ``path``, or the repository that is written in ``folder`` for the bundle at ``path``."""
     if (path / MANIFEST_FILE).is_file():
-        written = repository_options(install, cpu_kernels, request_pixels)
+        bundle = open_bundle(path)
+        options, notes = options_for_server(bundle, repository_options(request_pixels), install, runner)
         made = repository_from_bundle(
-            open_bundle(path), folder / "models", written, on_progress=prefixed("repository", on_progress)
+            bundle, folder / "models", options, on_progress=prefixed("repository", on_progress)
         )
-        on_kernels(made.cpu_kernels)
+        for line in notes:
+            on_note(line)
         return made.path
     if request_pixels is not None:
         raise InputError(
             f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
             hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
         )
-    if cpu_kernels is not None:
+    if runner is not None:
         raise InputError(
-            f"{path}: --cpu-kernels needs a bundle, got a repository, which already states whether to use kernels",
-            hint="remove --cpu-kernels, or type gmmvit repository BUNDLE --cpu-kernels auto for a new repository",
+            f"{path}: --runner needs a bundle, got a repository, which already states its runner",
+            hint=f"remove --runner, or type gmmvit repository BUNDLE --runner {runner} for a new repository",
         )
-    if stated := read_models(path).cpu_kernels:  # a network with ``on`` fails to load without the kernels
-        why_not = "" if stated == "on" else f"{path} was written without this project's CPU kernels"
-        on_kernels(CpuKernelsUse(used=stated == "on", why_not=why_not))
     return path
 
 

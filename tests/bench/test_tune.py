@@ -137,14 +137,10 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
         tune(bundle, tmp_path, TuneOptions(bound_ms=10))
     for arguments, message in (
         (("--bound-ms", "0"), "more than 0"),
-        (("--bound-ms", "10", "--runtime", "tensorflow"), "'tensorflow' is not known"),
-        (("--bound-ms", "10", "--runtime", "openvino,openvino"), "distinct runtimes"),
+        (("--bound-ms", "10", "--runner", "tensorflow"), "'tensorflow' is not known"),
+        (("--bound-ms", "10", "--runner", "openvino,openvino"), "distinct runtimes"),
         (("--bound-ms", "10", "--protocol", "smtp"), "grpc or http"),
-        (
-            ("--bound-ms", "10", "--runtime", "openvino", "--cpu-kernels", "off"),
-            "--cpu-kernels cannot be combined with --runtime",
-        ),
-        (("--bound-ms", "10", "--runtime", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8"),
+        (("--bound-ms", "10", "--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8"),
     ):
         answer = gmmvit("tune", bundle.path, "-o", tmp_path / "new", *arguments)
         assert answer.returncode == 1

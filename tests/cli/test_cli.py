@@ -15,7 +15,7 @@ import torch
 
 from gmmvit_cli.options import labels_from, normalisation_from
 from gmmvit_cli.output import print_json
-from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.runtimes.runners.open import default_runners
 from tests.checkpoints.test_hostile_files import Calls
 from tests.checkpoints.test_loading import released_state
@@ -75,21 +75,23 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
         assert json.loads(parity.stdout)["verdict"] == "passed"
     written = gmmvit("repository", bundle, "-o", models)
     assert written.stdout == f"{models}\n"
+    (stated,) = {line for line in written.stderr.splitlines() if line.startswith("runner: ")}
     (tmp_path / "image.png").write_bytes(encoded(photo(50, 50), "PNG"))
     answer = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--top", 2, "--json")
     (only,) = json.loads(answer.stdout)
     assert len(only["predictions"]) == 2
-    assert only["runner"] in ("openvino", "openvino+kernels")
-    plain = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--cpu-kernels", "off", "--json")
-    assert json.loads(plain.stdout)[0]["runner"] == "openvino"
+    assert f"runner: {only['runner']}" == stated  # both take the choice of export
+    assert only["bundle"] == open_bundle(bundle).sha256
+    plain = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--runner", "openvino", "--json")
+    assert json.loads(plain.stdout)[0]["runner"] == "openvino:fp32"
     for arguments, message in (
-        (("--bundle", bundle, "--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
-        (("--url", "grpc://localhost:1", "--cpu-kernels", "off"), "--cpu-kernels needs --bundle"),
+        (("--bundle", bundle, "--runner", "openvino+"), "runner 'openvino+' is not known"),
+        (("--url", "grpc://localhost:1", "--runner", "openvino"), "--runner needs --bundle"),
     ):
         assert message in gmmvit("classify", tmp_path / "image.png", *arguments).stderr
-    refused = gmmvit("serve", models, "--cpu-kernels", "off")
+    refused = gmmvit("serve", models, "--runner", "openvino")
     assert refused.returncode == 1
-    assert "--cpu-kernels needs a bundle" in refused.stderr
+    assert "--runner needs a bundle" in refused.stderr
 
 
 def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:

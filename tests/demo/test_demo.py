@@ -29,7 +29,8 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
-from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
+from gmmvit_deploy.runtimes.runners.chosen import choose_runner
+from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
 
 pytestmark = [pytest.mark.server, pytest.mark.rest, pytest.mark.timeout(900)]  # a test waits for the whole demo
 
@@ -84,7 +85,7 @@ def test_the_demo_prints_progress_alone(demo: Demo) -> None:
 def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo) -> None:
     names = ("eager", *default_runners(demo.bundle)[0], "triton-grpc", "triton-http")
     assert {f"{name}, by parity" for name in names} <= set(demo.top1)
-    assert {fastest_runner(demo.bundle)[0], "Triton, grpc", "Triton, http"} <= set(demo.top1)  # on PNG bytes
+    assert {choose_runner(demo.bundle).label, "Triton, grpc", "Triton, http"} <= set(demo.top1)  # on PNG bytes
     assert len(set(demo.top1.values())) == 1
     assert min(demo.top1.values()) >= 0.95
 

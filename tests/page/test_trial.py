@@ -118,7 +118,7 @@ class TestAnswer:
             trial.answer(data)
 
     def test_normalisation_outside_the_graph_is_a_step(self, tensor_bundle: Bundle, data: bytes) -> None:
-        with Trial(tensor_bundle, cpu_kernels=False) as trial:
+        with Trial(tensor_bundle, runner="openvino") as trial:
             answer = trial.answer(data)
         assert [step.name for step in answer.steps] == ["decode and resize", "normalise", "openvino"]
         assert answer.agreements[0].agrees

@@ -53,4 +53,4 @@ def test_a_server_without_the_kernels_that_its_config_states_does_not_start(bund
     with pytest.raises(ServerError, match="cpu_kernels is on, and our kernels cannot run on this server") as caught:
         TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)).start()
     assert library.name in str(caught.value)
-    assert "--cpu-kernels off" in str(caught.value)
+    assert "--runner openvino to run without" in str(caught.value)

@@ -21,7 +21,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import MissingDependencyError, ServerError
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 from gmmvit_deploy.serving.front import process as front_process
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, FrontOptions
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, RUNNER_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.server import TritonServer
 from tests.images.test_preprocess import encoded, photo, png, png_16_bits, progressive
@@ -69,11 +69,12 @@ class TestAnswers:
         answer = asked(front, "/classify?top=3", content=IMAGES[0])
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
         assert answer.headers[BUNDLE_HEADER] == bundle.sha256
+        assert answer.headers[RUNNER_HEADER] == server.models.runner
         with TritonClassifier(server.grpc_url) as client:
             (row,) = client.logits(IMAGES[:1])
             expected = client.label_set.predictions(row, 3)
         body = answer.json()
-        assert (body["model"], body["bundle"]) == ("gmmvit", bundle.sha256)
+        assert (body["model"], body["bundle"], body["runner"]) == ("gmmvit", bundle.sha256, server.models.runner)
         (predictions,) = body["predictions"]
         assert [(guess["label"], guess["index"]) for guess in predictions] == [(g.label, g.index) for g in expected]
         assert [guess["probability"] for guess in predictions] == pytest.approx([g.probability for g in expected])

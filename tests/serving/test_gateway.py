@@ -138,6 +138,7 @@ class TestHttp:
         assert answer.status == 200, answer.body
         assert float(np.abs(logits_of(answer) - bundle.golden()[1]).max()) < 1e-5
         assert answer.headers["x-gmmvit-bundle"] == bundle.sha256
+        assert answer.headers["x-gmmvit-runner"] == gateway.models.runner
 
     @pytest.mark.parametrize("key", [None, "another-key-that-nobody-has", ""])
     @pytest.mark.parametrize("path", [INFER, "/v2", "/v2/logging", "/metrics"])
@@ -350,6 +351,7 @@ class TestGrpc:
         logits = np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(-1, 10)
         assert float(np.abs(logits - bundle.golden()[1]).max()) < 1e-5
         assert metadata["x-gmmvit-bundle"] == bundle.sha256
+        assert metadata["x-gmmvit-runner"] == gateway.models.runner
 
     @pytest.mark.parametrize("rows", [1, 8, 300])
     def test_no_key(self, rows: int, gateway: Running) -> None:

@@ -325,7 +325,7 @@ class TestOwnGateway:
         answer = gmmvit_here("gateway", bundle.path, "-o", out, *arguments, "--json")
         assert answer.status == 0, answer.err
         assert json.loads(answer.out)["checked_with"].startswith(haproxy_version(find_haproxy()))
-        names = ["bundles.map", "haproxy.cfg", "keys.map", "refuse.lua", "tls.pem"]
+        names = ["bundles.map", "haproxy.cfg", "keys.map", "refuse.lua", "runners.map", "tls.pem"]
         assert sorted(file.name for file in out.iterdir()) == ["alerts.yml", *names]
         assert (out / "alerts.yml").read_bytes() == ALERTS.read_bytes()
         assert {(out / name).stat().st_mode & 0o777 for name in names} == {0o600}

@@ -72,7 +72,8 @@ def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, 
         assert bool(ours) == written.cpu_kernels.used
         stated = config(network / "config.pbtxt").parameters["cpu_kernels"].string_value
         assert stated == ("on" if written.cpu_kernels.used else "off")
-        assert read_models(tmp_path / name).cpu_kernels == stated
+        plus = "+kernels" if written.cpu_kernels.used else ""
+        assert read_models(tmp_path / name).runner == written.runner == f"{runtime}{plus}:fp32"
         if name == "off":
             assert not ours
             assert str(written.cpu_kernels) == "off: not requested"
@@ -85,37 +86,44 @@ def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -
     repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime"))
     stated = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt").parameters["cpu_kernels"].string_value
     assert stated == "off"
-    assert read_models(tmp_path / "r").cpu_kernels == "off"
+    assert read_models(tmp_path / "r").runner == "onnxruntime:fp32"
     by_hand = tmp_path / "foreign" / "network" / "config.pbtxt"
     by_hand.parent.mkdir(parents=True)
-    by_hand.write_text('parameters: { key: "cpu_kernels", value: { string_value: "on" } }\nof_a_newer_triton: 1')
-    assert read_models(tmp_path / "foreign").cpu_kernels == "on"
-    by_hand.write_text('backend: "python"')
+    by_hand.write_text('backend: "python"\nof_a_newer_triton: 1')
     foreign = read_models(tmp_path / "foreign")
-    assert (foreign.cpu_kernels, dict(foreign.backends)) == ("", {"network": "python"})
+    assert (foreign.runner, dict(foreign.backends)) == ("", {"network": "python"})
 
 
 @pytest.mark.parametrize("runtime", ["openvino"])
 def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     options = RepositoryOptions(runtime=runtime, cpu_kernels="on")
-    with pytest.raises(InputError, match=rf"runtime {runtime}\+kernels cannot run on this machine: ") as caught:
+    with pytest.raises(InputError, match=rf"runner {runtime}\+kernels cannot run on this machine: ") as caught:
         repository_from_bundle(tensor_bundles["eanet_performer"], tmp_path / "r", options)  # no Q Kᵀ
-    assert f"add --runtime {runtime} to run the same graph" in caught.value.hint
+    assert f"type --runner {runtime}:fp32 to run the same graph" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
     auto = repository_from_bundle(tensor_bundles["eanet_performer"], tmp_path / "r", RepositoryOptions(runtime=runtime))
     assert not auto.cpu_kernels.used
     assert auto.cpu_kernels.why_not
 
 
-def test_a_runtimes_name_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None:
-    plain = gmmvit("repository", bundle.path, "-o", tmp_path / "plain", "--runtime", "onnxruntime", "--json")
-    assert json.loads(plain.stdout)["cpu_kernels"] == {"used": False, "why_not": "not requested"}
-    off = gmmvit("repository", bundle.path, "-o", tmp_path / "off", "--cpu-kernels", "off")
-    assert "cpu kernels: off: not requested" in off.stderr
+def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None:
+    for words, runner in (
+        (("--runner", "openvino"), "openvino:fp32"),
+        (("--runner", "onnxruntime-cuda"), "onnxruntime-cuda:fp32"),
+        (("--backend", "onnxruntime", "--runner", "onnxruntime:fp32"), "onnxruntime:fp32"),
+    ):
+        written = gmmvit("repository", bundle.path, "-o", tmp_path / "r", "--force", "--json", *words)
+        assert json.loads(written.stdout)["runner"] == runner, written.stderr
     for arguments, message in (
-        (("--runtime", "openvino+kernels", "--cpu-kernels", "auto"), "already states whether CPU kernels are used"),
-        (("--cpu-kernels", "on"), "--cpu-kernels: expected auto or off, got 'on'"),
-        (("--runtime", "onnxruntime+", "--json"), "runtime 'onnxruntime+' is not known"),
+        (("--runner", "onnxruntime+", "--json"), "runner 'onnxruntime+' is not known"),
+        (("--runner", "eager"), "--runner eager: this command cannot use this runner"),
+        (("--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8 on a CPU, not in fp16"),
+        (("--runner", "openvino", "--backend", "onnxruntime"), "--backend onnxruntime --runner onnxruntime:fp32"),
+        (("--runner", "openvino", "--backend", "tensorrt"), "remove --runner, or remove --backend and --engine"),
+        (
+            ("--runner", "onnxruntime-cuda", "--backend", "onnxruntime", "--accelerator", "tensorrt"),
+            "--runner onnxruntime-cuda does not go with --accelerator tensorrt",
+        ),
     ):
         refused = gmmvit("repository", bundle.path, "-o", tmp_path / "refused", *arguments)
         assert refused.returncode == 1

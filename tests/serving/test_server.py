@@ -250,7 +250,7 @@ class TestStopping:
         self, number: signal.Signals, serve: Callable[..., Serve], repository: Repository
     ) -> None:
         running = serve("--verbose")
-        assert running.ready()["cpu_kernels"]["used"] == repository.cpu_kernels.used  # as its configuration states
+        assert running.ready()["runner"] == repository.runner  # as its configuration states
         assert len(processes_naming(str(running.path))) >= 4  # gmmvit, tritonserver and two stubs
         running.process.send_signal(number)
         status, errors = running.end()

@@ -41,6 +41,7 @@ class ServedModel:
     preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads, 0 for a thread
     per core; None for other models.
     precision: the precision of the graph or engine that the model runs.
+    runner: the runner and the precision of the network, such as ``openvino+kernels:fp32``; "" if it is not stated.
     on_gpu: true if the server runs an instance of the model on a GPU.
     settings: the settings that determine the model's speed, such as backend, instances, threads and queue delay.
     """
@@ -53,6 +54,7 @@ class ServedModel:
     bundle_sha256: str | None
     preprocessing: Mapping[str, Any] | None
     precision: str
+    runner: str
     on_gpu: bool
     settings: Mapping[str, str]
 
@@ -291,6 +293,7 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
         preprocessing=json.loads(parameters.get("preprocessing", "null")),
         precision=parameters.get("gmmvit_precision", "fp32"),
+        runner=parameters.get("gmmvit_runner", ""),
         on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
         settings=_settings(config, parameters),
     )

@@ -19,7 +19,9 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
 from gmmvit_deploy.runtimes.programs.retries import with_retries
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection
-from gmmvit_deploy.runtimes.runners.open import fastest_runner, open_runner
+from gmmvit_deploy.runtimes.runners.chosen import choose_runner, runner_from
+from gmmvit_deploy.runtimes.runners.names import IN_PROCESS
+from gmmvit_deploy.runtimes.runners.open import open_runner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +47,8 @@ DEFAULT_RETRY_S = 30.0
 class Classification:
     """The result for a file: predictions in order of decreasing probability, or an error.
 
-    runner: name of the runner that computed the predictions.
+    runner: the runner that computed the predictions, and its precision: ``openvino+kernels:fp32``.
+    bundle: the SHA-256 of the bundle; "" if a server states none.
     features: the features (D,), if they were asked for.
     error: the reason why the file has no answer; empty if there is an answer.
     notice: the reason why the fastest runner is not used; empty if it is used.
@@ -56,6 +59,7 @@ class Classification:
     predictions: tuple[Prediction, ...] = ()
     error: str = ""
     notice: str = ""
+    bundle: str = ""
     features: NDArray[Any] | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +67,7 @@ class Classification:
         return {
             "path": self.path,
             "runner": self.runner,
+            "bundle": self.bundle,
             "predictions": [prediction.to_json() for prediction in self.predictions],
             "error": self.error,
             "notice": self.notice,
@@ -72,13 +77,15 @@ class Classification:
 class Classifier:
     """Computes logits of encoded images.  Abstract; used as a context manager.
 
-    runner: name of the runner that computes the logits.
+    runner: the runner that computes the logits, and its precision; ``triton-grpc`` or ``triton-http`` if a server does
+    not state them.  bundle: the SHA-256 of the bundle; "" if a server states none.
     notice: the reason why the fastest runner is not used; empty if it is used.
     label_set: the labels, and how logits become labels.  max_batch: maximum number of images in a call of `logits`.
     outputs: the outputs of the network.  source: the bundle, or the model on the server, for messages.
     """
 
     runner: str
+    bundle: str = ""
     notice: str = ""
     label_set: LabelSet
     max_batch: int
@@ -162,6 +169,7 @@ class TritonClassifier(Classifier):
                 "the command gmmvit repository prints the names of the models that it writes",
             )
         self.label_set, self.max_batch, self.outputs = served.label_set, served.max_batch, served.outputs
+        self.runner, self.bundle = served.runner or self.runner, served.bundle_sha256 or ""
         self.source = f"{model} at {url}"
 
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -179,13 +187,13 @@ class TritonClassifier(Classifier):
 
 
 class BundleClassifier(Classifier):
-    """Classifies with a bundle in this process, with the fastest runner for this machine's CPU, without a server."""
+    """Classifies with a bundle in this process, without a server."""
 
-    def __init__(self, bundle: Bundle, *, cpu_kernels: bool = True) -> None:
+    def __init__(self, bundle: Bundle, *, runner: str | None = None) -> None:
         """Open a bundle.
 
-        cpu_kernels: True to use this project's CPU kernels if the kernels are available.
-        Errors: InputError when the bundle has no mean and std.
+        runner: ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
+        Errors: those of the runner. InputError when the runner is unknown, and when the bundle has no mean and std.
         """
         if bundle.manifest.image.normalisation is None:
             raise InputError(
@@ -194,8 +202,9 @@ class BundleClassifier(Classifier):
             )
         self._bundle = bundle
         self._image = bundle.manifest.image
-        self.runner, self.notice = fastest_runner(bundle, cpu_kernels=cpu_kernels)
-        self._runner = open_runner(self.runner, bundle)
+        chosen = choose_runner(bundle) if runner is None else runner_from(runner, IN_PROCESS)
+        self.runner, self.notice, self.bundle = chosen.label, "; ".join(chosen.notes), bundle.sha256
+        self._runner = open_runner(chosen.runner, bundle, precision=chosen.precision)
         self.label_set, self.max_batch = bundle.manifest.label_set, bundle.manifest.max_batch
         self.outputs, self.source = bundle.manifest.output_names, str(bundle.path)
 
@@ -251,7 +260,7 @@ def classify_files(
         for done in _bounded(
             pool, lambda group: _classify_batch(classifier, group, top, asked), batches, concurrency * 2
         ):
-            answers |= {answer.path: replace(answer, notice=notice) for answer in done}
+            answers |= {answer.path: replace(answer, notice=notice, bundle=classifier.bundle) for answer in done}
             on_progress(Progress("classify", len(answers), len(files)))
     return [answers[file] for file in files]
 

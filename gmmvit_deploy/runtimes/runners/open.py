@@ -56,22 +56,19 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     return [*names, *([name] if name else [])], [why] if why else []
 
 
-def fastest_runner(bundle: Bundle, precision: Precision = "fp32", *, cpu_kernels: bool = True) -> tuple[str, str]:
-    """Return (the runner that is usually the fastest on a CPU, the reason why a faster one cannot run here, or "").
-
-    cpu_kernels: False leaves this project's CPU kernels out.
-    """
+def fastest_runner(bundle: Bundle, precision: Precision = "fp32") -> tuple[str, str]:
+    """Return (the runner that is usually the fastest on a CPU, the reason why a faster one cannot run here, or "")."""
     graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
-    name, why = _in_openvino(graph, precision, kernels=cpu_kernels)
+    name, why = _in_openvino(graph, precision)
     return name or "onnxruntime", why
 
 
-def _in_openvino(graph: Variant, precision: Precision, *, kernels: bool = True) -> tuple[str, str]:
+def _in_openvino(graph: Variant, precision: Precision) -> tuple[str, str]:
     """Return (the runner of OpenVINO, or "" if it cannot run the graph, why the runner or its kernels cannot run)."""
     if why := why_no_openvino(precision, dynamic=graph.dynamic):
         return "", why
     path = graph.path
-    ours, why = kernels_for_graph(path, precision) if kernels else (None, "")
+    ours, why = kernels_for_graph(path, precision)
     if ours is not None:
         return "openvino+kernels", ""
     try:

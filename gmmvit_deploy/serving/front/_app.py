@@ -1,7 +1,7 @@
 """The front: ``POST /classify`` takes images as files and answers with labels and probabilities as JSON.
 
     image, or multipart/form-data with several images
-      → {"model": …, "bundle": …, "predictions": [[{"label": …, "index": …, "probability": …}, …], …]}
+      → {"model": …, "bundle": …, "runner": …, "predictions": [[{"label": …, "index": …, "probability": …}, …], …]}
 
 A list of predictions for each image, in the order of the images. For a multi-label model, a prediction also has the
 label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed.
@@ -47,6 +47,7 @@ from gmmvit_deploy.serving.front.options import (
     CLASSIFY_PATH,
     FRONT_HEADER,
     READY_PATH,
+    RUNNER_HEADER,
     FrontOptions,
 )
 
@@ -100,8 +101,13 @@ class _Front:
             top = _top(request, len(model.label_set.labels))
             logits = await self._triton.logits(images_from_body(body, boundary, model.max_batch))
         predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
-        answer = {"model": self._options.model, "bundle": model.bundle, "predictions": predictions}
-        return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle})
+        answer = {
+            "model": self._options.model,
+            "bundle": model.bundle,
+            "runner": model.runner,
+            "predictions": predictions,
+        }
+        return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle, RUNNER_HEADER: model.runner})
 
 
 class _OnlyGateway:

@@ -40,11 +40,13 @@ _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 class Model:
     """The served model: its labels with the task, the hash of its bundle, and the maximum batch of a request.
 
+    runner: the runner and the precision of the network, or "" if the model does not state them.
     classifies: True if the model has logits.
     """
 
     label_set: LabelSet
     bundle: str
+    runner: str
     max_batch: int
     classifies: bool = True
 
@@ -125,6 +127,7 @@ def _model(config: Any) -> Model:
     return Model(
         label_set=label_set_from(parameters),
         bundle=parameters["gmmvit_bundle_sha256"],
+        runner=parameters.get("gmmvit_runner", ""),
         max_batch=config.max_batch_size,
         classifies=any(output.name == "logits" for output in config.output),
     )

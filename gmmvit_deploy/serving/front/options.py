@@ -16,6 +16,7 @@ __all__ = [
     "FRONT_HEADER",
     "READY_PATH",
     "RETRY_AFTER_S",
+    "RUNNER_HEADER",
     "FrontOptions",
 ]
 
@@ -23,6 +24,8 @@ FRONT_HEADER = "x-gmmvit-front"
 """The header with the secret that the gateway adds to each request; the front refuses requests without the secret."""
 BUNDLE_HEADER = "x-gmmvit-bundle"
 """The header of an answer with the hash of the bundle that computed the answer."""
+RUNNER_HEADER = "x-gmmvit-runner"
+"""The header of an answer with the runner and the precision that computed it."""
 CLASSIFY_PATH = "/classify"
 READY_PATH = "/ready"
 DEFAULT_BUFFERED_BYTES = 256 * 2**20

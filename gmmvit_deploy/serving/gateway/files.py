@@ -23,6 +23,7 @@ from gmmvit_deploy.serving.gateway.options import (
     DEFAULT_QUEUE_TIMEOUT_MS,
     FRONT_HEADER,
     NOWHERE,
+    RUNNER_HEADER,
     Front,
     GatewayOptions,
     GatewaySettings,
@@ -107,6 +108,7 @@ def config_text(options: GatewayOptions) -> str:
         capacity=(options.settings.in_flight or DEFAULT_IN_FLIGHT) * servers,
         waiting_bytes=options.buffer_bytes - _HEADER_BYTES,  # the largest body that fits into a buffer
         bundle_header=BUNDLE_HEADER,
+        runner_header=RUNNER_HEADER,
         client_header=CLIENT_HEADER,
         front_header=FRONT_HEADER,
         nowhere=NOWHERE,
@@ -165,14 +167,14 @@ _TLS_HINT = "type --tls-cert CHAIN.pem --tls-key KEY.pem, or --tls-cert with a f
 def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], pem: str) -> Path:
     """Write all files into ``folder``, readable by the owner only, and return the path of the configuration.
 
-    ``bundles.map`` has a line with the name of the server and the hash of its bundle for each server.
+    ``bundles.map`` has a line with name and bundle of each server, and ``runners.map`` a line with name, runner and
+    precision.
     """
     texts = {
         CONFIG_FILE: config_text(options),
         "keys.map": map_text(keys),
-        "bundles.map": "".join(
-            f"{upstream.name} {upstream.bundle}\n" for upstream in options.upstreams if upstream.bundle
-        ),
+        "bundles.map": map_text({upstream.name: upstream.bundle for upstream in options.upstreams if upstream.bundle}),
+        "runners.map": map_text({upstream.name: upstream.runner for upstream in options.upstreams if upstream.runner}),
         "refuse.lua": (_HERE / "refuse.lua").read_text(encoding="utf-8"),
         **({"tls.pem": pem} if pem else {}),
     }

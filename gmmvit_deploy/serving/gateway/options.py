@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, RUNNER_HEADER
 
 __all__ = [
     "BUNDLE_HEADER",
@@ -20,6 +20,7 @@ __all__ = [
     "FRONT_HEADER",
     "NOWHERE",
     "PLACES",
+    "RUNNER_HEADER",
     "Front",
     "GatewayOptions",
     "GatewaySettings",
@@ -114,6 +115,7 @@ class Upstream:
 
     name: the name of the server in the log and in the metrics.  bundle: the SHA-256 of the bundle that is served, or
     "" if the repository does not state a bundle.
+    runner: the runner and the precision of the network, or "" if the repository does not state them.
     http, grpc, metrics: addresses in the form HOST:PORT.
     front: the address of the service behind ``/classify`` that asks this server, or "".
     weight: its share of the requests is weight / the sum of all weights, from 0 to 256.
@@ -124,6 +126,7 @@ class Upstream:
     grpc: str
     metrics: str
     bundle: str
+    runner: str = ""
     front: str = ""
     weight: int = 256
 

@@ -58,7 +58,9 @@ def gateway_folder(
         models,
         path,
         binds={service: f"{settings.listen}:{port}" for service, port in zip(_SERVICES, ports, strict=True)},
-        upstreams=(Upstream(name="triton", http=http, grpc=grpc, metrics=metrics, bundle=models.bundle),),
+        upstreams=(
+            Upstream(name="triton", http=http, grpc=grpc, metrics=metrics, bundle=models.bundle, runner=models.runner),
+        ),
     )
     notes = []
     with new_folder(out, force=force) as folder:

@@ -72,6 +72,8 @@ class Places:
         self._upstreams[name] = replace(_upstream(name, server, front_port), weight=0)
         self._answer(f"del map bundles.map {name}")  # a place that was never used has no entry
         self._command(f"add map bundles.map {name} {server.models.bundle}")
+        self._answer(f"del map runners.map {name}")
+        self._command(f"add map runners.map {name} {server.models.runner}")
         ports = (server.http_port, server.grpc_port, front_port)
         for backend, port in zip(self._backends, ports, strict=False):
             if port == 0:
@@ -144,5 +146,6 @@ def _upstream(name: str, server: TritonServer, front_port: int) -> Upstream:
         grpc=f"{host}:{server.grpc_port}",
         metrics=f"{host}:{server.metrics_port}",
         bundle=server.models.bundle,
+        runner=server.models.runner,
         front=f"{host}:{front_port}" if front_port else "",
     )

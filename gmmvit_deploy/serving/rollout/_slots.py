@@ -17,12 +17,13 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.serving._supervisor import Supervisor
+from gmmvit_deploy.serving.chosen import options_for_server
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.options import PLACES, Front
 from gmmvit_deploy.serving.gateway.places import Places
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.installs import ServerInstall
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import started_front
@@ -68,15 +69,17 @@ class Slots:
         options: ServerOptions,
         written: RepositoryOptions,
         *,
+        runner: str | None,
         note: Callable[[str], None],
         on_log_line: Callable[[str], None] | None = None,
     ) -> None:
         """options: of the servers behind the gateway, with free ports of loopback.  written: of their repositories.
 
+        runner: of the network, ``NAME[:PRECISION]``; None takes each bundle's choice for this machine.
         note: called with what an operator should know.
         """
         self._gateway, self._install, self._options = gateway, install, options
-        self._written, self._note, self._on_log_line = written, note, on_log_line
+        self._written, self._runner, self._note, self._on_log_line = written, runner, note, on_log_line
         self._lock = threading.RLock()  # held while a server restarts or ends
         self._old: _Slot | None = None
         self._new: _Slot | None = None
@@ -202,7 +205,10 @@ class Slots:
     def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Slot:
         with ExitStack() as opened:
             folder: Path = opened.enter_context(temporary_folder("repository"))
-            repository = repository_from_bundle(bundle, folder / "models", self._written)
+            options, notes = options_for_server(bundle, self._written, self._install, self._runner)
+            repository = repository_from_bundle(bundle, folder / "models", options)
+            for line in (*notes, f"runner: {repository.runner}"):
+                self._note(line)
             on_line = self._on_log_line
             log = None if on_line is None else lambda line: on_line(f"{place}: {line}")
             server = TritonServer(repository.path, install=self._install, options=self._options, on_log_line=log)

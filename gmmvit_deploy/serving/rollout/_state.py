@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
+from gmmvit_deploy.bundle.choices import CHOICES_FILE
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.files.writing import new_file, new_folder
 
@@ -132,7 +133,7 @@ class State:
         self._delete_bundles_except({bundle.sha256, before})
 
     def copy_of(self, bundle: Bundle) -> Bundle:
-        """Copy a bundle into the folder, unless a copy is there, and open the copy.
+        """Copy a bundle into the folder, unless a copy is there, and open the copy, with the runners last chosen.
 
         Errors: OutputError when the copy cannot be written, BundleError when the copy is damaged.
         """
@@ -143,6 +144,9 @@ class State:
                 for file in sorted(bundle.path.iterdir()):
                     if file.is_file():
                         shutil.copyfile(file, folder / file.name)
+        elif (bundle.path / CHOICES_FILE).is_file() and not path.samefile(bundle.path):
+            with new_file(path / CHOICES_FILE, force=True) as chosen:
+                chosen.write((bundle.path / CHOICES_FILE).read_bytes())
         return open_bundle(path)
 
     def path_of(self, sha256: str) -> Path:

@@ -12,7 +12,6 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.installs import find_server
-from gmmvit_deploy.serving.model_configs import CpuKernels
 from gmmvit_deploy.serving.rollout._service import Rollouts, first_bundle
 from gmmvit_deploy.serving.rollout._slots import Slots
 from gmmvit_deploy.serving.rollout._state import State
@@ -31,7 +30,7 @@ def serve_with_state(
     options: ServerOptions,
     settings: GatewaySettings,
     *,
-    cpu_kernels: CpuKernels | None = None,
+    runner: str | None = None,
     request_pixels: int | None = None,
     tritonserver: Path | None = None,
     on_ready: Callable[[Gateway, Slots], None] = lambda gateway, slots: None,
@@ -42,7 +41,7 @@ def serve_with_state(
     """Serve the bundle that was promoted last in a state folder, and carry out the orders of ``gmmvit rollout``.
 
     path: the first bundle; None for a folder in which a bundle was promoted.  folder: the state folder.
-    options, settings, cpu_kernels, request_pixels, tritonserver: as for `serving.serve_path`.
+    options, settings, runner, request_pixels, tritonserver: as for `serving.serve_path`.
     on_ready: called when the service is ready.
     Errors: those of `serving.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
     """
@@ -61,8 +60,8 @@ def serve_with_state(
         )
         opened.callback(gateway.stop)
         behind = behind_gateway(options, gateway.admin_secret)
-        written = repository_options(install, cpu_kernels, request_pixels)
-        slots = Slots(gateway, install, behind, written, note=note, on_log_line=on_log_line)
+        written = repository_options(request_pixels)
+        slots = Slots(gateway, install, behind, written, runner=runner, note=note, on_log_line=on_log_line)
         opened.callback(slots.stop)  # after the gateway, so that requests in progress reach front and server
 
         def kill_now() -> None:

@@ -112,7 +112,7 @@ def _require_kernels(why: str) -> None:
     if why:
         raise pb_utils.TritonModelException(
             f"cpu_kernels is on, and our kernels cannot run on this server: {why}; type gmmvit repository on this "
-            "machine to write the repository again, or add --cpu-kernels off to run without our kernels"
+            "machine to write the repository again, or type --runner openvino to run without our kernels"
         )
 
 

@@ -97,7 +97,7 @@ class TestAllowed:
     def test_the_page_compares_the_answers(
         self, protocol: str, gateway: SmallGateway, bundle: Bundle, folder: Path
     ) -> None:
-        with Trial(bundle, url=gateway.url(protocol), access=access(gateway), cpu_kernels=False) as trial:
+        with Trial(bundle, url=gateway.url(protocol), access=access(gateway), runner="openvino") as trial:
             answer = trial.answer((folder / "0.png").read_bytes())
         assert answer.server_error == ""
         assert [agreement.program for agreement in answer.agreements[1:]] == [

@@ -1,0 +1,100 @@
+"""Time the float32 programs that export proved, and record the fastest for this kind of machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured, write_choice
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtimes.programs.turns import ratio_of
+from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS
+from gmmvit_deploy.runtimes.runners.open import proof_programs
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.bundle.artifacts import Bundle
+
+__all__ = ["record_fastest"]
+
+_ROUNDS = 8
+_TURN_S = 0.005
+"""The least seconds of a turn. A run before it is untimed: threads of the program before may still spin."""
+_MOST_BYTES = 512 * 2**20
+"""The largest graph that is timed: all programs are open at once, each with copies of the weights."""
+
+
+def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choice | None:
+    """Time the float32 programs on one image, and write them into the bundle's ``runners.json``, the fastest first.
+
+    The programs run in turn. Returns the entry, or None without one: if a single program can run here, if the graph is
+    too large to be open in all programs, or if the two halves of the rounds show another fastest program.
+    Errors: OutputError when the file cannot be written.
+    """
+    proven = bundle.manifest.export_parity
+    names = [name for name in reversed(ON_CPUS) if f"{name}_largest_abs" in proven]
+    graph = open_variant(bundle, "fp32")
+    if len(names) < 2 or graph.path.stat().st_size > _MOST_BYTES:
+        return None
+    on_progress(Progress("time the runtimes"))
+    programs = proof_programs(bundle, graph)
+    image = bundle.golden_rows()[0][:1]
+    with ExitStack() as stack:
+        runners = [stack.enter_context(programs[name]()) for name in names]
+        seconds = np.array(_seconds_of_rounds([partial(runner.run, image) for runner in runners]))
+    halves = np.median(seconds[:, ::2], axis=1), np.median(seconds[:, 1::2], axis=1)
+    if halves[0].argmin() != halves[1].argmin():
+        return None
+    choice = Choice(
+        machine=this_machine(),
+        goal="latency",
+        batch=1,
+        base=f"{names[0]}:fp32",
+        candidates=tuple(
+            Candidate(
+                runner=names[number],
+                precision="fp32",
+                graph_sha256=graph.sha256,
+                passed=True,
+                speed=_measured(seconds[0], seconds[number]),
+            )
+            for number in np.argsort(np.median(seconds, axis=1))
+        ),
+        versions=runtime_versions(),
+        made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    write_choice(bundle.path, choice)
+    return choice
+
+
+def _seconds_of_rounds(runs: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """Return the seconds of each program in each round."""
+    for run in runs:
+        run()  # OpenVINO compiles the graph for this size
+    seconds: list[list[float]] = [[] for _ in runs]
+    for number in range(_ROUNDS):
+        order = range(len(runs))
+        for index in order if number % 4 < 2 else reversed(order):  # each half of the rounds has both orders
+            seconds[index].append(_turn(runs[index]))
+    return seconds
+
+
+def _turn(run: Callable[[], object]) -> float:
+    run()
+    start, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() - start < _TURN_S:
+        run()
+        count += 1
+    return (time.perf_counter() - start) / count
+
+
+def _measured(base: Sequence[float], other: Sequence[float]) -> Measured:
+    ratio = ratio_of(base, other)
+    return Measured(value=ratio.median, low=ratio.low, high=ratio.high)

@@ -1,0 +1,146 @@
+"""Choose the runner and the precision for a bundle on this machine.
+
+The first of these that can run here is taken:
+
+1. the candidates that passed in the entry of this kind of machine in ``runners.json``, best first (`bundle.choices`);
+2. if ``gmmvit optimize`` did not run here: the float32 programs that ``gmmvit export`` proved and timed, in the same
+   file (`export.fastest`);
+3. the runner that is usually the fastest on a CPU, in float32 (`open.fastest_runner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+
+from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.choices import CHOICES_FILE, Candidate, Choice, Machine, read_choices
+from gmmvit_deploy.bundle.variants import Variant, open_variant
+from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
+from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name
+from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS, require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime_providers import CUDA, TENSORRT, require_provider
+from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph, why_no_openvino
+from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX, ON_CPUS, ON_GPUS, runner_of
+from gmmvit_deploy.runtimes.runners.open import fastest_runner
+
+__all__ = [
+    "ChosenRunner",
+    "choice_of_this_machine",
+    "choose_runner",
+    "graph_of",
+    "runner_from",
+    "runtime_versions",
+    "this_machine",
+]
+
+_PROVIDERS = {"onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRunner:
+    """A runner in a precision.
+
+    notes: what the user should know: why a faster runner is not used, or why ``runners.json`` is not.
+    measured: True if ``runners.json`` names it for this machine.  judged: True if it passed a gate there.
+    """
+
+    runner: str
+    precision: Precision = "fp32"
+    notes: tuple[str, ...] = ()
+    measured: bool = False
+    judged: bool = False
+
+    @property
+    def label(self) -> str:
+        """Runner and precision: ``openvino+kernels:fp32``."""
+        return f"{self.runner}:{self.precision}"
+
+
+def runner_from(text: str, known: Collection[str] = (*ON_CPUS, *ON_GPUS)) -> ChosenRunner:
+    """Read ``NAME[:PRECISION]``.  known, errors: as for `names.runner_of`."""
+    name, precision = runner_of(text, known)
+    return ChosenRunner(runner=name, precision=precision)
+
+
+@cache
+def this_machine() -> Machine:
+    """Return the kind of this machine."""
+    gpu = visible_gpu()
+    return Machine(cpu=cpu_name(), cores=cores(), gpu=gpu.name if gpu is not None else "")
+
+
+def runtime_versions() -> dict[str, str]:
+    """Return name → version of the packages with which runners run, and of the GPU's driver."""
+    gpu = visible_gpu()
+    return tool_versions("openvino") | ({"driver": gpu.driver} if gpu is not None else {})
+
+
+def choice_of_this_machine(bundle: Bundle) -> tuple[Choice | None, str]:
+    """Return (the entry of this kind of machine in ``runners.json``, or None; why the file is not used, or "")."""
+    entries, why = read_choices(bundle.path)
+    return next((entry for entry in entries if entry.machine == this_machine()), None), why
+
+
+def choose_runner(bundle: Bundle, runners: Collection[str] = (*ON_CPUS, *ON_GPUS)) -> ChosenRunner:
+    """Return the best runner that passed on this kind of machine and can run here, else the usual runner.
+
+    runners: the runners that the caller can take.  Errors: BundleError when the float32 graph was changed.
+    """
+    choice, why = choice_of_this_machine(bundle)
+    notes = [why] if why else []
+    for candidate in choice.passed if choice is not None else ():
+        reason = _why_not(bundle, candidate, runners)
+        if not reason:
+            return ChosenRunner(
+                runner=candidate.runner,
+                precision=candidate.precision,
+                notes=tuple(notes),
+                measured=True,
+                judged=choice is not None and choice.gate is not None,
+            )
+        notes.append(f"{candidate.label} is not used, though {CHOICES_FILE} prefers it on this machine: {reason}")
+    name, slower = fastest_runner(bundle)
+    return ChosenRunner(runner=name, notes=(*notes, *([f"not the fastest runner: {slower}"] if slower else [])))
+
+
+def graph_of(bundle: Bundle, runner: str, precision: Precision) -> Variant:
+    """Open the graph that a runner loads to compute in a precision.  Errors: as `open_variant`."""
+    graph = graph_precision(precision) if runner.startswith("openvino") else precision
+    return open_variant(bundle, graph, for_cpu=runner in ON_CPUS)
+
+
+def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> str:
+    """Return why a candidate cannot be taken; "" if it can."""
+    if candidate.runner not in runners:
+        return f"only {', '.join(runners)} can be used here"
+    try:
+        graph = graph_of(bundle, candidate.runner, candidate.precision)
+    except BundleError as exc:
+        return str(exc)
+    if graph.sha256 != candidate.graph_sha256:
+        return f"{graph.path.name} is not the graph that was judged; type gmmvit optimize {bundle.path} to judge it"
+    if candidate.runner.startswith("openvino"):
+        return _why_not_openvino(candidate, graph)
+    try:
+        if candidate.runner in _PROVIDERS:
+            require_provider(_PROVIDERS[candidate.runner])
+        else:
+            require_onnxruntime()
+    except (MissingDependencyError, RunnerUnavailableError) as exc:
+        return str(exc)
+    if candidate.runner in ON_CPUS and (candidate.precision not in ONNXRUNTIME_PRECISIONS or graph.only_openvino):
+        return f"ONNX Runtime cannot run {graph.path.name} on a CPU"
+    return ""
+
+
+def _why_not_openvino(candidate: Candidate, graph: Variant) -> str:
+    if why := why_no_openvino(candidate.precision, dynamic=graph.dynamic):
+        return why
+    if candidate.runner.endswith(KERNELS_SUFFIX):
+        kernels, why = kernels_for_graph(graph.path, candidate.precision)
+        return "" if kernels is not None else why
+    return ""

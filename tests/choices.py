@@ -1,0 +1,49 @@
+"""Bundles with a choice for this machine, as ``gmmvit optimize`` writes it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.choices import Candidate, Choice, Gate, JudgedImages, Machine, Measured, write_choice
+from gmmvit_deploy.runtimes.runners.chosen import graph_of, runner_from, runtime_versions, this_machine
+
+__all__ = ["chosen_bundle"]
+
+
+def chosen_bundle(
+    bundle: Bundle,
+    path: Path,
+    *labels: str,
+    machine: Machine | None = None,
+    graph_sha256: str | None = None,
+    versions: dict[str, str] | None = None,
+) -> Bundle:
+    """Copy a bundle, with runners that passed on this machine, best first.  Other arguments change what is recorded."""
+    shutil.copytree(bundle.path, path)
+    copied = open_bundle(path)
+    runners = [runner_from(label) for label in labels]
+    candidates = [
+        Candidate(
+            runner=runner.runner,
+            precision=runner.precision,
+            passed=True,
+            graph_sha256=graph_sha256 or graph_of(copied, runner.runner, runner.precision).sha256,
+            judged=Measured(value=0.99, low=0.97, high=1.0),
+        )
+        for runner in runners
+    ]
+    choice = Choice(
+        machine=machine or this_machine(),
+        goal="latency",
+        batch=1,
+        base="onnxruntime:fp32",
+        gate=Gate(kind="kept decisions", least=0.5),
+        images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=False),
+        candidates=(Candidate(runner="openvino", precision="int8", passed=False, reason="slower"), *candidates),
+        versions=runtime_versions() | (versions or {}),
+        made_at="2030-01-31T00:00:00+00:00",
+    )
+    write_choice(path, choice)
+    return copied

@@ -1,0 +1,58 @@
+"""After an upgrade, parity says what changed since ``gmmvit optimize``, and whether its choice still holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.choices import Gate, read_choices, write_choice
+from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.choice import with_choice
+from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
+from gmmvit_deploy.runtimes.runners.chosen import runtime_versions
+from gmmvit_deploy.runtimes.runners.open import open_runner
+from tests.choices import chosen_bundle
+from tests.parity.test_faults import labelled_by
+
+
+def judged(bundle: Bundle, *, images: int = 0) -> Check:
+    options = ParityOptions(data=labelled_by(bundle, images) if images else None, keep_decisions=0.5)
+    with open_runner("onnxruntime", bundle, precision="int8") as runner:
+        report = with_choice(bundle, check_parity(bundle, [runner], options))
+    jsonschema.validate(json.loads(json.dumps(report.to_json())), json.loads(SCHEMA_PATH.read_text()))
+    return check_of(report)
+
+
+def check_of(report: ParityReport) -> Check:
+    return next(check for check in report.checks if check.name == "choice")
+
+
+def test_the_versions_that_changed_are_named_and_the_choice_is_judged_again(
+    precise_bundle: Bundle, tmp_path: Path
+) -> None:
+    versions = {"onnxruntime": "1.0.0"}
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:int8", versions=versions)
+    changed = f"onnxruntime 1.0.0 → {runtime_versions()['onnxruntime']}"
+    check = judged(bundle)
+    assert (check.verdict, check.details["changed"]) == ("undecided", [changed])  # no image shows the decisions
+    assert changed in check.summary
+    assert "type --data folder:val" in check.reasons[0]
+    check = judged(bundle, images=40)
+    assert (check.verdict, check.details["changed"]) == ("passed", [changed])
+    assert "kept decisions 0.9900 then, " in check.summary
+
+
+def test_a_choice_that_misses_its_gate_now_fails(precise_bundle: Bundle, tmp_path: Path) -> None:
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:int8")
+    assert judged(bundle).verdict == "passed"  # with the same versions
+    ((choice,), _) = read_choices(bundle.path)
+    write_choice(bundle.path, replace(choice, gate=Gate(kind="kept decisions", least=1.1)))
+    check = judged(bundle, images=40)
+    assert check.verdict == "failed"
+    assert "below the gate 1.1" in check.reasons[0]
+    assert f"type gmmvit optimize {bundle.path}" in check.reasons[-1]

@@ -1,0 +1,60 @@
+"""``gmmvit serve`` and ``gmmvit repository`` take the runner that was chosen on this machine, and state it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
+from gmmvit_deploy.serving.chosen import options_for_server
+from gmmvit_deploy.serving.installs import ServerInstall, find_server
+from gmmvit_deploy.serving.options import RepositoryOptions
+from tests.choices import chosen_bundle
+from tests.cli.terminal import gmmvit_here
+from tests.serving.commands import Serve
+
+
+@pytest.mark.server
+def test_the_choice_is_served_and_stated(precise_bundle: Bundle, tmp_path: Path) -> None:
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
+    service = Serve(bundle.path)
+    try:
+        where = service.ready()
+        assert (where["bundle"], where["runner"]) == (bundle.sha256, "onnxruntime:fp16")
+        with TritonRunner(bundle, where["grpc"]) as network, TritonClassifier(where["grpc"]) as classifier:
+            assert (network.precision, network.settings["runtime"]) == ("fp16", "onnxruntime")
+            assert (classifier.runner, classifier.bundle) == ("onnxruntime:fp16", bundle.sha256)
+    finally:
+        service.process.send_signal(signal.SIGTERM)
+        service.end()
+
+
+def test_a_repository_states_the_choice_unless_a_runner_is_typed(precise_bundle: Bundle, tmp_path: Path) -> None:
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
+    for words, runner in (((), "onnxruntime:fp16"), (("--runner", "openvino:bf16"), "openvino:bf16")):
+        answer = gmmvit_here("repository", bundle.path, "-o", tmp_path / "r", "--force", "--json", *words)
+        assert json.loads(answer.out)["runner"] == runner
+        configs = list((tmp_path / "r").glob("*/config.pbtxt"))
+        assert configs
+        assert all(f'string_value: "{runner}"' in config.read_text() for config in configs)
+
+
+def test_a_server_runs_what_its_own_backend_can_run_there(precise_bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
+    install = ServerInstall(kind="system", binary=tmp_path / "tritonserver", backends=tmp_path / "backends")
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
+    usual = RepositoryOptions()
+    for served, server, typed, expected in (
+        (bundle, install, None, ("onnxruntime", "fp16", "none")),
+        (precise_bundle, install, None, ("onnxruntime", "fp32", "none")),
+        (bundle, install, "openvino:bf16", ("python", "bf16", "none")),
+        (bundle, install, "onnxruntime-cuda:fp16", ("onnxruntime", "fp16", "cuda")),
+        (bundle, find_server(), None, ("python", "fp16", "none")),
+    ):
+        options, _ = options_for_server(served, usual, server, typed)
+        assert (options.backend, options.precision, options.accelerator) == expected
