@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bundle.choices import Choice, Gate, GateKind, Goal, JudgedImages, Machine, write_choice
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.choices import Choice, Gate, GateKind, Goal, JudgedImages, write_choice
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.export.variants import variant_from_copy
 from gmmvit_deploy.files.leftovers import temporary_folder
@@ -31,7 +31,7 @@ from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name
+from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
 __all__ = ["OptimizeOptions", "optimize_bundle"]
 
@@ -110,11 +110,11 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
         race.leave_out_other_int8(form)
         data = report.data or {}
     choice = Choice(
-        machine=Machine(cpu=cpu_name(), cores=cores(), gpu=gpu.name if (gpu := visible_gpu()) else ""),
+        machine=this_machine(),
         goal=options.goal,
         batch=batch,
         candidates=race.candidates(),
-        versions=tool_versions("openvino") | ({"driver": gpu.driver} if gpu else {}),
+        versions=runtime_versions(),
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         gate=gate,
         images=JudgedImages(
