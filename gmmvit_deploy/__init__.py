@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _FACE = {
     "ExportOptions": "export.options",
     "LoadHints": "models.sources.hints",
+    "OptimizeOptions": "optimize.run",
     "ParityOptions": "parity.check",
     "bundle_from_checkpoint": "export.bundle_from_checkpoint",
     "check_parity": "parity.check",
@@ -23,6 +24,7 @@ _FACE = {
     "load_checkpoint": "checkpoints.loading",
     "open_bundle": "bundle.artifacts",
     "open_runner": "runtimes.runners.open",
+    "optimize_bundle": "optimize.run",
     "variant_from_bundle": "export.variants",
 }
 """Name → the module that has it."""

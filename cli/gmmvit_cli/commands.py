@@ -32,6 +32,7 @@ JOBS: Mapping[str, Mapping[str, str]] = {
     "Check and measure": {
         "parity": "Compare runners with PyTorch: logits, classes and accuracy.",
         "bench": "Measure the latency and throughput of runners.",
+        "optimize": "Choose the fastest runner and precision whose accuracy holds.",
     },
     "Serve": {
         "repository": "Write a Triton model repository from a bundle.",

@@ -104,6 +104,7 @@ class Candidate:
     images_to_settle: the number of images that would bring the gate to one side of the interval; None if the
     interval settles it.
     speed: the time of `Choice.base` divided by the candidate's time; None if it was not measured.
+    seconds: the median time of a batch, in seconds; None if it was not measured.
     """
 
     runner: str
@@ -116,6 +117,7 @@ class Candidate:
     judged: Measured | None = None
     images_to_settle: int | None = None
     speed: Measured | None = None
+    seconds: float | None = None
 
     @property
     def label(self) -> str:

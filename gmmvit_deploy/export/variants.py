@@ -23,12 +23,14 @@ from gmmvit_deploy.bundle.variants import (
     Variant,
     VariantRecord,
     first_variant,
+    is_dynamic,
     onnx_file,
     onnx_files,
     open_variant,
     record_file,
+    record_of,
 )
-from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.errors import BundleError, ExportError
 from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export._recipes import recipe_from
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
-__all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variants_from_bundle"]
+__all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variant_from_copy", "variants_from_bundle"]
 
 CALIBRATION_IMAGES = 512
 """The maximum number of calibration images, if the user states no other number."""
@@ -162,8 +164,8 @@ def _written(
 ) -> Variant:
     if precision == "fp32":
         return open_variant(bundle, precision)
-    with temporary_folder("convert") as folder, ExitStack() as closing:
-        record_of = partial(
+    with temporary_folder("convert") as folder:
+        recorded = partial(
             _recorded,
             bundle,
             precision,
@@ -174,15 +176,35 @@ def _written(
             on_progress=on_progress,
         )
         if precision in FOR_CPUS and calibration is None:
-            record = record_of(for_cpu=True)
+            record = recorded(for_cpu=True)
         elif precision in FOR_CPUS:
-            cpu = record_of(for_cpu=True)
-            record = replace(record_of(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
+            cpu = recorded(for_cpu=True)
+            record = replace(recorded(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
         else:
-            record = record_of(for_cpu=False)
-        made = sorted(folder.iterdir())
+            record = recorded(for_cpu=False)
+        _put(bundle, record, sorted(folder.iterdir()), force=force)
+    return first_variant(bundle, precision)
+
+
+def variant_from_copy(bundle: Bundle, copy: Bundle, precision: Precision) -> Variant:
+    """Write the graphs that a copy of the bundle has in a precision into the bundle, in place of its own.
+
+    Errors: BundleError when the copy has none, or is a copy of another bundle.  OutputError when writing fails.
+    """
+    for_cpu = is_dynamic(copy, precision)
+    variant, record = open_variant(copy, precision, for_cpu=for_cpu), record_of(copy, precision)
+    if record is None or record.bundle_sha256 != bundle.sha256:
+        raise BundleError(f"{variant.path}: expected a graph in another precision of the bundle {bundle.path}")
+    files = [file for name in onnx_files(precision) for file in files_of(copy.path / name) if file.is_file()]
+    _put(bundle, record, files, force=True)
+    return first_variant(bundle, precision)
+
+
+def _put(bundle: Bundle, record: VariantRecord, made: Sequence[Path], *, force: bool) -> None:
+    """Write the files of the graphs in a precision, and their record, into the bundle."""
+    with ExitStack() as closing:
         files = [closing.enter_context(new_file(bundle.path / path.name, force=force)) for path in made]
-        notes = closing.enter_context(new_file(bundle.path / record_file(precision), force=True))
+        notes = closing.enter_context(new_file(bundle.path / record_file(record.precision), force=True))
         for file, path in zip(files, made, strict=True):
             file.write(path.read_bytes())
         notes.write(_text(record))
@@ -190,10 +212,9 @@ def _written(
             file.flush()
             os.fsync(file.fileno())
     if record.dynamic:  # an earlier graph for GPUs has no record now
-        for_gpus = bundle.path / onnx_file(precision)
+        for_gpus = bundle.path / onnx_file(record.precision)
         for old in (for_gpus, data_path(for_gpus)):
             old.unlink(missing_ok=True)
-    return first_variant(bundle, precision)
 
 
 def _recorded(

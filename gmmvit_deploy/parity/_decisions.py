@@ -127,10 +127,11 @@ class Decisions:
         if len(of_flips):
             summary += f"; {within} of {len(of_flips)} changes within the noise of float32"
         changes = f"{lost:,} of {count:,} images changed" + (f", {broken:,} of them to NaN" if broken else "")
+        needed = _images_to_decide(lost / count, gate) if verdict == "undecided" else None
         reason = {
             "failed": f"{blamed} changes too many decisions: {changes}",
-            "undecided": f"too few images to decide: {changes}; {_images_to_decide(lost / count, gate)} with the same "
-            "share would decide",
+            "undecided": f"too few images to decide: {changes}; "
+            f"{f'{needed:,}' if needed else f'more than {_MOST_TO_DECIDE:,}'} images with the same share would decide",
         }
         flips = [
             Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= allowed)
@@ -146,6 +147,7 @@ class Decisions:
                 "agreement": (count - lost) / count,
                 "interval": [low, high],
                 "gate": gate,
+                "images_needed": needed,
                 "flips_within_noise": within,
                 "flips_wrong": len(of_flips) - within,
                 "flips": [asdict(flip) for flip in flips],
@@ -247,13 +249,16 @@ def decisions_of(label_set: LabelSet) -> Decisions:
     return Crossings(label_set) if label_set.task == "multi-label" else Decisions(label_set.labels)
 
 
-def _images_to_decide(changed: float, gate: float) -> str:
-    """Return a number of images with a share of changed decisions on which a gate is decided, about the smallest."""
+def _images_to_decide(changed: float, gate: float) -> int | None:
+    """Return a number of images with a share of changed decisions on which a gate is decided, about the smallest.
+
+    None if `_MOST_TO_DECIDE` would not be enough.
+    """
     images = 8.0
     while images < _MOST_TO_DECIDE:
         count = math.ceil(images)
         low, high = share_interval(count - round(changed * count), count)
         if low >= gate or high < gate:
-            return f"{count:,} images"
+            return count
         images *= 1.05
-    return f"more than {_MOST_TO_DECIDE:,} images"
+    return None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity._accuracy import (
@@ -65,24 +64,25 @@ class Tally:
     """Collect a runner's results over all inputs.
 
     reference: None if this process cannot build the model.  why: the reason.
-    graphs: (precision, True for the graph that CPUs run) → the quantised graph; runners of the same graph share it.
+    graphs: (path of the bundle, precision, True for the graph that CPUs run) → the quantised graph; runners of the
+    same graph share it.
     """
 
     def __init__(
         self,
-        bundle: Bundle,
         runner: Runner,
         options: ParityOptions,
         reference: Reference | None,
         why: str,
-        graphs: dict[tuple[Precision, bool], QuantisedGraph],
+        graphs: dict[tuple[Path, Precision, bool], QuantisedGraph],
     ) -> None:
+        bundle = runner.bundle
         self._bundle, self._runner, self._options = bundle, runner, options
         self._reference, self._why = reference, why
         manifest = bundle.manifest
         for_cpu = runner.device == "cpu"
         self._recorded = recorded_errors(bundle, runner.precision, for_cpu=for_cpu)
-        key = (runner.precision, for_cpu)
+        key = (bundle.path, runner.precision, for_cpu)
         if runner.precision in QUANTIZED and key not in graphs:
             graphs[key] = QuantisedGraph(bundle, runner.precision, for_cpu=for_cpu)
         self._graph = graphs.get(key)

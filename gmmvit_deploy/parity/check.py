@@ -122,6 +122,7 @@ def check_parity(
     """Run every check on every runner.
 
     If this process cannot build the model, the checks compare with the logits stored at export.
+    runners: opened from this bundle, or from a copy of it with other variants.
     skipped: runners that were left out, each with the reason, for the report.
     A difference between a runner and PyTorch that exceeds a limit raises no error: the report's verdict is ``failed``.
     Errors: InputError when the data does not fit the bundle.
@@ -133,8 +134,8 @@ def check_parity(
     options = options or ParityOptions()
     why = why_no_model(bundle)
     reference = None if why else Reference(bundle)
-    graphs: dict[tuple[Precision, bool], QuantisedGraph] = {}
-    tallies = [Tally(bundle, runner, options, reference, why, graphs) for runner in runners]
+    graphs: dict[tuple[Path, Precision, bool], QuantisedGraph] = {}
+    tallies = [Tally(runner, options, reference, why, graphs) for runner in runners]
     golden, stored = golden_batch(bundle)
     kept: dict[str, Known] = {}
     for name, batch in (("golden", golden), *(() if reference is None else (("random", random_batch(bundle)),))):

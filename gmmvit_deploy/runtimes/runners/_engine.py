@@ -33,7 +33,6 @@ class EngineRunner(Runner):
 
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle)
-        self._bundle = bundle
         card = engine.card
         self.name, self.precision = card.flavor, card.precision
         self.max_batch = card.max_batch
@@ -69,7 +68,7 @@ class EngineRunner(Runner):
         return {f"{name} SHA-256": value for name, value in self.card.sha256.items()}
 
     def inspectable(self) -> Inspection:
-        return stand_in(open_variant(self._bundle, self.precision), f"{self.name} cannot be inspected")
+        return stand_in(open_variant(self.bundle, self.precision), f"{self.name} cannot be inspected")
 
     def _check(self, batch: NDArray[Any]) -> None:
         self.card.profile_for(len(batch))  # raises an error that lists the profiles

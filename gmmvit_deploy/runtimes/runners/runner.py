@@ -90,6 +90,7 @@ class Runner:
     float32 (B, channels, height, width) if the input is ``tensor``. Logits are float32 (B, C). For a bundle without
     logits, the features (B, D) take the place of the logits.
 
+    bundle: the bundle that the runner was opened from.
     precision: precision of the computation; the tolerance of the logits depends on the precision.
     device: device that computes the logits.
     needs_own_thread: True if the runner must be called in a thread of its own, because it fails when native code, such
@@ -112,6 +113,7 @@ class Runner:
     own_kernels: bool = False
 
     def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
         self.input_shape = bundle.input_shape
         self.input_dtype = bundle.input_dtype
         self.max_batch = bundle.manifest.max_batch

@@ -50,7 +50,6 @@ class TritonRunner(Runner):
         BundleError when the network was made from another bundle.
         """
         super().__init__(bundle)
-        self._bundle = bundle
         self._connection = TritonConnection(url, access=access, timeout_s=timeout_s)
         self.name = f"triton-{self._connection.protocol}"
         # tritonclient's HTTP client uses gevent. gevent moves stacks, and crashes if a stack contains C++ frames.
@@ -102,7 +101,7 @@ class TritonRunner(Runner):
         return {"server": f"{version} at {self._connection.url}", "model": self._network}
 
     def inspectable(self) -> Inspection:
-        graph = open_variant(self._bundle, self.precision, for_cpu=self.device == "cpu")
+        graph = open_variant(self.bundle, self.precision, for_cpu=self.device == "cpu")
         return stand_in(graph, f"{self.name} cannot be inspected")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gmmvit_cli.commands import collect_rarely
+from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
+from gmmvit_cli.options import DATA, complete_data, require_output_file
+from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel
+from gmmvit_cli.progress import progress
+from gmmvit_deploy.errors import InputError
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.bundle.choices import Choice
+
+EXAMPLE = """gmmvit optimize bundle --data digits --calibration digits#train
+gmmvit optimize bundle --data folder:VAL --for throughput --report optimize.html"""
+
+_GOAL = Panel("Goal")
+_GOALS = ("latency", "throughput")
+
+
+def optimize(
+    bundle: Path = INPUT.argument("BUNDLE", "The bundle to choose for."),
+    data: str | None = DATA,
+    limit: int = INPUT.option(
+        "N", "Maximum number of images of --data that judge, spread evenly over the data.", default=500
+    ),
+    calibration: str | None = INPUT.option(
+        "DATA",
+        "Images that set the ranges of static int8, none of which may be among those that judge, as in gmmvit convert. "
+        "The split is train unless the text ends with #test. Without them, static and mixed int8 are left out.",
+        complete=complete_data,
+    ),
+    gate: float | None = _GOAL.option(
+        "SHARE",
+        "What a precision must reach: of PyTorch's accuracy with labelled images, or of the decisions without labels.",
+        show_default="0.99 with labels, 0.97 without",
+    ),
+    goal: str = _GOAL.option(
+        "NAME", "What to be fast in: latency or throughput.", default="latency", name="--for", names=_GOALS
+    ),
+    batch: int | None = _GOAL.option(
+        "N", "Number of images at a time to measure.", show_default="1 for latency, 16 for throughput"
+    ),
+    model: str | None = CLASS_TO_CONVERT,
+    report: Path | None = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots."),
+    force: bool = OUTPUT.flag("--force", "Replace the report if it exists."),
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """A bundle is the folder that gmmvit export writes. Every runtime and precision of this machine is tried: what the
+    bundle lacks is converted, checked against PyTorch, held to the gate on the images of --data, and timed in turn. The
+    choice is written into the bundle, in runners.json, and serve, repository, classify and bench take it.
+    """
+    require_output_file(report, force=force)
+    if data is None:
+        raise InputError("--data is required: images that judge what a precision costs", hint=EXAMPLE.splitlines()[0])
+    collect_rarely()
+    with progress("optimize") as on_progress:
+        from gmmvit_deploy.bundle.artifacts import open_bundle
+        from gmmvit_deploy.parity.inputs import open_images_of
+        from gmmvit_deploy.reports.pages import require_page
+        from gmmvit_deploy.runtimes.programs.image_batches import require_images
+
+        if report is not None:
+            require_page(report, force=force)
+        images = open_images_of(data)
+        opened = open_bundle(bundle)
+        if calibration is not None:
+            require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
+
+        # Imports PyTorch: a bundle that is missing is refused without it.
+        from gmmvit_deploy.optimize.page import write_page
+        from gmmvit_deploy.optimize.run import OptimizeOptions, optimize_bundle
+
+        permit_class(opened, model)
+        options = OptimizeOptions(
+            data=images,
+            source=data,
+            limit=limit,
+            calibration=calibration,
+            gate=gate,
+            goal=goal,  # type: ignore[arg-type]  # checked by its callback
+            batch=batch,
+        )
+        choice = optimize_bundle(opened, options, on_progress=on_progress)
+        if report is not None:
+            write_page(choice, opened, report, force=force)
+    if as_json:
+        print_json(asdict(choice))
+    else:
+        _print(choice, bundle)
+    if report is not None:
+        note(f"report: {report}")
+
+
+def _print(choice: Choice, bundle: Path) -> None:
+    from gmmvit_deploy.optimize.table import candidate_words, head_of, left_out_rows, passed_rows, reasons_of
+
+    title = f"{bundle}: {choice.goal} at batch {choice.batch} on {choice.machine}"
+    print_table(head_of(choice), passed_rows(choice), title=title)
+    if rows := left_out_rows(choice):
+        print_table((*head_of(choice), "left out because"), rows)
+    if reasons := reasons_of(choice):
+        print_table(("not tried", "because"), reasons)
+    typer.echo(f"chosen: {candidate_words(choice.passed[0])}")

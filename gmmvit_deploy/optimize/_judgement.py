@@ -1,0 +1,96 @@
+"""Decide from the checks of parity whether a program may be chosen, and what its accuracy is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gmmvit_deploy.bundle.choices import Gate, GateKind, Measured
+from gmmvit_deploy.parity.report import RunnerReport
+
+__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "judgement_of"]
+
+LEAST: Mapping[GateKind, float] = {"accuracy ratio": 0.99, "kept decisions": 0.97}
+"""Kind of a gate → the share that a program must reach, unless the user types another."""
+LEAST_IMAGES = 500
+"""From this number of images on, the measured share decides; on fewer, its whole interval must reach the gate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the images say about a program.
+
+    judged: the share that the gate judges; each end of its interval is a one-sided 95 % bound, of a ratio with
+    PyTorch's accuracy as measured.  images: their number.
+    accuracy: the top-1, or the share of the images with all labels right; None for the gate ``kept decisions``.
+    images_to_settle: as in `Candidate`.  why_not: why the program may not be chosen; "" if it may.
+    """
+
+    judged: Measured | None = None
+    images: int = 0
+    accuracy: float | None = None
+    images_to_settle: int | None = None
+    why_not: str = ""
+
+
+def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
+    """Judge a program by its checks and by the gate.
+
+    No check may fail. A float32 program is judged by its checks alone, which hold its logits to the noise of PyTorch's.
+    """
+    numbers = _accuracy(report) if gate.kind == "accuracy ratio" else _decisions(report)
+    why = next((f"{check.name}: {check.reasons[0]}" for check in report.checks if check.verdict == "failed"), "")
+    below = "" if report.precision == "fp32" else _below(numbers, gate)
+    if numbers.judged is None:
+        below = report.check("accuracy" if gate.kind == "accuracy ratio" else "decisions").summary
+    return Judgement(
+        judged=numbers.judged,
+        images=numbers.images,
+        accuracy=numbers.accuracy,
+        images_to_settle=numbers.images_to_settle,
+        why_not=below or why,
+    )
+
+
+def _below(numbers: Judgement, gate: Gate) -> str:
+    """Return why a program does not reach the gate, or ""."""
+    judged = numbers.judged
+    if judged is None:
+        return ""
+    if judged.value < gate.least:
+        return f"{gate.kind} {judged.value:.4f}, below the gate {gate.least:g}"
+    if numbers.images < LEAST_IMAGES and judged.low < gate.least:
+        return (
+            f"{gate.kind} {judged.value:.4f} ({judged.low:.4f} to {judged.high:.4f}): on fewer than {LEAST_IMAGES} "
+            f"images, the whole interval must reach the gate {gate.least:g}"
+        )
+    return ""
+
+
+def _accuracy(report: RunnerReport) -> Judgement:
+    """Return the ratio of top-1, or of top-5 if that is lower; for several labels, of the images with all right."""
+    details: Mapping[str, Any] = report.check("accuracy").details
+    pairs = details.get("top1") or details.get("all_right")
+    if not pairs or not pairs["pytorch"]:
+        return Judgement()
+    lower = min(filter(None, (pairs, details.get("top5"))), key=lambda one: float(one["runner"] / one["pytorch"]))
+    whole, (low, high) = lower["pytorch"], lower["interval"]
+    return Judgement(
+        judged=Measured(value=lower["runner"] / whole, low=1 + low / whole, high=1 + high / whole),
+        images=details["images"],
+        accuracy=pairs["runner"],
+        images_to_settle=details.get("images_needed"),
+    )
+
+
+def _decisions(report: RunnerReport) -> Judgement:
+    details: Mapping[str, Any] = report.check("decisions").details
+    if "interval" not in details:
+        return Judgement()
+    low, high = details["interval"]
+    return Judgement(
+        judged=Measured(value=details["agreement"], low=low, high=high),
+        images=details["inputs"],
+        images_to_settle=details["images_needed"],
+    )

@@ -1,0 +1,162 @@
+"""Choose the runner and the precision of a bundle on this machine, and write the choice with its evidence.
+
+1. Convert what the bundle lacks.
+2. Look how fast each program is, in turn; a program that is slower than the fastest in float32 cannot win.
+3. Hold the others to the checks of parity, and to the gate on images.
+4. Time those that pass in turn, for longer. A program in another precision is chosen only if the whole interval of its
+   speed lies above that of float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import numpy as np
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.choices import Choice, Gate, GateKind, Goal, JudgedImages, write_choice
+from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.export.variants import variant_from_copy
+from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.optimize._graphs import Form, Graphs, converted, refuse_overlap
+from gmmvit_deploy.optimize._judgement import LEAST, LEAST_IMAGES, judgement_of
+from gmmvit_deploy.optimize._programs import opened_programs
+from gmmvit_deploy.optimize._race import Race
+from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.inputs import ImageStream
+from gmmvit_deploy.parity.reference import why_no_model
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
+from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
+from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
+
+__all__ = ["OptimizeOptions", "optimize_bundle"]
+
+_THROUGHPUT_BATCH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizeOptions:
+    """Options of a choice.
+
+    data: the images that judge.  source: its text as typed.
+    limit: the number of images to use, spread evenly over the data.
+    calibration: the images that set the ranges of static int8, as in `open_images`; None leaves static int8 out.
+    gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses `LEAST`.
+    goal: ``latency`` for a batch of 1, ``throughput`` for a batch of 16, unless ``batch`` is another number.
+    """
+
+    data: Images
+    source: str
+    limit: int = LEAST_IMAGES
+    calibration: str | None = None
+    gate: float | None = None
+    goal: Goal = "latency"
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.gate is not None and not 0 < self.gate < 1:
+            raise InputError(f"--gate: expected a share below 1, such as 0.99, got {self.gate:g}")
+        for option, number in (("--limit", self.limit), ("--batch", self.batch)):
+            if number is not None and number < 1:
+                raise InputError(f"{option}: expected at least 1, got {number}")
+
+
+def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> Choice:
+    """Choose the fastest program that passes, and write it with all others into the bundle's ``runners.json``.
+
+    What is converted stays in the bundle, as by `variants_from_bundle`. A bundle holds one int8 graph: it keeps its own
+    unless another form is chosen; without its own, it gets the fastest that passes.
+    Errors: InputError when the bundle has no logits, when this process cannot build the model, when the batch is larger
+    than the bundle's, when images of the calibration also judge, or when no float32 program passes.
+    BundleError when the bundle itself fails a check.
+    Every error of `check_parity` and `write_choice`.
+    """
+    batch = options.batch or min(1 if options.goal == "latency" else _THROUGHPUT_BATCH, bundle.manifest.max_batch)
+    _require(bundle, batch)
+    stream = ImageStream(bundle=bundle, images=options.data, batch=32, limit=options.limit)
+    gate = _gate(options, stream)
+    if options.calibration is not None:
+        on_progress(Progress("compare the calibration images with those that judge"))
+        refuse_overlap(bundle, options.calibration, stream)
+    with temporary_folder("optimize") as folder, ExitStack() as stack:
+        needed: tuple[Precision, ...] = ("fp16", "bf16") if visible_gpu() is not None else ("fp16",)
+        graphs = converted(bundle, needed, options.calibration, folder, on_progress)
+        opened, left_out = opened_programs(bundle, graphs, stack, on_progress)
+        race = Race(opened, left_out)
+        on_progress(Progress("look how fast each program is"))
+        race.look(np.resize(bundle.golden_rows()[0], (batch, *bundle.input_shape)))
+        report = check_parity(
+            bundle,
+            race.runners,
+            ParityOptions(
+                data=options.data,
+                limit=options.limit,
+                gate=gate.least if gate.kind == "accuracy ratio" else None,
+                keep_decisions=gate.least if gate.kind == "kept decisions" else None,
+            ),
+            on_progress=prefixed("check", on_progress),
+        )
+        for check in report.checks:
+            if check.verdict == "failed":
+                raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
+        race.judge([judgement_of(of_runner, gate) for of_runner in report.runners])
+        on_progress(Progress("time those that pass in turn"))
+        race.measure()
+        form = _keep_int8(bundle, graphs, race)
+        race.leave_out_other_int8(form)
+        data = report.data or {}
+    choice = Choice(
+        machine=this_machine(),
+        goal=options.goal,
+        batch=batch,
+        candidates=race.candidates(),
+        versions=runtime_versions(),
+        made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        gate=gate,
+        images=JudgedImages(
+            source=options.source,
+            count=data["images"],
+            sha256=data["sha256"],
+            labelled=gate.kind == "accuracy ratio",
+        ),
+        base=race.base_label,
+    )
+    write_choice(bundle.path, choice)
+    return choice
+
+
+def _require(bundle: Bundle, batch: int) -> None:
+    if not bundle.manifest.has_logits:
+        raise InputError(
+            f"{bundle.path}: it has no logits, so no image shows what a precision costs",
+            hint="judge its features with gmmvit parity --snr-db or --least-cosine",
+        )
+    if why := why_no_model(bundle):
+        raise InputError(f"{bundle.path}: {why}", hint="add --model FILE.py:CLASS")
+    if batch > bundle.manifest.max_batch:
+        raise InputError(
+            f"--batch: expected at most {bundle.manifest.max_batch}, the largest batch of {bundle.path}, got {batch}",
+            hint="type a smaller --batch, or export the checkpoint again with a larger --max-batch",
+        )
+
+
+def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
+    labelled = any(options.data.label(int(index)) is not None for index in stream.indices())
+    kind: GateKind = "accuracy ratio" if labelled else "kept decisions"
+    return Gate(kind=kind, least=options.gate or LEAST[kind])
+
+
+def _keep_int8(bundle: Bundle, graphs: Graphs, race: Race) -> Form:
+    """Write the int8 graph that is chosen into the bundle, and return the form that the bundle then holds, or ""."""
+    held: Form = next((form for (_, form), holder in graphs.bundles.items() if form and holder is bundle), "")
+    passed = [program for program in race.passed if program.precision == "int8"]
+    if not passed or (held and race.passed[0] is not passed[0]):
+        return held
+    form = passed[0].form
+    if form != held:
+        variant_from_copy(bundle, graphs.bundles["int8", form], "int8")
+    return form

@@ -1,0 +1,70 @@
+"""The candidates of a choice as a table, for the terminal and the page."""
+
+from __future__ import annotations
+
+from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured
+
+__all__ = ["candidate_words", "head_of", "left_out_rows", "passed_rows", "reasons_of"]
+
+
+def candidate_words(candidate: Candidate) -> str:
+    """Return the runner, the precision and the form, such as ``openvino+kernels int8 static``."""
+    return " ".join(filter(None, (candidate.runner, candidate.precision, candidate.form)))
+
+
+def head_of(choice: Choice) -> tuple[str, ...]:
+    """Return the names of the columns of `passed_rows`, which `left_out_rows` continues."""
+    kind = choice.gate.kind if choice.gate is not None else "judged"
+    return ("runner", "precision", f"speed, {choice.base} = 1", "a batch", "accuracy", kind, "settled by")
+
+
+def passed_rows(choice: Choice) -> list[tuple[str, ...]]:
+    """Return a row for each candidate that passed, best first."""
+    return [_row(candidate, choice) for candidate in choice.passed]
+
+
+def left_out_rows(choice: Choice) -> list[tuple[str, ...]]:
+    """Return a row for each candidate that was measured or judged, and left out, with the reason."""
+    return [
+        (*_row(candidate, choice), candidate.reason)
+        for candidate in choice.candidates
+        if not candidate.passed and (candidate.speed or candidate.judged)
+    ]
+
+
+def reasons_of(choice: Choice) -> list[tuple[str, str]]:
+    """Return (candidates, why they could not be tried), a row for each reason."""
+    shared: dict[str, list[str]] = {}
+    for candidate in choice.candidates:
+        if not (candidate.passed or candidate.speed or candidate.judged):
+            shared.setdefault(candidate.reason, []).append(candidate_words(candidate))
+    return [(", ".join(names), reason) for reason, names in shared.items()]
+
+
+def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:
+    return (
+        candidate.runner,
+        f"{candidate.precision} {candidate.form}".strip(),
+        _measured(candidate.speed, ".2f"),
+        "" if candidate.seconds is None else f"{candidate.seconds * 1e3:.1f} ms",
+        "" if candidate.accuracy is None else f"{candidate.accuracy:.2%}",
+        _measured(candidate.judged, ".4f"),
+        _settled(candidate, choice),
+    )
+
+
+def _measured(measured: Measured | None, form: str) -> str:
+    if measured is None:
+        return ""
+    return f"{measured.value:{form}} ({measured.low:{form}} to {measured.high:{form}})"
+
+
+def _settled(candidate: Candidate, choice: Choice) -> str:
+    judged = candidate.judged
+    if judged is None or choice.gate is None or choice.images is None:
+        return ""
+    if candidate.images_to_settle is not None:
+        return f"{candidate.images_to_settle:,} images"
+    if judged.low >= choice.gate.least or judged.high < choice.gate.least:
+        return "these images"
+    return "no number of images"

@@ -1,0 +1,162 @@
+"""optimize takes the fastest program that passes, says why it left the others out, and keeps the evidence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
+from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.optimize import _race
+from gmmvit_deploy.runtimes.runners.open import open_runner
+from tests.cli.terminal import Answer, gmmvit_here, refused
+from tests.parity.test_quantised import narrow, planted
+
+pytestmark = pytest.mark.export
+IMAGES = 520
+
+
+def photographs(seed: int, count: int) -> np.ndarray:
+    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return coarse.repeat(8, axis=1).repeat(8, axis=2)
+
+
+def copied(bundle: Bundle, folder: Path) -> Bundle:
+    shutil.copytree(bundle.path, folder / "bundle")
+    return open_bundle(folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def labelled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough images for the measured ratio to decide, labelled by the network itself."""
+    path, images = tmp_path_factory.mktemp("gate") / "images.npz", photographs(1, IMAGES)
+    with open_runner("onnxruntime", bundle) as runner:
+        labels = runner.rows(bundle.inputs_from_pixels(images)).argmax(1)
+    np.savez(path, images=images, labels=labels)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _int8_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test judges a time: int8 is twice as fast as float32, static int8 most, and all else half as fast."""
+
+    def seconds(programs: Sequence[Callable[[], object]], *, times: int = 1) -> list[list[float]]:
+        speeds = []
+        for run in programs:
+            runner: Any = run.func.__self__  # type: ignore[attr-defined]
+            run()
+            dynamic = runner.graph is not None and runner.graph.dynamic
+            speeds.append({"fp32": 1.0, "int8": 2.0 if dynamic else 2.5}.get(runner.precision, 0.5))
+        return [[1 / speed] * 8 for speed in speeds]
+
+    monkeypatch.setattr(_race, "seconds_in_turn", seconds)
+
+
+def of(choice: Choice, runner: str, precision: str, form: str = "") -> Candidate:
+    return next(one for one in choice.candidates if (one.runner, one.precision, one.form) == (runner, precision, form))
+
+
+def optimized(bundle: Bundle, *arguments: str | Path) -> tuple[Choice, Answer]:
+    answer = gmmvit_here("optimize", bundle.path, *arguments, columns=300)
+    assert answer.status == 0, answer.err
+    choices, why = read_choices(bundle.path)
+    assert not why
+    return choices[-1], answer
+
+
+@pytest.mark.rest
+def test_the_choice_is_written_beside_the_proven_files(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
+    bundle = copied(precise_bundle, tmp_path)
+    other = Choice(
+        machine=Machine(cpu="another", cores=64),
+        goal="latency",
+        batch=1,
+        candidates=(),
+        versions={},
+        made_at="",
+        base="",
+    )
+    write_choice(bundle.path, other)
+    choice, answer = optimized(
+        bundle, "--data", f"array:{labelled}", "--gate", "0.5", "--report", tmp_path / "page.html"
+    )
+    best = choice.candidates[0]
+    assert (best.passed, best.precision, best.form) == (True, "int8", "static")
+    assert best.speed is not None
+    assert best.speed.low > 1
+    assert best.judged is not None
+    assert best.judged.low <= best.judged.value <= best.judged.high
+    assert choice.gate is not None
+    assert (choice.gate.kind, choice.gate.least) == ("accuracy ratio", 0.5)
+    assert choice.images is not None
+    assert choice.images.count == 500  # evenly spread over the 520
+    slow = of(choice, "onnxruntime", "fp16")
+    assert not slow.passed
+    assert slow.reason.startswith("slower than ")
+    assert slow.judged is None  # it cannot win, so no image was spent on it
+    dynamic = of(choice, "openvino", "int8", "dynamic")
+    assert "one int8 graph" in dynamic.reason
+    assert read_choices(bundle.path)[0][0] == other
+    assert open_bundle(bundle.path).sha256 == precise_bundle.sha256
+    assert f"chosen: {best.runner} int8 static" in answer.out
+    page = (tmp_path / "page.html").read_text()
+    assert "CHOSEN" in page
+    assert slow.reason in page
+    assert "<svg" in page
+
+
+@pytest.mark.rest
+def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
+    bundle = planted(precise_bundle, narrow, tmp_path)
+    choice, _ = optimized(bundle, "--data", f"array:{labelled}", "--gate", "0.01")
+    wrong = of(choice, "onnxruntime", "int8", "static")
+    assert not wrong.passed
+    assert "saturates at 0.333 times the range that calibration measured" in wrong.reason
+    best = choice.candidates[0]  # the next that passes; its graph takes the place of the wrong one
+    assert (best.precision, best.form) == ("int8", "dynamic")
+    assert best.graph_sha256 == open_variant(open_bundle(bundle.path), "int8", for_cpu=True).sha256
+
+
+def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_left_out(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    copy = copied(bundle, tmp_path)
+    np.savez(tmp_path / "x.npz", images=photographs(3, 24))
+    choice, answer = optimized(copy, "--data", f"array:{tmp_path / 'x.npz'}")
+    assert choice.gate is not None
+    assert (choice.gate.kind, choice.gate.least) == ("kept decisions", 0.97)
+    for form in ("static", "mixed"):
+        missing = of(choice, "openvino", "int8", form)
+        assert not missing.passed
+        assert "--calibration" in missing.reason
+    assert "--calibration" in answer.out
+    dynamic = of(choice, "openvino", "int8", "dynamic")
+    assert dynamic.judged is not None
+    assert dynamic.images_to_settle is not None or dynamic.judged.high < 0.97
+    assert "0.97" in dynamic.reason  # 24 images cannot show that 97 % of the decisions are kept
+    assert choice.candidates[0].precision == "fp32"
+    written = json.loads((copy.path / "runners.json").read_text())
+    assert [entry["machine"]["cpu"] for entry in written["machines"]] == [choice.machine.cpu]
+
+
+def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> None:
+    answer = gmmvit_here("optimize", bundle.path, "--data", f"array:{labelled}", "--calibration", labelled)
+    refused(answer, "of its 512 images are also among the 500 images of --data")
+    assert not (bundle.path / "runners.json").exists()
+
+
+def test_mistakes_are_refused_before_any_work(bundle: Bundle) -> None:
+    for words, message in (
+        ((), "--data is required"),
+        (("--data", "digits", "--gate", "1.5"), "--gate: expected a share below 1"),
+        (("--data", "digits", "--for", "joy"), "--for: expected latency or throughput"),
+        (("--data", "digits", "--batch", "9999"), "the largest batch of"),
+    ):
+        refused(gmmvit_here("optimize", bundle.path, *words), message)
