@@ -43,7 +43,7 @@ SHOWN = {
     "before_after": ("before_after",),
     "timm_models": ("timm_models",),
     "timm_sweep": ("timm_sweep",),
-    "hostile": ("hostile",),
+    "hostile": ("hostile", "hostile_memory"),
     "rollout": ("rollout",),
     "soak": ("soak",),
     "bulk": ("bulk",),
@@ -74,7 +74,6 @@ def documented_tables() -> dict[str, str]:
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
         "hostile_summary": hostile_summary(by_run("hostile")),
-        "hostile_memory": hostile_memory(by_run("hostile")),
     }
 
 
@@ -107,6 +106,7 @@ def page_tables() -> dict[str, str]:
         "head_dims": head_dims_table(result("engines")),
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
+        "hostile_memory": hostile_memory(by_run("hostile")),
     }
     long_runs = {"timm_sweep": timm_sweep_table, "rollout": rollout_table, "soak": soak_table, "bulk": bulk_table}
     for name, make in long_runs.items():

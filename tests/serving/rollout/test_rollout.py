@@ -168,7 +168,7 @@ def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bu
 
 
 def test_the_documented_command_prints_the_process_of_the_server(service: StateService) -> None:
-    page = (ROOT / "docs/pages/running_it.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/pages/operate.md").read_text(encoding="utf-8")
     (command,) = set(re.findall(r"`(pgrep -P PID_OF_SERVE \w+)`", page))
     words = command.replace("PID_OF_SERVE", str(service.process.pid)).split()
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
