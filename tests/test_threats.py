@@ -23,6 +23,10 @@ SHOWN_BY = {
     "malicious requests with a key": (
         "tests/serving/test_supervisor.py::test_a_killed_process_under_load",
     ),
+    "hostile images, bundles, checkpoints": (
+        "tests/hostile/test_hostile.py::test_commands_refuse_code_in_checkpoints_and_loops_in_bundles",
+        "benchmarks/hostile.py",
+    ),
     "changes of Triton's logs, shared memory, models": (
         "tests/serving/test_gateway.py::test_everything_else_is_404",
         "tests/serving/test_admin_secret.py::test_http_needs_the_secret",
@@ -32,6 +36,9 @@ SHOWN_BY = {
     ),
     "300 in JSON for uint8, which Triton reads as 44": (
         "tests/serving/test_gateway.py::test_no_number_of_json_wraps",
+    ),
+    "small files with very many pixels": (
+        "tests/serving/test_large_images.py::test_too_many_pixels_are_refused_with_the_budget",
     ),
     "bodies that never arrive": (
         "tests/serving/test_gateway.py::test_unfinished_bodies_leave_the_service_to_others",
