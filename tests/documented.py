@@ -154,7 +154,7 @@ def with_output(page_text: str, block: Block, output: Mapping[str, str]) -> str:
 def _skeleton(line: str) -> str:
     """Return a line without the parts that vary: numbers, hashes, which inputs differ most, widths of columns."""
     line = re.sub(r"\b[0-9a-f]{64}\b", "#", line)
-    line = re.sub(r"\b(?:golden|random|data: [a-z ]+): at most", "at most", line)  # the inputs that differ most
+    line = re.sub(r"\b(?:reference inputs|random|data: [a-z ]+): at most", "at most", line)  # the inputs that differ most
     line = re.sub(r"[-+±]?\d[\d,]*(?:\.\d+)*(?:e[-+]?\d+)?", "#", line)
     return " ".join(re.sub(r"─+", "─", line).split())
 

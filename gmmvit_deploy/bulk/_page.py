@@ -56,7 +56,7 @@ def _summary(report: BulkReport, plan: Plan) -> Summary:
     reference = report.reference
     if reference and reference.calibration < _FEW_CALIBRATION:
         changes.append(
-            f"Unusual images were found by comparison with {reference.golden} golden images, which are generated, and "
+            f"Unusual images were found by comparison with {reference.golden} reference images of the bundle, which are generated, and "
             f"{reference.calibration} calibration images; name images like the expected images with --calibration."
         )
     if plan.left_out:

@@ -56,7 +56,7 @@ def test_what_is_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="does not exist"):
         open_engine(tmp_path / "nothing")
     (tmp_path / "x.plan").write_bytes(b"plan")
-    with pytest.raises(EngineError, match="has no card"):
+    with pytest.raises(EngineError, match="has no build report"):
         open_engine(tmp_path / "x.plan")
 
 
