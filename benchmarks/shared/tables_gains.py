@@ -30,12 +30,15 @@ def gains_table(results: dict[str, Any]) -> str:
     return table(("family, batch", *_head()), lines)
 
 
-def _head() -> tuple[str, ...]:
-    return ("plain export, fp32", "ours, fp32", "gain", "plain export, bf16", "ours, bf16", "gain", "ours, int8")
+def _head() -> list[str]:
+    of_precisions = [
+        name for precision in OURS for name in (f"plain export, {precision}", f"ours, {precision}", "gain")
+    ]
+    return [*of_precisions, "ours, int8"]
 
 
 def _cells(rows: dict[str, Any], *, with_interval: bool) -> list[str]:
-    """Return the times of the best plain export (in result files: straight) and of ours, and their ratio, in each precision."""
+    """Return the times of the best plain export (``straight`` in results) and of ours, and their ratio, by precision."""
     best, cells = best_straight_of(rows), []
     for precision, name in OURS.items():
         gain = rows[name]["times_faster_than_best_straight"]

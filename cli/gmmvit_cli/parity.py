@@ -194,7 +194,8 @@ def _limits(report: ParityReport) -> list[str]:
 
     sets = [numbers for runner in report.runners for numbers in runner.check("numeric").details["sets"]]
     return [
-        f"limit on {shown_inputs(numbers['inputs'])}: {numbers['limit']['largest']:.2g} = {numbers['limit']['derivation']}"
+        f"limit on {shown_inputs(numbers['inputs'])}: "
+        f"{numbers['limit']['largest']:.2g} = {numbers['limit']['derivation']}"
         for numbers in sets
     ]
 

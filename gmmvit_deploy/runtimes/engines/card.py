@@ -166,7 +166,8 @@ def open_engine(path: Path) -> Engine:
     card_path, plan_path = folder / CARD_FILE, folder / PLAN_FILE
     rebuild = "type gmmvit build BUNDLE to build the engine again"
     if not card_path.is_file():
-        problem = "holds no card.json" if folder.is_dir() else "does not exist" if not path.exists() else "has no build report"
+        missing = "does not exist" if not path.exists() else "has no build report"
+        problem = "holds no card.json" if folder.is_dir() else missing
         raise EngineError(f"{path}: expected the folder of an engine, but it {problem}", hint=rebuild)
     try:
         card = EngineCard.from_json(json.loads(card_path.read_text(encoding="utf-8")))
@@ -185,7 +186,8 @@ def open_engine(path: Path) -> Engine:
         )
     if sha256_of_file(plan_path) != card.sha256["plan"]:
         raise EngineError(
-            f"{plan_path}: the SHA-256 of the plan differs from its build report: the plan was changed or damaged", hint=rebuild
+            f"{plan_path}: the SHA-256 of the plan differs from its build report: the plan was changed or damaged",
+            hint=rebuild,
         )
     return Engine(path=folder, card=card)
 
