@@ -38,7 +38,7 @@ def _head() -> list[str]:
 
 
 def _cells(rows: dict[str, Any], *, with_interval: bool) -> list[str]:
-    """Return the times of the best plain export (``straight`` in results) and of ours, and their ratio, by precision."""
+    """Return the times of the best plain export (``straight`` in results) and of ours, and their ratio by precision."""
     best, cells = best_straight_of(rows), []
     for precision, name in OURS.items():
         gain = rows[name]["times_faster_than_best_straight"]
