@@ -38,11 +38,11 @@ def edited(path: Path, **changes: object) -> None:
             lambda p: (p / "model.plan").write_bytes(b"x" + (p / "model.plan").read_bytes()[1:]),
             "the plan was changed or damaged",
         ),
-        (lambda p: (p / "card.json").write_text("{"), "expected the card of an engine"),
-        (lambda p: (p / "card.json").write_text("[]"), "expected the card of an engine"),
+        (lambda p: (p / "card.json").write_text("{"), "expected the build report of an engine"),
+        (lambda p: (p / "card.json").write_text("[]"), "expected the build report of an engine"),
         (lambda p: edited(p, format="gmmvit-engine/9"), "expected format 'gmmvit-engine/1'"),
-        (lambda p: edited(p, profiles=["8:4:2"]), "expected the card of an engine"),
-        (lambda p: edited(p, more=1), "expected the card of an engine"),
+        (lambda p: edited(p, profiles=["8:4:2"]), "expected the build report of an engine"),
+        (lambda p: edited(p, more=1), "expected the build report of an engine"),
     ],
 )
 def test_an_engine_that_is_not_whole(damage: object, message: str, engine: Engine, tmp_path: Path) -> None:
