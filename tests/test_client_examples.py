@@ -1,6 +1,6 @@
 """The programs of docs/pages/clients.md, run in their languages against the service of ``gmmvit serve --gateway``.
 
-The alert rules of docs/pages/running_it.md are checked against the metrics of the same service.
+The alert rules of docs/pages/operate.md are checked against the metrics of the same service.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.sources.hints import SETTINGS
 from gmmvit_deploy.precision import PRECISIONS, precision_behind
+from gmmvit_deploy.runtimes.engines import compatibility
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
@@ -235,7 +236,7 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
     every = {option for name in CLI for option in _options(name)} | {"--help", "--version"}
     # benchmarks/tables.py, curl, torchrun, docker, kubectl
     of_others = {"--write", "--data-binary", "--cacert", "--standalone", "--nproc-per-node", "--cpuset-cpus", "--cpus"}
-    of_others |= {"--from-file", "--cert", "--key", "--connect-to"}
+    of_others |= {"--model-ema", "--from-file", "--cert", "--key", "--connect-to"}
     for where, code in _code_spans():
         command = re.match(r"gmmvit ([a-z]+)", code)
         known = _options(command[1]) | {"--help"} if command else every | of_others
@@ -305,6 +306,11 @@ def test_data_is_that_of_the_program() -> None:
 def test_backends_and_flavors_are_those_of_the_program() -> None:
     assert set(first_column("jobs/serve.md", "`--backend`")) == set(get_args(model_configs.Backend))
     assert set(first_column("jobs/build.md", "`--flavor`")) == {*FLAVORS, "auto"}
+
+
+def test_releases_of_triton_are_those_of_the_program() -> None:
+    rows = {release: tuple(versions) for release, *versions in table("triton_gpu.md", "Triton container")}
+    assert rows == compatibility._RELEASES
 
 
 def test_checks_are_those_of_a_report() -> None:
@@ -381,7 +387,7 @@ def test_links_lead_to_files_and_headings_that_exist() -> None:
                 assert anchor in slugs, f"{page.relative_to(ROOT)}: {link}"
 
 
-# CONTRIBUTING.md and docs/pages/running_it.md
+# CONTRIBUTING.md and docs/pages/rollouts.md
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
@@ -406,18 +412,6 @@ def test_folders_and_files_of_contributing_exist() -> None:
 
 def test_systemd_waits_longer_than_the_service_needs_to_end() -> None:
     """Rollout, gateway, two fronts and two servers end one after the other."""
-    text = (ROOT / "docs/pages" / "running_it.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/pages" / "rollouts.md").read_text(encoding="utf-8")
     longest = 30 + (_STOP_S + 3 * _END_S) + 2 * (_EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S)
     assert int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) > longest
-
-
-def test_every_row_of_the_threats_names_tests_that_exist() -> None:
-    rows = table("running_it.md", "threat")
-    assert len(rows) > 10
-    for row in rows:
-        assert len(row) == 4, row
-        named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row[3])
-        assert named, row
-        for file, test in named:
-            text = (ROOT / file).read_text(encoding="utf-8")
-            assert file.startswith("benchmarks/") or re.search(rf"def {test}\(", text), f"{file}::{test}"

@@ -9,6 +9,7 @@ from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of, table
 from benchmarks.shared.tables_costs import masked_attention_table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
+from benchmarks.shared.tables_gains import gains_table, headline_table
 from benchmarks.shared.tables_serving import (
     bulk_table,
     gateway_cost_table,
@@ -43,7 +44,7 @@ SHOWN = {
     "before_after": ("before_after",),
     "timm_models": ("timm_models",),
     "timm_sweep": ("timm_sweep",),
-    "hostile": ("hostile",),
+    "hostile": ("hostile", "hostile_memory"),
     "rollout": ("rollout",),
     "soak": ("soak",),
     "bulk": ("bulk",),
@@ -65,8 +66,8 @@ def documented_tables() -> dict[str, str]:
     fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
     of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
     return {
-        "headline": headline_table(fastest, costs),
-        "fastest_cpu": fastest_table(of_paper),
+        "headline": headline_table(fastest),
+        "gains": gains_table(fastest),
         "mask_free": mask_free_table(of_paper, costs_of_paper),
         "served": served_table(result("served")),
         "overload": overload_table(result("overload")),
@@ -74,7 +75,6 @@ def documented_tables() -> dict[str, str]:
         "policy": policy_table(),
         "parity_limits": limits_table(result("parity_limits")),
         "hostile_summary": hostile_summary(by_run("hostile")),
-        "hostile_memory": hostile_memory(by_run("hostile")),
     }
 
 
@@ -107,6 +107,7 @@ def page_tables() -> dict[str, str]:
         "head_dims": head_dims_table(result("engines")),
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
+        "hostile_memory": hostile_memory(by_run("hostile")),
     }
     long_runs = {"timm_sweep": timm_sweep_table, "rollout": rollout_table, "soak": soak_table, "bulk": bulk_table}
     for name, make in long_runs.items():
@@ -260,31 +261,6 @@ CPU_RUNNERS = (
 )
 STRAIGHT_RUNNERS = ("torch.compile", "torch.compile:bf16", "straight openvino", "straight openvino:bf16")
 GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
-
-
-HEADLINE = {
-    "unfolded ONNX": "straight export",
-    "folded, fp32": "openvino+kernels",
-    "folded, bf16": "openvino+kernels:bf16",
-    "folded, int8": "openvino+kernels:int8",
-}
-"""Column of the README's table → name of the program."""
-
-
-def headline_table(results: dict[str, Any], costs: dict[str, Any]) -> str:
-    """Return the README's table, with a row for each family.
-
-    The columns are the speed-ups relative to eager PyTorch for a single image, and the cost of the mask in float32.
-    """
-    lines = []
-    for family, by_batch in results.items():
-        if family not in FAMILIES or "1" not in by_batch or family not in costs:
-            continue  # the README has room for the paper's families only
-        rows = by_batch["1"]
-        times = [f"{rows[name]['times_faster_than_eager']['median']:.1f}×" for name in HEADLINE.values()]
-        added = costs[family]["1"][HEADLINE["folded, fp32"]]["over_plain"]["median"] - 1
-        lines.append((family, f"{rows['eager']['median_ms']:.1f} ms", *times, f"{added:+.1%}"))
-    return table(("family", "eager PyTorch", *HEADLINE, "mask cost"), lines)
 
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:

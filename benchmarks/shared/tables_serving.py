@@ -77,7 +77,8 @@ def hostile_memory(runs: Mapping[str, Mapping[str, Any]]) -> str:
     rows = {name: [each[name] for each in times] for name in memory["before_mb"]}
     rows["all"] = [sum(each.values()) for each in times]
     head = ("MB", "before", *(f"round {number}" for number in range(1, len(times))))
-    return table(head, [(name, *map(str, values)) for name, values in rows.items()])
+    lines = table(head, [(name, *map(str, values)) for name, values in rows.items()])
+    return f"Resident memory of the service after each round of all requests, without shared pages:\n\n{lines}"
 
 
 def _ended(run: Mapping[str, Any]) -> set[tuple[str, str]]:

@@ -81,7 +81,7 @@ def _classify_in_bulk(
     calibration: str | None = _BULK.option(
         "DATA",
         "Images like the expected images, named as in gmmvit convert. The report of --from lists images that are "
-        "unlike these and the golden images.",
+        "unlike these and the reference images of the bundle.",
     ),
     accept_broken: bool = OUTPUT.flag(
         "--accept-broken", "With --from: exit with status 0 even if images are broken. Their rows state the error."

@@ -193,9 +193,12 @@ def _print(report: ParityReport, *, decided: bool) -> None:
 
 
 def _limits(report: ParityReport) -> list[str]:
+    from gmmvit_deploy.parity.report import shown_inputs
+
     sets = [numbers for runner in report.runners for numbers in runner.check("numeric").details["sets"]]
     return [
-        f"limit on {numbers['inputs']}: {numbers['limit']['largest']:.2g} = {numbers['limit']['derivation']}"
+        f"limit on {shown_inputs(numbers['inputs'])}: "
+        f"{numbers['limit']['largest']:.2g} = {numbers['limit']['derivation']}"
         for numbers in sets
     ]
 
@@ -206,9 +209,9 @@ def _print_flips(decisions: Mapping[str, Any]) -> None:
     for flip in decisions["flips"][:_MOST_REASONS]:
         kind = "within the noise" if flip["within_noise"] else "WRONG"
         typer.echo(
-            f"flip, {kind}: {flip['where']}: {flip['pytorch_class']} became {flip['runner_class']}, "
+            f"prediction change, {kind}: {flip['where']}: {flip['pytorch_class']} became {flip['runner_class']}, "
             f"margin {flip['margin']:.3g}"
         )
     more = len(decisions["flips"]) + decisions["flips_not_listed"] - _MOST_REASONS
     if more > 0:
-        typer.echo(f"{more} more flips")
+        typer.echo(f"{more} more prediction changes")

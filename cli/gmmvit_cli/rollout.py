@@ -37,7 +37,7 @@ def rollout(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
-    beside the first. If the new server gives the golden answers (the logits that are stored in its bundle), and the
+    beside the first. If the new server gives the reference outputs (the logits that are stored in its bundle), and the
     same labels to the images of --images, it gets all requests, and the first server ends. Otherwise the first server
     keeps all requests, and the exit status is 1.
     """

@@ -164,7 +164,7 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
     why, images = family_of(bundle.manifest.spec).unavailable(bundle.manifest.spec), options.data
     if images is None:
         if why:
-            inputs, name = stored_inputs(bundle, options.samples)[0], f"golden inputs of the bundle, repeated: {why}"
+            inputs, name = stored_inputs(bundle, options.samples)[0], f"reference inputs of the bundle, repeated: {why}"
         else:
             inputs, name = fresh_inputs(bundle, options.samples), "synthetic: patches of colour with noise"
         sha256 = sha256_of_bytes(inputs.tobytes())
@@ -173,7 +173,7 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
     if why:
         raise InputError(
             f"{images.name}: PyTorch's logits of these images are not known: {why}",
-            hint="add --model FILE.py:CLASS, or type --synthetic to measure on the golden inputs of the bundle",
+            hint="add --model FILE.py:CLASS, or type --synthetic to measure on the reference inputs of the bundle",
         )
     stream = ImageStream(bundle=bundle, images=images, batch=options.samples, limit=options.samples)
     inputs = np.concatenate([batch.inputs for batch in stream])

@@ -48,16 +48,17 @@ def _summary(report: BulkReport, plan: Plan) -> Summary:
         changes.append(f"{report.broken:,} images are broken and have no answer; section Errors lists the reasons.")
     if report.unusual:
         changes.append(
-            f"{report.unusual:,} images have answers that are unlike those of all reference images; their labels may "
-            "be wrong, whatever their probabilities are."
+            f"{report.unusual:,} images have answers that are unlike those of all images to compare with; "
+            "their labels may be wrong, whatever their probabilities are."
         )
     if report.duplicates:
         changes.append(f"{report.duplicates:,} images repeat the content of another image.")
     reference = report.reference
     if reference and reference.calibration < _FEW_CALIBRATION:
         changes.append(
-            f"Unusual images were found by comparison with {reference.golden} golden images, which are generated, and "
-            f"{reference.calibration} calibration images; name images like the expected images with --calibration."
+            f"Unusual images were found by comparison with {reference.golden} reference images of the bundle, "
+            f"which are generated, and {reference.calibration} calibration images; name images like the expected "
+            "images with --calibration."
         )
     if plan.left_out:
         changes.append(f"{left_out_text(plan.left_out)}.")

@@ -285,7 +285,7 @@ class Bundle:
         try:
             return golden_from_bytes(path.read_bytes())
         except (OSError, ValueError, KeyError, EOFError) as exc:
-            raise BundleError(f"{path}: expected the golden inputs of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
+            raise BundleError(f"{path}: expected the reference inputs of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
 
     def inputs_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Convert uint8 pixels (B, height, width, channels) to inputs of the graph.

@@ -150,16 +150,16 @@ def preprocessing_problem(golden: GoldenSet, spec: ImageSpec) -> str:
         try:
             pixels = spec.pixels_from_bytes(image)
         except UnusableImage as exc:
-            return f"golden image {index}: {exc}"
+            return f"reference image {index}: {exc}"
         if pixels.shape != expected.shape or (pixels != expected).any():
             apart = np.abs(pixels.astype(int) - expected) if pixels.shape == expected.shape else np.array([255])
             return (
-                f"the pixels of golden image {index} differ from the pixels at export: "
+                f"the pixels of reference image {index} differ from the pixels at export: "
                 f"{np.count_nonzero(apart)} values differ, by up to {apart.max()}"
             )
     if golden.inputs.dtype == np.uint8:
         tensors = spec.tensor_from_pixels(golden.inputs)
         if not np.array_equal(tensors, golden.tensors):
             largest = float(np.abs(tensors - golden.tensors).max())
-            return f"the normalised golden inputs differ from those at export, by up to {largest:.3g}"
+            return f"the normalised reference inputs differ from those at export, by up to {largest:.3g}"
     return ""

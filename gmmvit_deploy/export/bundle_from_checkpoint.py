@@ -50,7 +50,7 @@ __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
 _STEPS = (
     "read the checkpoint",
-    "compute the golden logits",
+    "compute the reference outputs",
     "fold the masks",
     "export to ONNX",
     "compare the runtimes with PyTorch",

@@ -180,7 +180,7 @@ class Visit:
                 with button.props(f'flat padding="2px" aria-label="Example {number}"').classes("example"):
                     picture = image_from_pixels(image.pixels_from_bytes(data))
                     self._html(html.part("image", picture, "", "thumbnail"))
-        self._quiet("The golden images of the bundle, whose logits were recorded at export.")
+        self._quiet("The reference images of the bundle, whose logits were recorded at export.")
 
     async def _on_upload(self, event: Any) -> None:
         data = await event.file.read()

@@ -196,7 +196,7 @@ class Decisions:
         )
 
     def _summary(self, same: int, count: int, within_noise: int, wrong: int) -> str:
-        flips = f"; {within_noise} flips within the noise, {wrong} wrong" if within_noise or wrong else ""
+        flips = f"; {within_noise} prediction changes within the noise, {wrong} wrong" if within_noise or wrong else ""
         return f"the same class on {same:,} of {count:,} inputs{flips}"
 
     def _reasons(self, wrong: Iterable[Flip], threshold: float) -> Iterable[str]:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.parity._quantised import GRAPH, RoundingKept, rounding_problem
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
+from gmmvit_deploy.parity.report import shown_inputs
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
@@ -72,30 +73,31 @@ class SetNumbers:
 
     def problems(self) -> list[str]:
         """Return the reasons why this set of inputs does not pass; empty if the set passes."""
+        shown = shown_inputs(self.inputs)
         if self.misshapen:
-            return [f"{self.inputs}: {self.misshapen}"]
+            return [f"{shown}: {self.misshapen}"]
         errors = self.from_exact
         if errors.broken:
-            return [f"{self.inputs}: the logits of {errors.broken} of {errors.rows} inputs are not finite"]
+            return [f"{shown}: the logits of {errors.broken} of {errors.rows} inputs are not finite"]
         if not self.noise.usable:
             return [
-                f"{self.inputs}: PyTorch's own float32 logits differ by up to {self.noise.largest:.3g} from float64, "
+                f"{shown}: PyTorch's own float32 logits differ by up to {self.noise.largest:.3g} from float64, "
                 f"at logits of up to {self.noise.scale:.3g}: float32 is too coarse for this model, "
                 "so the runner cannot be judged"
             ]
         problems = []
         if not errors.largest <= self.limit.largest:
             problems.append(
-                f"{self.inputs}: logits differ by up to {errors.largest:.3g} from {self.reference}; "
+                f"{shown}: logits differ by up to {errors.largest:.3g} from {self.reference}; "
                 f"expected at most {self.limit.largest:.3g}; derivation: {self.limit.derivation}"
             )
         elif self.limit.rms is not None and not errors.rms <= self.limit.rms:
             problems.append(
-                f"{self.inputs}: logits differ by {errors.rms:.3g} (rms) from {self.reference}; "
+                f"{shown}: logits differ by {errors.rms:.3g} (rms) from {self.reference}; "
                 f"expected an rms of at most {self.limit.rms:.3g}; derivation: {self.limit.derivation}"
             )
         elif why := rounding_problem(self.rounding_kept):
-            problems.append(f"{self.inputs}: {why}")
+            problems.append(f"{shown}: {why}")
         return problems
 
 
@@ -174,7 +176,8 @@ def check_numeric(logits: list[SetNumbers], features: Sequence[SetNumbers] = ())
         worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
         errors = worst.from_exact
         summary = (
-            f"{worst.inputs}: at most {errors.largest:.2g} from {worst.reference} (99 %: {errors.p99:.2g}, "
+            f"{shown_inputs(worst.inputs)}: at most {errors.largest:.2g} from {worst.reference} "
+            f"(99 %: {errors.p99:.2g}, "
             f"relative L2 {errors.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
         )
     return Check(

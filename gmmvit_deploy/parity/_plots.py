@@ -58,7 +58,7 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
     return svg(
         figure,
         f"Points of {len(margins):,} inputs: the largest error of a logit against the margin of the decision. "
-        f"For {beyond:,} inputs the error is above half the margin, where the predicted class may flip; "
+        f"For {beyond:,} inputs the error is above half the margin, where the predicted class may change; "
         f"{int(flipped.sum()):,} inputs flipped.",
     )
 

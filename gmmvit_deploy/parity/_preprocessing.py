@@ -116,7 +116,7 @@ def check_preprocessing(
     if spec.normalisation is None:
         return skipped_check(NAME, "the bundle has no mean and std, so images cannot be turned into inputs")
     golden = bundle.golden_set()
-    seen = [f"{len(golden.images)} golden images decode here as at export"]
+    seen = [f"{len(golden.images)} reference images decode here as at export"]
     reasons, unknown = [], []
     if problem := preprocessing_problem(golden, spec):
         reasons.append(f"here: {problem}")
@@ -232,7 +232,7 @@ def _ensemble_problems(
     if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
         return []
     return [
-        f"{server.ensemble} on the server: the logits of encoded golden images differ by {largest:.3g} from "
+        f"{server.ensemble} on the server: the logits of encoded reference images differ by {largest:.3g} from "
         f"{whose}; expected at most {2 * limit.largest:.3g}"
     ]
 

@@ -96,11 +96,11 @@ def _flip_words(details: Mapping[str, Any]) -> str:
     share = details["nearest_to_flipping"]
     if share > 1:
         return (
-            f"the largest error is {share:.1f} times the error that may flip a predicted class; "
+            f"the largest error is {share:.1f} times the error that may change a predicted class; "
             f"{details['flips_within_noise']} of {details['inputs']:,} predicted classes flipped, all within the noise"
         )
     return (
-        f"the largest error is {100 * share:.2g} % of the error that may flip a predicted class, "
+        f"the largest error is {100 * share:.2g} % of the error that may change a predicted class, "
         f"on {details['inputs']:,} inputs"
     )
 

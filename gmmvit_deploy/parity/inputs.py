@@ -46,8 +46,8 @@ def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
     inputs, outputs = bundle.golden_rows()
     logits = next(iter(outputs.values()))
     images = len(bundle.golden_set().images)
-    where = [f"golden input {index}" for index in range(len(inputs) - images)]
-    where += [f"golden image {index}" for index in range(images)]
+    where = [f"reference input {index}" for index in range(len(inputs) - images)]
+    where += [f"reference image {index}" for index in range(images)]
     return Batch(inputs=inputs, where=tuple(where), labels=(None,) * len(where)), logits
 
 

@@ -10,7 +10,7 @@ from gmmvit_deploy.parity._numeric import STORED
 from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot, mixed_plot
 from gmmvit_deploy.parity._summary import summary_of
 from gmmvit_deploy.parity._verdict import Check
-from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport, shown_inputs
 from gmmvit_deploy.reports.pages import Plot, VerdictWord, figure, rendered, written_page
 
 __all__ = ["page_of", "write_page"]
@@ -54,7 +54,7 @@ def _runner(runner: RunnerReport) -> dict[str, Any]:
     accuracy, decisions = checks["accuracy"].details, checks["decisions"].details
     flips = decisions.get("flips", ())
     more = len(flips[_MOST_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
-    no_flips = "No predicted class flipped." if decisions else ""
+    no_flips = "No predicted class changed." if decisions else ""
     return {
         "name": name,
         "provenance": dict(runner.provenance),
@@ -62,14 +62,14 @@ def _runner(runner: RunnerReport) -> dict[str, Any]:
         "distances": _distances(checks["numeric"].details["sets"]),
         "accuracy": _accuracy(accuracy) if accuracy else None,
         "flips": list(map(_flip, flips[:_MOST_FLIPS])),
-        "flips_note": f"And {more} more flips." if more else "" if flips else no_flips,
+        "flips_note": f"And {more} more prediction changes." if more else "" if flips else no_flips,
     }
 
 
 def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> list[Plot]:
     figures = []
     if len(runner.points[0]):
-        what = "Each point is an input; a cross marks an input whose predicted class flipped."
+        what = "Each point is an input; a cross marks an input whose predicted class changed."
         figures.append(figure(margin_plot(*runner.points), f"Margin against error: {name}", what))
     blocks = checks["localize"].details.get("blocks") if "localize" in checks else None
     if blocks:
@@ -101,7 +101,7 @@ def _distances(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             distances, limit = numbers[key], numbers["limit"]
             rows.append(
                 (
-                    numbers["inputs"],
+                    shown_inputs(numbers["inputs"]),
                     str(distances["rows"]),
                     reference,
                     *(f"{distances[measure]:.2e}" for measure in ("largest", "p99", "rms", "relative_l2")),

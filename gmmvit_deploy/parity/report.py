@@ -13,7 +13,7 @@ from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.reports.reporting import plain
 
-__all__ = ["FORMAT", "GATES", "SCHEMA_PATH", "ParityReport", "RunnerReport"]
+__all__ = ["FORMAT", "GATES", "SCHEMA_PATH", "ParityReport", "RunnerReport", "shown_inputs"]
 
 FORMAT = "gmmvit-parity/1"
 GATES = {
@@ -25,6 +25,11 @@ GATES = {
 }
 """Option → the check that must be decided if the user types the option."""
 SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
+
+
+def shown_inputs(name: str) -> str:
+    """Return the words for a set of inputs, such as ``golden, features``, whose name is that of the JSON report."""
+    return name.replace("golden", "reference inputs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -105,5 +105,5 @@ def test_the_page_can_be_read(results: Path, bundle: Bundle) -> None:
     assert "Verdict: ✗ BROKEN IMAGES" in text
     assert "Of 36 images, 35 have an answer." in text
     assert "3 images repeat the content of another image." in text
-    assert f"{golden_count(bundle)} golden images and 60 calibration images" in text
+    assert f"{golden_count(bundle)} reference images and 60 calibration images" in text
     assert "copies/0.png, copies/1.png, copies/2.png" in text

@@ -64,7 +64,7 @@ def test_broken_golden_files(name: str, bundle: Bundle, tmp_path: Path) -> None:
     shutil.copytree(bundle.path, tmp_path / "copy")
     GOLDEN[name](tmp_path / "copy")
     content = (tmp_path / "copy" / "golden.npz").read_bytes()
-    with pytest.raises(BundleError, match="expected the golden inputs of a bundle"):
+    with pytest.raises(BundleError, match="expected the reference inputs of a bundle"):
         signed(bundle, tmp_path, "golden.npz", content)
 
 

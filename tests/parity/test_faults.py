@@ -144,13 +144,13 @@ def test_another_resize_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: py
     from gmmvit_deploy.images import preprocess
 
     monkeypatch.setattr(preprocess, "pixels_from_image", _resized_otherwise)
-    with pytest.raises(BundleError, match=r"preprocessing: the pixels of golden image 1 differ from the pixels"):
+    with pytest.raises(BundleError, match=r"preprocessing: the pixels of reference image 1 differ from the pixels"):
         open_bundle(bundle.path)
 
 
 def test_another_normalisation_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contract, "tensor_from_pixels", lambda *how: tensor_from_pixels(*how) * np.float32(1.01))
-    with pytest.raises(BundleError, match="preprocessing: the normalised golden inputs differ from those at export"):
+    with pytest.raises(BundleError, match="preprocessing: the normalised reference inputs differ from those at export"):
         open_bundle(bundle.path)
 
 

@@ -156,7 +156,7 @@ def promtool(*arguments: str | Path) -> str:
 
 @pytest.mark.process
 def test_the_documented_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = PAGES / "running_it.md"
+    page = PAGES / "operate.md"
     (block,) = (block for block in blocks(page, page.read_text(encoding="utf-8")) if block.language == "yaml")
     monkeypatch.chdir(tmp_path)
     Path("prometheus.yml").write_text(block.text.replace("HOST", "127.0.0.1"))
@@ -199,7 +199,7 @@ def test_each_alert_has_both_cases_and_what_to_do() -> None:
 
 
 def test_the_runbook_has_each_alert() -> None:
-    page = (PAGES / "running_it.md").read_text(encoding="utf-8")
+    page = (PAGES / "operate.md").read_text(encoding="utf-8")
     assert re.findall(r"^#### (Gmmvit\w+)$", page, re.MULTILINE) == NAMES
 
 

@@ -166,13 +166,14 @@ def open_engine(path: Path) -> Engine:
     card_path, plan_path = folder / CARD_FILE, folder / PLAN_FILE
     rebuild = "type gmmvit build BUNDLE to build the engine again"
     if not card_path.is_file():
-        problem = "holds no card.json" if folder.is_dir() else "does not exist" if not path.exists() else "has no card"
+        missing = "does not exist" if not path.exists() else "has no build report"
+        problem = "holds no card.json" if folder.is_dir() else missing
         raise EngineError(f"{path}: expected the folder of an engine, but it {problem}", hint=rebuild)
     try:
         card = EngineCard.from_json(json.loads(card_path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as exc:
         raise EngineError(
-            f"{card_path}: expected the card of an engine, but the file cannot be read: {exc}", hint=rebuild
+            f"{card_path}: expected the build report of an engine, but the file cannot be read: {exc}", hint=rebuild
         ) from exc
     if not plan_path.is_file():
         raise EngineError(f"{plan_path} is missing", hint=rebuild)
@@ -180,12 +181,13 @@ def open_engine(path: Path) -> Engine:
     if size != card.size_bytes:
         raise EngineError(
             f"{plan_path}: expected {card.size_bytes} bytes, got {size}: the plan is truncated, "
-            "or does not belong to its card",
+            "or does not belong to its build report",
             hint="copy the engine's folder again, or build the engine again",
         )
     if sha256_of_file(plan_path) != card.sha256["plan"]:
         raise EngineError(
-            f"{plan_path}: the SHA-256 of the plan differs from its card: the plan was changed or damaged", hint=rebuild
+            f"{plan_path}: the SHA-256 of the plan differs from its build report: the plan was changed or damaged",
+            hint=rebuild,
         )
     return Engine(path=folder, card=card)
 

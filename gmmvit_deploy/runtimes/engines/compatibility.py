@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerTensorRT", "loads_in", "loads_on", "runs_on", "server_tensorrt"]
 
-# Release of NVIDIA's Triton container → (Triton version, TensorRT version) in the container, from the release notes.
+# Release of NVIDIA's Triton container → (Triton version, TensorRT version) in the container, from the release notes
+# up to 25.06, and for 26.07 from issue 8969 of triton-inference-server/server.
 _RELEASES = {
     "24.06": ("2.47.0", "10.1.0"),
     "24.07": ("2.48.0", "10.2.0"),
@@ -34,6 +35,7 @@ _RELEASES = {
     "25.04": ("2.57.0", "10.9.0"),
     "25.05": ("2.58.0", "10.10.0"),
     "25.06": ("2.59.0", "10.11.0"),
+    "26.07": ("2.71.0", "11.1.0"),
 }
 _FIND_OUT = (
     "type --server-tensorrt VERSION; on the server, dpkg -l | grep -E 'libnvinfer-lean|tensorrt' shows the version"
@@ -71,7 +73,7 @@ def server_tensorrt(
     if release is not None:
         if release not in _RELEASES:
             raise InputError(
-                f"expected a container release from {min(_RELEASES)} to {max(_RELEASES)}, got {release}", hint=_FIND_OUT
+                f"the TensorRT of Triton {release} is not known; known are {', '.join(_RELEASES)}", hint=_FIND_OUT
             )
         return ServerTensorRT(name=name or f"Triton {release}", version=_RELEASES[release][1])
     if triton is not None:

@@ -97,12 +97,12 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
         answers = []
         for row in range(len(golden.inputs)):
             go_on()
-            answers.append(("golden inputs", runner.run(golden.inputs[row : row + 1])[0], golden.logits[row], row))
+            answers.append(("reference inputs", runner.run(golden.inputs[row : row + 1])[0], golden.logits[row], row))
         if golden.images:
             classifier = opened.enter_context(closing(TritonClassifier(grpc_url)))
             for row, data in enumerate(golden.images):
                 go_on()
-                answers.append(("golden images", classifier.logits([data])[0], golden.image_logits[row], row))
+                answers.append(("reference images", classifier.logits([data])[0], golden.image_logits[row], row))
     largest = 0.0
     for kind, logits, expected, row in answers:
         off = float(np.abs(np.asarray(logits, np.float64) - expected).max())
@@ -113,7 +113,7 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
                 hint=f"type gmmvit parity {bundle.path} to compare each runner of this machine with PyTorch",
             )
         largest = max(largest, off)
-    return f"{len(answers)} golden answers, largest difference {largest:.2g} of {limit.largest:.2g} allowed"
+    return f"{len(answers)} reference outputs, largest difference {largest:.2g} of {limit.largest:.2g} allowed"
 
 
 def require_same_labels(

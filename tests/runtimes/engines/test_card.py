@@ -38,11 +38,11 @@ def edited(path: Path, **changes: object) -> None:
             lambda p: (p / "model.plan").write_bytes(b"x" + (p / "model.plan").read_bytes()[1:]),
             "the plan was changed or damaged",
         ),
-        (lambda p: (p / "card.json").write_text("{"), "expected the card of an engine"),
-        (lambda p: (p / "card.json").write_text("[]"), "expected the card of an engine"),
+        (lambda p: (p / "card.json").write_text("{"), "expected the build report of an engine"),
+        (lambda p: (p / "card.json").write_text("[]"), "expected the build report of an engine"),
         (lambda p: edited(p, format="gmmvit-engine/9"), "expected format 'gmmvit-engine/1'"),
-        (lambda p: edited(p, profiles=["8:4:2"]), "expected the card of an engine"),
-        (lambda p: edited(p, more=1), "expected the card of an engine"),
+        (lambda p: edited(p, profiles=["8:4:2"]), "expected the build report of an engine"),
+        (lambda p: edited(p, more=1), "expected the build report of an engine"),
     ],
 )
 def test_an_engine_that_is_not_whole(damage: object, message: str, engine: Engine, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_is_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="does not exist"):
         open_engine(tmp_path / "nothing")
     (tmp_path / "x.plan").write_bytes(b"plan")
-    with pytest.raises(EngineError, match="has no card"):
+    with pytest.raises(EngineError, match="has no build report"):
         open_engine(tmp_path / "x.plan")
 
 
@@ -137,7 +137,7 @@ def test_servers_and_their_tensorrt() -> None:
     assert server_tensorrt(triton="2.51.0", name="here").version == "10.5.0"
     assert server_tensorrt(triton="9.9.9", tensorrt="11.1").version == "11.1"
     for options, message in (
-        ({"release": "26.09"}, "expected a container release from 24.06 to 25.06, got 26.09"),
+        ({"release": "26.09"}, "the TensorRT of Triton 26.09 is not known"),
         ({"triton": "9.9.9"}, "the TensorRT version of Triton 9.9.9 is not known"),
         ({"tensorrt": "ten"}, "expected a version"),
         ({}, "the server's TensorRT version is not known"),

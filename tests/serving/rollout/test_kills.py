@@ -33,7 +33,7 @@ IMAGES = 600
 STEPS = {
     "copy": "copy bundle",
     "start": "start the new server",
-    "golden": "golden answers",
+    "golden": "reference outputs",
     "all": "all traffic",
     "end": "end the old server",
 }

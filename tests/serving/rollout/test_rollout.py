@@ -102,7 +102,7 @@ def test_other_answers_than_the_golden_answers_go_back_under_load(
     with load(service, bundles) as clients:
         answer = service.order(bundle=str(folder))
     row = len(arrays[array]) - 1
-    assert f"the new server's logits of golden {kind} row {row} differ by 0.01 from PyTorch's" in answer["error"]
+    assert f"the new server's logits of reference {kind} row {row} differ by 0.01 from PyTorch's" in answer["error"]
     assert "gmmvit parity" in answer["hint"]
     assert (clients.lost, clients.wrong) == ([], [])
     assert {bundle for bundle, count in clients.answered.items() if count} == {before}
@@ -149,7 +149,7 @@ def abort_a_rollout(service: StateService, before: str, other: Bundle, folder: P
     thread = threading.Thread(target=lambda: results.append(service.order(**order)))
     thread.start()
     step = lambda: next(iter(send_order(service.state, {"order": "status"})))["status"]["step"]  # noqa: E731
-    wait_until(lambda: "golden answers" in step(), "the comparison of the images")
+    wait_until(lambda: "reference outputs" in step(), "the comparison of the images")
     second = service.order(bundle=str(other.path))
     assert "another rollout is running" in second["error"]
     (aborted,) = send_order(service.state, {"order": "abort"})
@@ -168,7 +168,7 @@ def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bu
 
 
 def test_the_documented_command_prints_the_process_of_the_server(service: StateService) -> None:
-    page = (ROOT / "docs/pages/running_it.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/pages/operate.md").read_text(encoding="utf-8")
     (command,) = set(re.findall(r"`(pgrep -P PID_OF_SERVE \w+)`", page))
     words = command.replace("PID_OF_SERVE", str(service.process.pid)).split()
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()

@@ -1,0 +1,52 @@
+"""Make the tables of what this project gains over the best plain export, in the same runtime and precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shared.places import FAMILIES
+from benchmarks.shared.results import best_straight_of, cross_of, interval, table
+
+__all__ = ["gains_table", "headline_table"]
+
+OURS = {"fp32": "openvino+kernels", "bf16": "openvino+kernels:bf16"}
+INT8 = "openvino+kernels:int8"
+
+
+def headline_table(results: dict[str, Any]) -> str:
+    """Return the README's table: a row for each of the paper's families, for a single image."""
+    lines = [(family, *_cells(results[family]["1"], with_interval=False)) for family in FAMILIES if family in results]
+    return table(("family", *_head()), lines)
+
+
+def gains_table(results: dict[str, Any]) -> str:
+    """Return a table with a row for each of the paper's families and batch, with the intervals of the ratios."""
+    lines = [
+        (f"{family}, {batch}{cross_of(results[family], batch)}", *_cells(results[family][batch], with_interval=True))
+        for family in FAMILIES
+        if family in results
+        for batch in ("1", "64")
+    ]
+    return table(("family, batch", *_head()), lines)
+
+
+def _head() -> list[str]:
+    of_precisions = [
+        name for precision in OURS for name in (f"plain export, {precision}", f"ours, {precision}", "gain")
+    ]
+    return [*of_precisions, "ours, int8"]
+
+
+def _cells(rows: dict[str, Any], *, with_interval: bool) -> list[str]:
+    """Return the times of the best plain export (``straight`` in results) and of ours, and their ratio by precision."""
+    best, cells = best_straight_of(rows), []
+    for precision, name in OURS.items():
+        gain = rows[name]["times_faster_than_best_straight"]
+        ratio = interval(gain) if with_interval else f"{gain['median']:.2f}×"
+        cells += [_ms(rows, best[precision]), _ms(rows, name), ratio]
+    return [*cells, _ms(rows, INT8)]
+
+
+def _ms(rows: dict[str, Any], name: str) -> str:
+    ms = rows[name]["median_ms"]
+    return f"{ms:.2f} ms" if ms < 10 else f"{ms:.0f} ms"
