@@ -1,13 +1,15 @@
 # Every target that needs Python packages installs them into .venv.
-# Python 3.10 to 3.12: the first of these that runs, or say make PYTHON=/path/to/python.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3 python; do \
-  $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+# Python 3.11 to 3.12: the first of these that runs, or say make PYTHON=/path/to/python.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+INSTALLED_DEMO := .venv/.installed-demo
 
 .PHONY: demo test test-fast test-rest test-all check docs format hooks release bench clean
 
-demo: $(INSTALLED)
+# The developers' tools are installed with all that the demo needs.
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(INSTALLED_DEMO))
 	$(BIN)/gmmvit demo --output demo-output --force
 
 # One more than there are cores, four at most: tests often wait for a server or a browser.
@@ -78,8 +80,10 @@ bench: $(INSTALLED)
 clean:
 	rm -rf .venv .venv-kserve demo-output dist docs/site docs/.cache
 
-$(INSTALLED): pyproject.toml .ci/constraints.txt
-	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }
+$(INSTALLED): EXTRA := dev
+$(INSTALLED_DEMO): EXTRA := bench,demo
+$(INSTALLED) $(INSTALLED_DEMO): pyproject.toml .ci/constraints.txt
+	@test -n "$(PYTHON)" || { echo "Error: no Python 3.11 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[$(EXTRA)]'
 	touch $@

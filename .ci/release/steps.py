@@ -117,7 +117,7 @@ def check_committed(root: Path) -> None:
 
 
 def supported_pythons(root: Path) -> list[str]:
-    """Return the Python versions that pyproject.toml classifies as supported: ["3.10", ...].  Errors: ReleaseError."""
+    """Return the Python versions that pyproject.toml classifies as supported: ["3.11", ...].  Errors: ReleaseError."""
     path = root / "pyproject.toml"
     versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', path.read_text(encoding="utf-8"))
     if not versions:

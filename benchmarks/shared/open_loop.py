@@ -60,7 +60,7 @@ async def open_loop(send: Send, due: Sequence[float], *, deadline_s: float) -> l
         left = deadline_s - (time.perf_counter() - start - due_s)
         try:
             status = await asyncio.wait_for(send(left), max(left, 0.001))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             status = "DEADLINE"
         return Outcome(due_s, time.perf_counter() - start - due_s, status)
 

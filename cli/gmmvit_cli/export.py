@@ -193,7 +193,8 @@ def export(
             f"{len(manifest.masks)} masks and {len(manifest.biases)} biases stored as constants "
             f"({', '.join(manifest.folding) or 'nothing to fold'})",
         ),
-        *_preprocessing(bundle, stated=names is not None),
+        *_preprocessing(bundle),
+        *_origins(bundle),
         *_resized(bundle),
         *_proven(bundle),
         ("SHA-256", bundle.sha256),
@@ -205,8 +206,7 @@ def export(
     typer.echo(out)
 
 
-def _preprocessing(bundle: Bundle, *, stated: bool) -> list[tuple[str, str]]:
-    """stated: True if the user stated the labels."""
+def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:
     image, labels = bundle.manifest.image, bundle.manifest.labels
     rows = []
     if bundle.manifest.input_kind == "pixels" and image.mean is not None and image.std is not None:
@@ -215,9 +215,16 @@ def _preprocessing(bundle: Bundle, *, stated: bool) -> list[tuple[str, str]]:
         rows = [("images", f"resize {image.resize}{crop}; mean {mean}; std {std}")]
     shown = ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
     task = " (multi-label)" if bundle.manifest.task == "multi-label" else ""
-    unnamed = not stated and labels == tuple(map(str, range(len(labels))))
-    indices = "; these are the class indices, and --labels gives names" if unnamed else ""
-    return [*rows, ("labels", f"{len(labels)}{task}: {shown}{indices}")] if labels else rows
+    return [*rows, ("labels", f"{len(labels)}{task}: {shown}")] if labels else rows
+
+
+def _origins(bundle: Bundle) -> list[tuple[str, str]]:
+    """Return where the values come from that neither a tensor shows nor the user typed, one row for each source."""
+    names: dict[str, list[str]] = {}
+    for name, origin in bundle.manifest.taken_from.items():
+        if not origin.startswith("--"):
+            names.setdefault(origin, []).append(name)
+    return [("origin", f"{', '.join(values)}: {origin}") for origin, values in names.items()]
 
 
 def _resized(bundle: Bundle) -> list[tuple[str, str]]:

@@ -128,7 +128,7 @@ class Manifest:
     versions: name → version of the toolkit, Python and packages at export.
     files: file name → SHA-256, for every file except the manifest.
     taken_from: what no tensor of the checkpoint shows, such as ``heads`` → where the value comes from, such as
-    ``--set heads=4``.
+    ``--set heads=4``; for the preprocessing and the labels, only what the user did not type.
     Errors: ValueError when the size of ``image`` contradicts ``spec``, or when ``pixels`` has no mean and std.
     """
 

@@ -316,7 +316,8 @@ def _own_images(file: TensorFile, spec: ModelSpec) -> KnownImages:
             f"{file.path}: the file states {len(labels)} labels and {image.channels} channels, but its model has "
             f"{spec.classes} classes and {spec.channels} channels"
         )
-    return KnownImages(mean=image.mean, std=image.std, resize=image.resize, crop_pct=image.crop_pct, labels=labels)
+    known = KnownImages(mean=image.mean, std=image.std, resize=image.resize, crop_pct=image.crop_pct, labels=labels)
+    return replace(known, origins=dict.fromkeys(("mean", "std", "resize", "crop_pct", "labels"), "gmmvit train"))
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:

@@ -100,7 +100,9 @@ def bundle_from_checkpoint(
     loaded = load_checkpoint(checkpoint, hints)
     trainable_parameters = loaded.trainable_parameters  # before the model is folded in place
     release_memory()
-    options = options.completed(loaded.images, default=family_of(loaded.spec).default_resize)
+    typed, family = options, family_of(loaded.spec)
+    options = options.completed(loaded.images, default=family.default_resize)
+    origins = options.origins(loaded.images, typed, family=family.name if family.default_resize else "")
     image = _image(options, loaded.spec)
     loaded.model.outputs = options.outputs
     require_outputs(loaded)
@@ -135,7 +137,7 @@ def bundle_from_checkpoint(
                 "wrapping": loaded.file.wrapping,
             },
             unused_keys=loaded.unused,
-            taken_from=loaded.taken_from,
+            taken_from=loaded.taken_from | origins,
             input_kind=options.input_kind,
             max_batch=options.max_batch,
             image=image,

@@ -180,6 +180,25 @@ class ExportOptions:
             _require_stated(missing, rule is None, known.usual_resize)
         return options
 
+    def origins(self, known: KnownImages, typed: ExportOptions, *, family: str = "") -> dict[str, str]:
+        """Return where the values come from that the user did not type, such as mean → ``mean of args``.
+
+        self: the completed options.  typed: the options before.
+        family: the name of the family whose default resize rule was taken, if any.
+        """
+        found: dict[str, str] = {}
+        for name in ("mean", "std", "resize", "crop_pct", "labels"):
+            value = getattr(self, name)
+            if value is None or getattr(typed, name) is not None or (name == "labels" and not self.has_logits):
+                continue
+            if getattr(known, name) is not None:
+                found[name] = known.origins.get(name, "the checkpoint")
+            elif family and self.mean is not None:  # only the resize rule has a default
+                found[name] = f"the default of the family {family}"
+        if self.has_logits and self.labels is None:
+            found["labels"] = "the class indices; --labels gives names"
+        return found
+
 
 def _require_stated(missing: list[str], misses_resize: bool, usual_resize: str) -> None:
     """Check that the preprocessing is stated.

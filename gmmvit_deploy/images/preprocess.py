@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from typing_extensions import NotRequired, Unpack
+    from typing import NotRequired, Unpack
 
 __all__ = [
     "MAX_IMAGE_BYTES",

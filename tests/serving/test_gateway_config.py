@@ -9,7 +9,7 @@ import socket
 import subprocess
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +304,7 @@ class TestCertificate:
         keys = key_file(tmp_path)
         good, old = self_signed(tmp_path, "good", days=400), self_signed(tmp_path, "old", days=-1)
         assert "BEGIN" in tls_pem(GatewaySettings(keys=keys, tls_cert=good.both))
-        day = (datetime.now(timezone.utc) - timedelta(days=1)).strftime("%Y-%m-%d")
+        day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
         for settings in (
             GatewaySettings(keys=keys, tls_cert=old.both),
             GatewaySettings(keys=keys, tls_cert=old.certificate, tls_key=old.private_key),

@@ -36,6 +36,72 @@ def train_file(folder: Path, name: str, *, kwargs: dict[str, Any], seed: int = 0
     return path, model.double()
 
 
+@pytest.mark.parametrize("name", ["test_byobnet", "halonet26t", "vit_tiny_patch16_224"])
+def test_without_img_size_train_py_takes_the_size_of_the_architecture(tmp_path: Path, name: str) -> None:
+    path, model = train_file(tmp_path, name, kwargs=TINY if name.startswith("vit") else {})
+    loaded = load_checkpoint(path)
+    assert loaded.spec.image_shape == model.pretrained_cfg["input_size"][1:]
+    assert loaded.taken_from == {"image_size": f"timm's default for {name}"}
+    stated, _ = train_file(tmp_path, "test_byobnet", kwargs={}, img_size=96)
+    assert load_checkpoint(stated).taken_from == {"image_size": "img_size of args"}
+
+
+def dinov2_of_224_pixels(folder: Path) -> Path:
+    """Write a state dict of an architecture whose usual images have 518 pixels."""
+    model = timm.create_model("vit_small_patch14_dinov2", num_classes=5, img_size=224, **TINY)
+    torch.save(model.state_dict(), folder / "bare.pth")
+    return folder / "bare.pth"
+
+
+def test_the_stored_positions_show_the_size(tmp_path: Path) -> None:
+    loaded = load_checkpoint(
+        dinov2_of_224_pixels(tmp_path), LoadHints(model="vit_small_patch14_dinov2", model_args=TINY)
+    )
+    assert loaded.spec.image_shape == (224, 224)
+    assert loaded.taken_from == {"image_size": "pos_embed (257 tokens), patch 14"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "named", "hint"),
+    [
+        ({"image_size": 280}, "--image-size is 280 × 280 pixels", "type --resize-to 280"),
+        ({"model_args": {**TINY, "img_size": 280}}, "--model-args img_size is 280 × 280 pixels", '{"img_size": 224}'),
+    ],
+    ids=["option", "arguments"],
+)
+def test_a_size_that_contradicts_the_stored_positions(
+    tmp_path: Path, typed: dict[str, Any], named: str, hint: str
+) -> None:
+    hints = LoadHints(**{"model": "vit_small_patch14_dinov2", "model_args": TINY, **typed})
+    with pytest.raises(GmmvitError, match=named) as caught:
+        load_checkpoint(dinov2_of_224_pixels(tmp_path), hints)
+    assert "which have 401 position embeddings" in str(caught.value)
+    assert "the file has pos_embed (257 tokens), patch 14: images of 224 × 224 pixels" in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_a_size_that_nothing_states_is_asked_for(tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_byobnet", num_classes=5).state_dict(), tmp_path / "bare.pth")
+    with pytest.raises(GmmvitError, match="states the size of the images") as caught:
+        load_checkpoint(tmp_path / "bare.pth", LoadHints(model="test_byobnet"))
+    assert "type --image-size with the size of the training images in pixels, such as 160" in caught.value.hint
+
+
+def test_each_value_names_its_origin(tmp_path: Path) -> None:
+    path, _ = train_file(tmp_path, "test_vit", kwargs={}, mean=(0.1, 0.2, 0.3), interpolation="bilinear")
+    known = load_checkpoint(path).images
+    typed = ExportOptions(crop_pct=1.0)
+    assert typed.completed(known, default=None).origins(known, typed) == {
+        "mean": "mean of args",
+        "std": "timm's default for test_vit",
+        "resize": "interpolation of args",
+        "labels": "the class indices; --labels gives names",
+    }
+    typed = ExportOptions(mean=(0.5,), std=(0.5,), labels=("a",))
+    nothing = KnownImages()
+    assert typed.completed(nothing).origins(nothing, typed, family="vit") == {"resize": "the default of the family vit"}
+
+
 @pytest.mark.parametrize("name", ["vit_base_patch16_224.dino", "test_vit.r160_in1k", "test_vit"])
 def test_the_tag_decides_the_preprocessing(tmp_path: Path, name: str) -> None:
     size = {} if name.startswith("test") else {"img_size": 32}

@@ -46,6 +46,7 @@ class KnownImages:
     task: whether an image has one label or several.  task_evidence: the file with its statement, for messages.
     usual_resize: the options of ``gmmvit export`` for the default resize rule of the architecture, for hints; empty if
     the rule is not known.
+    origins: name of a field → where its value comes from, such as ``mean of args``.
     """
 
     mean: tuple[float, ...] | None = None
@@ -56,3 +57,4 @@ class KnownImages:
     task: Task | None = None
     task_evidence: str = ""
     usual_resize: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict)

@@ -107,7 +107,7 @@ async def receive_body(request: Request, length: int, timeout_s: float) -> bytes
     """
     try:
         body = await asyncio.wait_for(request.body(), timeout_s)
-    except asyncio.TimeoutError as exc:
+    except TimeoutError as exc:
         raise Refusal(408, f"the body did not arrive within {timeout_s:g} s", headers={"Connection": "close"}) from exc
     except ClientDisconnect as exc:
         raise Refusal(400, "the client closed the connection before the end of the body") from exc

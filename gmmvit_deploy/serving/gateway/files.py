@@ -10,7 +10,7 @@ import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
@@ -152,7 +152,7 @@ def _require_not_expired(path: Path, pem: str) -> None:
         expiry = x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc
     except ValueError as exc:
         raise InputError(f"{path}: the certificate cannot be read: {exc}", hint=_TLS_HINT) from exc
-    if expiry <= datetime.now(timezone.utc):
+    if expiry <= datetime.now(UTC):
         raise InputError(
             f"{path}: the certificate expired on {expiry:%Y-%m-%d} at {expiry:%H:%M} UTC, so clients would refuse it",
             hint=f"replace {path} by a new certificate; openssl x509 -noout -enddate -in {path} prints the date",

@@ -142,5 +142,9 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownIm
         return KnownImages()
     half = (0.5,) * spec.channels
     return KnownImages(
-        mean=half, std=half, resize="center-bicubic", crop_pct=1.0 if IMAGE_SIZES[preset.name] == 384 else 0.9
+        mean=half,
+        std=half,
+        resize="center-bicubic",
+        crop_pct=1.0 if IMAGE_SIZES[preset.name] == 384 else 0.9,
+        origins=dict.fromkeys(("mean", "std", "resize", "crop_pct"), preset.origin),
     )

@@ -171,6 +171,15 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
     return sides[0], sides[1]
 
 
+def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
+    """Return where the size of the images comes from."""
+    preprocessing = _preprocessing(shapes, spec.channels)
+    if preprocessing is not None and preprocessing.size is not None:
+        return {"image_size": PREPROCESSOR_FILE}
+    stated = shapes.record.config.get("image_size") is not None
+    return {"image_size": CONFIG_FILE if stated else f"transformers' default for {spec.architecture}"}
+
+
 def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
     """Return a dict from name in the model to name in the network."""
     import torch
@@ -200,6 +209,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
         labels=_labels(config, where, spec.classes),
         task=_task(config, where),
         task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
+        origins={"labels": f"id2label in {CONFIG_FILE}"},
     )
     preprocessing = _preprocessing(shapes, spec.channels)
     if preprocessing is None:
@@ -210,6 +220,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
         std=preprocessing.std,
         resize=preprocessing.resize,
         crop_pct=preprocessing.crop_pct if preprocessing.resize is not None else None,
+        origins={**stated.origins, **dict.fromkeys(("mean", "std", "resize", "crop_pct"), PREPROCESSOR_FILE)},
     )
 
 
@@ -240,5 +251,6 @@ HUGGING_FACE_FILES = CheckpointSource(
     tensors=tensor_origins,
     known_unused=known_unused,
     images=known_images,
+    taken_from=taken_from,
     own_hints=("pool",),
 )

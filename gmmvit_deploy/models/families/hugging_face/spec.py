@@ -59,7 +59,8 @@ class HuggingFaceSpec(ModelSpec):
     def misfit_hint(self) -> str:
         return (
             "give the folder as save_pretrained wrote it: the weights, config.json and preprocessor_config.json must "
-            "be those of the same model; if the folder comes from elsewhere, copy or download it again"
+            "be those of the same model; if position_embeddings has another shape, image_size or patch_size in "
+            "config.json is wrong; if the folder comes from elsewhere, copy or download it again"
         )
 
     @property

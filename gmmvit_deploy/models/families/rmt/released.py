@@ -304,7 +304,9 @@ def known_unused(spec: RMTSpec) -> dict[str, str]:
 def known_images(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> KnownImages:
     """Return the mean and the std of the images, if the options of the training script state both."""
     mean, std = (_numbers(shapes.record.args.get(name), spec.channels) for name in ("mean", "std"))
-    return KnownImages(mean=mean, std=std) if mean and std and min(std) > 0 else KnownImages()
+    if not mean or not std or min(std) <= 0:
+        return KnownImages()
+    return KnownImages(mean=mean, std=std, origins={"mean": "mean of args", "std": "std of args"})
 
 
 def _numbers(value: object, count: int) -> tuple[float, ...] | None:

@@ -2,7 +2,7 @@
 
 train.py        args: model, model_kwargs, in_chans, gp, img_size, input_size
 model folder    config.json: architecture, model_args, global_pool, pretrained_cfg
-any file        --model, --model-args, --image-size, --set heads
+any file        --model, --model-args, --image-size, --set heads; the number of position embeddings
 
 ``--model`` and ``--model-args`` replace the values of the file. ``--set heads`` must not contradict the arguments of
 the model. ``--image-size`` must not contradict the file if timm builds the architecture for a single image size.
@@ -21,6 +21,7 @@ from gmmvit_deploy.models.families.timm.network import (
     require_timm,
     without_refused,
 )
+from gmmvit_deploy.models.families.timm.positions import Positions, positions_of
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import TrainingRecord
@@ -28,6 +29,7 @@ from gmmvit_deploy.models.sources.shapes import Shapes
 
 __all__ = ["Arguments", "arguments_of", "default_cfg", "is_train_script", "name_of"]
 
+_DEFAULT = "timm's default for"
 _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
@@ -38,12 +40,14 @@ class Arguments:
     architecture: timm's name.  model_args: the arguments; the number of classes and the number of channels are among
     the arguments only if the file or the user states these numbers.
     size: (height, width) of the images in pixels; None if the user, the file and the architecture state no size.
+    size_from: where the size comes from, such as ``img_size of args``.
     cfg: timm's default configuration of the architecture.
     """
 
     architecture: str
     model_args: dict[str, Any]
     size: tuple[int, int] | None
+    size_from: str
     cfg: Mapping[str, Any]
 
 
@@ -87,10 +91,37 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     cfg = default_cfg(text)
     if model_args.get("dynamic_img_size"):
         return _with_dynamic_size(shapes, hints, architecture, model_args, cfg)
-    size = _size(shapes, hints, model_args, cfg)
+    size, where = _size(shapes, hints, model_args, cfg)
+    positions = positions_of(shapes, architecture, model_args)
+    if positions is not None:
+        size, where = _fitting(shapes.source, positions, size, where, hints)
     if size is not None and (cfg.get("fixed_input_size") or "img_size" in model_args):
         model_args["img_size"] = list(size)
-    return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
+    return Arguments(architecture=architecture, model_args=model_args, size=size, size_from=where, cfg=cfg)
+
+
+def _fitting(
+    source: str, positions: Positions, size: tuple[int, int] | None, where: str, hints: LoadHints
+) -> tuple[tuple[int, int] | None, str]:
+    """Return the size that fits the position embeddings of the file, and where the size comes from.
+
+    The position embeddings replace only a size that is timm's default for the architecture.
+    Errors: CheckpointError when the user or the file states another size than the position embeddings show.
+    """
+    if size is not None and positions.tokens_for(size) == positions.tokens:
+        return size, where
+    shown = positions.size
+    if size is None or where.startswith(_DEFAULT):
+        return (size, where) if shown is None else (shown, str(positions))
+    of_size = "" if shown is None else f": images of {shown[0]} × {shown[1]} pixels"
+    right = "the size of the training images" if shown is None else str(shown[0])
+    raise CheckpointError(
+        f"{source}: {where} is {size[0]} × {size[1]} pixels, which have {positions.tokens_for(size)} position "
+        f"embeddings, but the file has {positions}{of_size}",
+        hint=f"leave --image-size out; for another size than in training, type --resize-to {size[0]}"
+        if hints.image_size is not None
+        else f"type --model-args '{{\"img_size\": {right}}}' if the weights are the right ones",
+    )
 
 
 def _with_dynamic_size(
@@ -103,8 +134,12 @@ def _with_dynamic_size(
     stated = {name: value for name, value in model_args.items() if name != "img_size"}
     without = replace(shapes.record, config={}) if shapes.record.args else shapes.record
     images = Shapes(shapes.tensors, shapes.source, record=without)
-    size = _size(images, hints, stated, {}) or _pair(model_args.get("img_size")) or _size(shapes, hints, stated, cfg)
-    return Arguments(architecture=architecture, model_args=model_args, size=size, cfg=cfg)
+    size, where = _size(images, hints, stated, {})
+    if size is None:
+        size, where = _pair(model_args.get("img_size")), "img_size of the model's arguments"
+    if size is None:
+        size, where = _size(shapes, hints, stated, cfg)
+    return Arguments(architecture=architecture, model_args=model_args, size=size, size_from=where, cfg=cfg)
 
 
 def name_of(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
@@ -178,14 +213,15 @@ def _refuse_depth(shapes: Shapes, model_args: Mapping[str, Any]) -> None:
 
 def _size(
     shapes: Shapes, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
-) -> tuple[int, int] | None:
-    """Return (height, width): the user's size, else the size in the file, else timm's default for the architecture.
+) -> tuple[tuple[int, int] | None, str]:
+    """Return (height, width), and where they come from.
 
-    timm's default is used only if the architecture has a fixed input size, or if timm's train.py wrote the file.
+    The size is the user's, else that in the file, else timm's default for the architecture. The default is used only if
+    the architecture has a fixed input size, or if the args of timm's train.py state no size, as in most trainings.
     Errors: CheckpointError when the size in the file is not valid, or when the size in the file differs from
     --image-size and timm builds the architecture for a single size.
     """
-    where, stated = _stated_size(shapes.record, model_args)
+    where, stated = _stated_size(shapes.record, hints, model_args)
     fixed = bool(cfg.get("fixed_input_size"))
     asked = None if hints.image_size is None else (hints.image_size, hints.image_size)
     size = _pair(stated)
@@ -196,23 +232,26 @@ def _size(
                 hint=f"omit --image-size, or type --resize-to {hints.image_size} instead to change the size of "
                 f"the model; if the file is wrong, type --model-args '{{\"img_size\": {hints.image_size}}}'",
             )
-        return asked
-    if stated is None and (fixed or is_train_script(shapes.record)):
-        return _pair(_last_two(cfg.get("input_size")))
+        return asked, "--image-size"
+    of_train_script = is_train_script(shapes.record) or "img_size" in shapes.record.args
+    if stated is None and (fixed or of_train_script):
+        return _pair(_last_two(cfg.get("input_size"))), f"{_DEFAULT} {name_of(shapes, hints)[0]}"
     if stated is not None and size is None:
         raise CheckpointError(
             f"{shapes.source}: {where} is {stated!r}; expected the height and the width of the images, each from 1 to "
             f"{_MAX_SIDE} pixels",
             hint="type --image-size with the size of the training images in pixels",
         )
-    return size
+    return size, where
 
 
-def _stated_size(record: TrainingRecord, model_args: Mapping[str, Any]) -> tuple[str, Any]:
+def _stated_size(record: TrainingRecord, hints: LoadHints, model_args: Mapping[str, Any]) -> tuple[str, Any]:
     """Return (name of the setting, value) of the first setting that states the image size; the value None if none."""
     cfg = record.config.get("pretrained_cfg")
+    holder = "model_args of config.json" if record.config else "model_kwargs of args"
     settings = {
-        "the argument img_size": model_args.get("img_size"),
+        "--model-args img_size": hints.model_args.get("img_size"),
+        f"img_size of {holder}": model_args.get("img_size"),
         "input_size of args": _last_two(record.args.get("input_size")),
         "img_size of args": record.args.get("img_size"),
         "input_size of pretrained_cfg": _last_two(cfg.get("input_size")) if isinstance(cfg, dict) else None,

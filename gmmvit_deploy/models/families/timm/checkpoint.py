@@ -27,6 +27,8 @@ __all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
 
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints._model_folder` adds the tensors of a linear head to those of the backbone."""
+_FIELDS = {"mean": "mean", "std": "std", "resize": "interpolation", "crop_pct": "crop_pct"}
+"""Field of `KnownImages` → name of the value in timm."""
 _OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
 _OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
 
@@ -56,6 +58,11 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
         head_average=bool(hints.head_average),
         head_interleaved=bool(hints.head_average) and shapes.record.interleaved_head,
     )
+
+
+def taken_from(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> Mapping[str, str]:
+    """Return where the size of the images comes from."""
+    return {"image_size": arguments_of(shapes, hints).size_from}
 
 
 def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
@@ -104,9 +111,14 @@ def asked_size(shapes: Shapes, arguments: Arguments) -> tuple[int, int]:
         raise CheckpointError(
             f"{shapes.source}: neither the file nor the architecture {arguments.architecture} states the size of the "
             "images",
-            hint="type --image-size with the size of the training images in pixels",
+            hint=f"type --image-size with the size of the training images in pixels{_usual_size(arguments.cfg)}",
         )
     return arguments.size
+
+
+def _usual_size(cfg: Mapping[str, Any]) -> str:
+    size = cfg.get("input_size")
+    return f", such as {size[-1]}, if training used timm's default" if isinstance(size, list | tuple) and size else ""
 
 
 def _channels(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> int:
@@ -235,15 +247,21 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
     if record.config:
         stated = record.config.get("pretrained_cfg")
         config = dict(stated) if isinstance(stated, dict) else dict(record.config)
-        return _from_data_config(shapes.source, spec.channels, _resolved(shapes.source, {}, config), record.config)
+        known = _from_data_config(shapes.source, spec.channels, _resolved(shapes.source, {}, config), record.config)
+        where = "pretrained_cfg in config.json" if isinstance(stated, dict) else "config.json"
+        origins = {name: where if config.get(key) else "timm's default" for name, key in _FIELDS.items()}
+        return replace(known, origins={**origins, "labels": "config.json"})
     if is_train_script(record):
         args: dict[str, Any] = {k: v for k, v in record.args.items() if k not in ("input_size", "img_size")}
-        cfg = default_cfg(name_of(shapes, hints)[0])
+        name = name_of(shapes, hints)[0]
+        cfg = default_cfg(name)
         resolved = dict(_resolved(shapes.source, args | {"in_chans": spec.channels}, cfg))
         for field in ("mean", "std"):  # timm's loader averages values of RGB for a model with other channels
             if args.get(field) is None and len(resolved[field]) != spec.channels:
                 resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
-        return _from_data_config(shapes.source, spec.channels, resolved, {})
+        default = f"timm's default for {name}"
+        origins = {field: f"{key} of args" if args.get(key) else default for field, key in _FIELDS.items()}
+        return replace(_from_data_config(shapes.source, spec.channels, resolved, {}), origins=origins)
     return KnownImages(usual_resize=_usual_resize(shapes, hints))
 
 
@@ -328,5 +346,6 @@ TIMM_FILES = CheckpointSource(
     known_unused=known_unused,
     interpolation=known_interpolation,
     images=known_images,
+    taken_from=taken_from,
     own_hints=("model_args",),
 )

@@ -32,6 +32,7 @@ DEIT3_FILES = CheckpointSource(
     tensors=tensor_origins,
     known_unused=checkpoint.known_unused,
     images=checkpoint.known_images,
+    taken_from=checkpoint.taken_from,
     interpolation=lambda shapes, hints: "deit",
     own_hints=("model_args",),
 )

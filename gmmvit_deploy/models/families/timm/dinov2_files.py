@@ -78,6 +78,7 @@ DINOV2_FILES = CheckpointSource(
     tensors=tensor_origins,
     known_unused=known_unused,
     images=checkpoint.known_images,
+    taken_from=checkpoint.taken_from,
     interpolation=_interpolation,
     own_hints=("model_args",),
 )
