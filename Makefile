@@ -1,7 +1,7 @@
 # Every target that needs Python packages installs them into .venv.
-# Python 3.11 to 3.12: the first of these that runs, or say make PYTHON=/path/to/python.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3 python; do \
-  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+# Python 3.11 to 3.14: the first of these that runs, or say make PYTHON=/path/to/python.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEMO := .venv/.installed-demo
@@ -83,7 +83,7 @@ clean:
 $(INSTALLED): EXTRA := dev
 $(INSTALLED_DEMO): EXTRA := bench,demo
 $(INSTALLED) $(INSTALLED_DEMO): pyproject.toml .ci/constraints.txt
-	@test -n "$(PYTHON)" || { echo "Error: no Python 3.11 to 3.12 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Error: no Python 3.11 to 3.14 found"; echo "hint: install one, or say make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[$(EXTRA)]'
 	touch $@

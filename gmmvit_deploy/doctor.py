@@ -42,6 +42,7 @@ from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.names import OLDEST_CUDA_RELEASE, OLDEST_RELEASE
+from gmmvit_deploy.serving.server_wheel import PACKAGE
 
 __all__ = ["RETRY", "Check", "examine", "examine_bundle"]
 
@@ -78,7 +79,6 @@ _PACKAGES = {
     "mlcommons-loadgen": "bench",
     "nicegui": "page",
     "tritonclient": "client",
-    "nvidia-pytriton": "serve",
     "scikit-learn": "demo",
     "timm": "timm",
     "transformers": "transformers",
@@ -363,7 +363,8 @@ def _probe() -> bytes:
 def _server() -> str:
     install = find_server()
     _start_once(install)
-    return f"{install.binary} ({install.kind}); backends: {', '.join(install.backend_names) or 'none'}"
+    origin = f"of the {PACKAGE} wheel" if install.kind == "wheel" else "installed on this machine"
+    return f"{install.binary}, {origin}; backends: {', '.join(install.backend_names) or 'none'}"
 
 
 def _haproxy() -> str:

@@ -1,4 +1,4 @@
-"""Install the wheel into an empty environment and use it there: export, serve, classify."""
+"""Install the wheel into an empty environment and use it there: export, optimize, serve, classify."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ for index in range(8):
     coarse.resize((32, 32)).save(Path(sys.argv[1]) / f"{index}.png")
 """
 
+_TOO_NEW = """
+import sys
+from gmmvit_deploy.serving.server_wheel import NEWEST_PYTHON
+print(sys.version_info[:2] > NEWEST_PYTHON)
+"""
+
 
 def find_python(version: str) -> Path | str:
     """Return the interpreter of a version such as "3.11", or the reason why this machine does not have the version.
@@ -68,6 +74,8 @@ def find_python(version: str) -> Path | str:
 def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
     """Install the wheel below ``folder`` with its extras ``cpu`` and ``serve``, export the checkpoint, and serve it.
 
+    Python versions newer than the server of nvidia-pytriton are used up to the classification in process.
+
     checkpoint: a classifier of 32×32 colour images with CIFAR-10's ten classes.
     Returns the result in a sentence.  Errors: ReleaseError.
     """
@@ -82,8 +90,12 @@ def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
     (folder / "images").mkdir()
     run([installed, "-c", _WRITE_IMAGES, "images"], "write images", cwd=folder)
     run([gmmvit, "export", str(checkpoint), "-o", "bundle", "--dataset", "cifar10"], "export", cwd=folder)
+    if " optimize " in run([gmmvit, "--help"], "list the commands", cwd=folder):
+        run([gmmvit, "optimize", "bundle", "--data", "images"], "optimize", cwd=folder)
     classify = [gmmvit, "classify", "images", "--top", "10", "--json"]
     expected = probabilities(run([*classify, "--bundle", "bundle"], "classify in process", cwd=folder))
+    if run([installed, "-c", _TOO_NEW], "compare the version of Python", cwd=folder).strip() == "True":
+        return f"{len(expected)} images in process; the server of nvidia-pytriton does not run with this Python"
     differences = []
     with serving(gmmvit, folder) as urls:
         for protocol in ("grpc", "http"):

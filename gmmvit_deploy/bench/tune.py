@@ -240,7 +240,7 @@ def _trial(
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
     with temporary_folder("tune") as folder:
         repository = repository_from_bundle(bundle, folder / "models", settings)
-        with TritonServer(repository.path, install=find_server(), options=ports) as server:
+        with TritonServer(repository.path, install=find_server(on_progress=on_progress), options=ports) as server:
             url = server.grpc_url if options.protocol == "grpc" else server.http_url
             with TritonRunner(bundle, url, model=settings.name) as runner:
                 runner.rows(inputs)

@@ -106,7 +106,8 @@ def run_demo(
     """
     require_free(out, force=force)
     origin = _model(model, mask)
-    install = find_server(tritonserver)  # fail before the training if the server is missing
+    # Fail before the training if there is no server.
+    install = find_server(tritonserver, on_progress=on_progress)
     demo = _Demo(on_progress)
     with new_folder(out, force=force) as folder:
         checkpoint, images = folder / origin.checkpoint, folder / "images"

@@ -6,6 +6,7 @@ has only the packages that serve. Their versions are those of this environment, 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any
@@ -15,6 +16,7 @@ from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kubernetes.templates import docker_file
 from gmmvit_deploy.serving.names import OLDEST_CUDA_RELEASE, OLDEST_RELEASE
+from gmmvit_deploy.serving.server_wheel import INSTALLED_BYTES, NEWEST_PYTHON, PACKAGE, VERSION
 
 __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "image_packages"]
 
@@ -32,8 +34,6 @@ _SERVES = (
     "uvloop",
 )
 _CLASSIFIES = ("fsspec", "jinja2", "numpy", "onnx", "pillow", "pyarrow", "typer")
-_SERVER = "nvidia-pytriton"
-"""Its wheel holds the Triton server; of its dependencies, the server needs numpy alone."""
 _LEFT_OUT = {"openvino-telemetry"}
 """A program that reports the use of OpenVINO."""
 
@@ -53,10 +53,10 @@ def image_packages(runtime: str, *, server: bool = True) -> list[Package]:
     runtime: ``onnxruntime`` or ``openvino``, or "" for a server with backends of its own.  server: True to add Triton.
     Errors: MissingDependencyError when a package is not installed.
     """
-    packages = _with_requirements([*_SERVES, *([runtime] if runtime else [])])
+    packages = _sized(_with_requirements([*_SERVES, *([runtime] if runtime else [])]))
     if server:
-        packages[_SERVER] = _installed(_SERVER)
-    return _sized(packages)
+        packages.append(Package(name=PACKAGE, version=VERSION, size=INSTALLED_BYTES))
+    return sorted(packages, key=lambda package: package.name)
 
 
 def bulk_packages(runtime: str) -> list[Package]:
@@ -111,7 +111,9 @@ def docker_files(runtime: str) -> dict[str, str]:
     """
     if runtime:
         return _docker_files("cpu", image_packages(runtime), debian="haproxy tini")
-    return _docker_files("nvidia", image_packages("", server=False), debian="haproxy tini python3-pip")
+    # NVIDIA's image has a numpy that its server works with: releases before 24.12 return empty outputs with numpy 2.
+    packages = [package for package in image_packages("", server=False) if package.name != "numpy"]
+    return _docker_files("nvidia", packages, debian="haproxy tini python3-pip")
 
 
 def bulk_docker_files(runtime: str, *, store: bool) -> dict[str, str]:
@@ -132,6 +134,8 @@ def _docker_files(kind: str, packages: list[Package], *, debian: str, s3fs: str 
         count=len(packages),
         mib=f"{sum(package.size for package in packages) / 2**20:.0f}",
         debian=debian,
+        # The versions of the packages are those of this Python; the server of the wheel decides the newest.
+        python=".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON))),
         s3fs=s3fs,
         oldest=(OLDEST_RELEASE, OLDEST_CUDA_RELEASE),
     )

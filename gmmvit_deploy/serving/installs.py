@@ -3,12 +3,11 @@
 A server that the user names, or that is on PATH, is installed with a folder of backends. The server in the
 nvidia-pytriton wheel has only the Python backend. The Python backend needs a stub, a program for the running Python
 version, in the folder of the backend. The wheel must stay unchanged, so the backend and the stub are copied to a new
-folder.
+folder, where the stub is adapted to numpy 2 (`_stub`).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -19,6 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from gmmvit_deploy.errors import MissingDependencyError, ServerError
+from gmmvit_deploy.progress import OnProgress, ignore
+from gmmvit_deploy.serving._stub import stub_for_numpy_2
+from gmmvit_deploy.serving.server_wheel import wheel_folder
 
 __all__ = ["ServerInstall", "find_server", "system_server", "wheel_server"]
 
@@ -27,7 +29,7 @@ _SYSTEM_BACKENDS = Path("/opt/tritonserver/backends")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInstall:
-    """An installed Triton server.
+    """A Triton server on this machine.
 
     kind: ``wheel`` for the server of nvidia-pytriton, else ``system``.  binary: the path of ``tritonserver``.
     backends: the folder of the server's backends.
@@ -52,17 +54,17 @@ class ServerInstall:
         return "onnxruntime" if "onnxruntime" in self.backend_names else "python"
 
 
-def find_server(given: Path | None = None) -> ServerInstall:
+def find_server(given: Path | None = None, *, on_progress: OnProgress = ignore) -> ServerInstall:
     """Return the server at ``given``, else the server on PATH, else the server of the nvidia-pytriton wheel.
 
-    Errors:
-        ServerError: ``given`` is not an executable file, or the server of the wheel does not support this Python.
-        MissingDependencyError: no server is installed.
+    The wheel is downloaded if it is neither installed nor in the cache; ``on_progress`` is called before.
+    Errors: those of `wheel_server`, and
+        ServerError: ``given`` is not an executable file.
     """
     if given is not None:
         return system_server(given)
     on_path = shutil.which("tritonserver")
-    return system_server(Path(on_path)) if on_path else wheel_server()
+    return system_server(Path(on_path)) if on_path else wheel_server(on_progress)
 
 
 def system_server(binary: Path) -> ServerInstall:
@@ -79,17 +81,14 @@ def system_server(binary: Path) -> ServerInstall:
     return ServerInstall(kind="system", binary=binary, backends=beside if beside.is_dir() else _SYSTEM_BACKENDS)
 
 
-def wheel_server() -> ServerInstall:
-    """Return the server of the nvidia-pytriton wheel.
+def wheel_server(on_progress: OnProgress = ignore) -> ServerInstall:
+    """Return the server of the nvidia-pytriton wheel, which is downloaded if it is not here.
 
-    Errors:
-        MissingDependencyError: the wheel is not installed.
-        ServerError: the wheel does not support this Python version, this build of Python, or the installed numpy.
+    Errors: those of `wheel_folder`, and
+        ServerError: the wheel does not support this Python version or this build of Python.
     """
-    package = importlib.util.find_spec("pytriton")
-    if package is None or package.origin is None:
-        raise MissingDependencyError("a Triton server (nvidia-pytriton)", extra="serve")
-    root = Path(package.origin).parent / "tritonserver"
+    packages = wheel_folder(on_progress)
+    root = packages / "pytriton" / "tritonserver"
     stub = _stub_folder(root) / "triton_python_backend_stub"
     if not stub.is_file():
         there = ", ".join(sorted(folder.name for folder in stub.parent.parent.iterdir()))
@@ -98,8 +97,7 @@ def wheel_server() -> ServerInstall:
             f"{sys.version_info.major}.{sys.version_info.minor}",
             hint=f"use a Python version that the nvidia-pytriton wheel supports: {there}",
         )
-    _require_old_numpy()
-    libraries = [_libpython_folder(), root.parent.parent / "nvidia_pytriton.libs"]
+    libraries = [_libpython_folder(), packages / "nvidia_pytriton.libs"]
     inherited = os.environ.get("LD_LIBRARY_PATH")
     return ServerInstall(
         kind="wheel",
@@ -119,7 +117,9 @@ def stage_backends(install: ServerInstall, folder: Path) -> Path:
         return install.backends
     staged = folder / "backends" / "python"
     shutil.copytree(install.backends / "python", staged, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(_stub_folder(install.backends.parent) / "triton_python_backend_stub", staged)
+    stub = Path(shutil.copy2(_stub_folder(install.backends.parent) / "triton_python_backend_stub", staged))
+    if _numpy_major() >= 2:
+        stub.write_bytes(stub_for_numpy_2(stub.read_bytes()))
     return staged.parent
 
 
@@ -139,16 +139,10 @@ def _libpython_folder() -> Path:
     )
 
 
-def _require_old_numpy() -> None:
+def _numpy_major() -> int:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        installed = version("numpy")
+        return int(version("numpy").split(".")[0])
     except PackageNotFoundError as exc:
         raise MissingDependencyError("numpy", extra="serve") from exc
-    if int(installed.split(".")[0]) >= 2:
-        # With numpy 2, the server's outputs have the right shapes but no bytes, and the server reports no error.
-        raise ServerError(
-            f"the server of nvidia-pytriton returns empty outputs under numpy {installed}",
-            hint="type pip install 'gmmvit-deploy[serve]' to install numpy 1.26, which the server needs",
-        )

@@ -58,12 +58,12 @@ def serve_path(
     on_progress: called with each step until every model is ready.
     A second SIGINT or SIGTERM kills the server at once, without a wait for requests in flight.
     Errors: those of `TritonServer.start`, `Gateway`, `Gateway.start`, `open_bundle` and `repository_from_bundle`, and
-        MissingDependencyError: no server is installed.
-        ServerError: ``tritonserver`` is not an executable file, or the server was not ready after several restarts.
+        ServerError: ``tritonserver`` is not an executable file, there is no server for this machine or it cannot be
+            downloaded, or the server was not ready after several restarts.
         InputError: the address is not loopback, without a gateway and without ``insecure``.
         InputError: ``runner`` or ``request_pixels`` is given for a repository, which already states both.
     """
-    install = find_server(tritonserver)
+    install = find_server(tritonserver, on_progress=on_progress)
     if gateway is None:
         require_insecure(options.host, insecure=insecure)
     service = Service(options, gateway, classify_port=classify_port, on_gateway_line=on_gateway_line)

@@ -18,6 +18,7 @@ import gmmvit_deploy
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.kubernetes.options import ManifestOptions, place
 from gmmvit_deploy.kubernetes.write import WrittenManifests, manifests_from_bundle
+from gmmvit_deploy.serving.server_wheel import PACKAGE, wheel_folder
 
 __all__ = [
     "COMPILERS",
@@ -102,7 +103,12 @@ def linked_environment(folder: Path, names: list[str]) -> Path:
     """
     venv.create(folder, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
+    if PACKAGE in names:  # pip would install it in the image; here it may lie in the cache
+        for name in ("pytriton", "nvidia_pytriton.libs"):
+            (site / name).symlink_to(wheel_folder() / name)
     for name in names:
+        if name == PACKAGE:
+            continue
         package = distribution(name)
         for file in package.files or ():
             top = file.parts[0]

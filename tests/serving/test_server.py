@@ -23,8 +23,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving import installs
-from gmmvit_deploy.serving.installs import find_server, system_server, wheel_server
+from gmmvit_deploy.serving.installs import find_server, system_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -322,21 +321,6 @@ class TestInstalls:
         assert (installed.kind, installed.binary) == ("system", binary)
         assert installed.best_backend == "onnxruntime"
         assert system_server(binary).backends == tmp_path / "backends"
-
-    def test_new_numpy_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With numpy 2 the wheel's server silently returns zero bytes."""
-        import importlib.metadata
-
-        real = importlib.metadata.version
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0" if name == "numpy" else real(name))
-        with pytest.raises(ServerError, match=r"empty outputs under numpy 2\.1\.0"):
-            wheel_server()
-
-    def test_absent_wheel_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(installs.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(Exception, match="nvidia-pytriton") as caught:
-            wheel_server()
-        assert "gmmvit-deploy[serve]" in caught.value.hint
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

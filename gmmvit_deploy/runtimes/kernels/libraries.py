@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.files.caches import cache_folder
 
 __all__ = ["KERNEL_SOURCES", "MOST_LIBRARIES", "compiled", "empty_kernel_cache", "openvino_library", "why_recorded"]
 
@@ -197,7 +198,7 @@ def _reason(exc: Exception) -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy" / "kernels"
+    return cache_folder() / "kernels"
 
 
 def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:

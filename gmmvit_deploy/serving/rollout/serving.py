@@ -45,7 +45,7 @@ def serve_with_state(
     on_ready: called when the service is ready.
     Errors: those of `serving.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
     """
-    install = find_server(tritonserver)
+    install = find_server(tritonserver, on_progress=on_progress)
     note = on_gateway_line or (lambda line: None)
     given = None if path is None else open_bundle(path)
     with ExitStack() as opened:
