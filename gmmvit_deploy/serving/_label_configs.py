@@ -41,7 +41,8 @@ def labels_config(ensemble: Any, name: str, *, multi_label: bool) -> Any:
 def classify_config(ensemble: Any, name: str, *, labels: str, multi_label: bool) -> Any:
     """Return the configuration of the ensemble that answers images with labels.
 
-    ensemble: the configuration of the ensemble from images to logits.  labels: the name of the model of labels.
+    ensemble: the configuration of the ensemble from images to logits.
+    labels: the name of the model of `labels_config`.
     """
     config = type(ensemble)()
     config.CopyFrom(ensemble)

@@ -32,7 +32,7 @@ class TritonPythonModel:
         (self.classes,) = map(int, config["input"][0]["dims"])
         self.label_set = LabelSet(
             labels=tuple(json.loads(stated["gmmvit_labels"])),
-            task=stated["gmmvit_task"],  # type: ignore[arg-type]  # LabelSet checks it
+            task=stated["gmmvit_task"],  # LabelSet checks it
             thresholds=tuple(json.loads(stated["gmmvit_thresholds"])),
         )
         self.labels = np.array([label.encode() for label in self.label_set.labels], dtype=np.object_)
