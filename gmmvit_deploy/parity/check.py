@@ -25,10 +25,10 @@ A runner is a runtime, an engine or a server that computes the logits.
                       larger error
 
 The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the others examine a runner. Some checks do
-not always run: ``accuracy`` needs labelled images, ``decisions`` needs images, ``stages`` and ``calibration`` run only for
-int8 and fp8 and need images, ``preprocessing`` needs the mean and std of the images, ``served`` runs only for Triton,
-and ``localize`` only with --localize. Without labelled images, ``accuracy`` is undecided for a model that export
-resized to another image size.
+not always run: ``accuracy`` needs labelled images, ``decisions`` needs images, ``stages`` and ``calibration`` run only
+for int8 and fp8 and need images, ``preprocessing`` needs the mean and std of the images, ``served`` runs only for
+Triton, and ``localize`` only with --localize. Without labelled images, ``accuracy`` is undecided for a model that
+export resized to another image size.
 
 In the pass, PyTorch and each runner compute the logits of every input once. The pass keeps statistics of the images of
 the data, and no images.
