@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit repository bundle -o model_repository
-gmmvit repository bundle --runner openvino+kernels:bf16 --instances 2 --threads 4"""
+gmmvit repository bundle --runner openvino:bf16 --instances 2 --threads 4"""
 
 _BACKEND, _BATCHING = Panel("Backend"), Panel("Batching and instances")
 
