@@ -18,6 +18,7 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, Panel, output_option, together
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
 from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, DEFAULT_REQUEST_PIXELS
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit repository bundle -o model_repository
-gmmvit repository bundle --runner openvino+kernels:bf16 --instances 2 --threads 4"""
+gmmvit repository bundle --runner openvino:bf16 --instances 2 --threads 4"""
 
 _BACKEND, _BATCHING = Panel("Backend"), Panel("Batching and instances")
 
@@ -100,7 +101,13 @@ def repository(
         request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
     )
     if runner is not None:
-        options = with_runner(options, runner_from(runner))
+        named = runner_from(runner)
+        if backend == "python" and named.runner in ON_GPUS:
+            raise InputError(
+                f"--runner {named.runner} needs --backend onnxruntime, got --backend python",
+                hint="type --backend onnxruntime, or remove --backend",
+            )
+        options = with_runner(options, named)
     with progress("repository") as on_progress:
         opened = open_bundle(bundle)
         options, notes = resolved_options(opened, options, ON_CPUS if backend else (*ON_CPUS, *ON_GPUS))

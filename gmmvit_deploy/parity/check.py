@@ -19,14 +19,16 @@ A runner is a runtime, an engine or a server that computes the logits.
     calibration       a quantised graph loses on the data no more than on images of its calibration
     preprocessing     this package, the graph and the server turn the same images into the same tensors
     served            a server answers every request with the logits of the images in this request
+    choice            the runner that ``gmmvit optimize`` chose on this kind of machine passes its checks and the gate
+                      with the versions that are installed now (`parity.choice`, added by ``gmmvit parity``)
     localize          the error of each block is within the tolerance; otherwise the check names the first block with a
                       larger error
 
-The checks ``constants`` and ``reference`` examine the bundle; the other checks examine a runner. Some checks do not
-always run: ``accuracy`` needs labelled images, ``decisions`` needs images, ``stages`` and ``calibration`` run only for
-int8 and fp8 and need images, ``preprocessing`` needs the mean and std of the images, ``served`` runs only for Triton,
-and ``localize`` only with --localize. Without labelled images, ``accuracy`` is undecided for a model that export
-resized to another image size.
+The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the others examine a runner. Some checks do
+not always run: ``accuracy`` needs labelled images, ``decisions`` needs images, ``stages`` and ``calibration`` run only
+for int8 and fp8 and need images, ``preprocessing`` needs the mean and std of the images, ``served`` runs only for
+Triton, and ``localize`` only with --localize. Without labelled images, ``accuracy`` is undecided for a model that
+export resized to another image size.
 
 In the pass, PyTorch and each runner compute the logits of every input once. The pass keeps statistics of the images of
 the data, and no images.

@@ -109,7 +109,7 @@ class TestEveryCommand:
         ("export", PRECISIONS),
         ("convert", [name for name in PRECISIONS if name != "fp32"]),
         ("build", [*PRECISIONS, *FLAVORS]),
-        ("repository", [*PRECISIONS, *BACKENDS, *RUNTIMES]),
+        ("repository", [*BACKENDS, *RUNTIMES]),
         ("tune", RUNTIMES),
         ("export", DATASETS),
         ("export", PRESETS),

@@ -119,6 +119,10 @@ def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path
         (("--runner", "eager"), "--runner eager: this command cannot use this runner"),
         (("--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8 on a CPU, not in fp16"),
         (("--runner", "openvino", "--backend", "onnxruntime"), "--backend onnxruntime --runner onnxruntime:fp32"),
+        (
+            ("--runner", "onnxruntime-cuda", "--backend", "python"),
+            "--runner onnxruntime-cuda needs --backend onnxruntime",
+        ),
         (("--runner", "openvino", "--backend", "tensorrt"), "remove --runner, or remove --backend and --engine"),
         (
             ("--runner", "onnxruntime-cuda", "--backend", "onnxruntime", "--accelerator", "tensorrt"),

@@ -60,6 +60,7 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     assert [(answer.status, answer.body) for answer in images if answer.status != 200] == []
     assert {answer.headers["x-gmmvit-bundle"] for answer in images} == both
     assert all(answer.json()["bundle"] == answer.headers["x-gmmvit-bundle"] for answer in images)
+    assert all(answer.json()["runner"] == answer.headers["x-gmmvit-runner"] for answer in images)
 
 
 @pytest.mark.rest
