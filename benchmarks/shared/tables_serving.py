@@ -9,8 +9,8 @@ from benchmarks.shared.results import interval, table
 
 __all__ = [
     "bulk_table",
-    "every_input",
     "classify_cost_table",
+    "every_input",
     "gateway_cost_table",
     "hostile_memory",
     "hostile_summary",

@@ -138,7 +138,7 @@ class FrontProcess:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the front to stop, wait for the requests that it received, and kill it after 20 s, behind a gateway after 5 s."""
+        """Ask the front to stop, wait for its requests, and kill it after 20 s, behind a gateway after 5 s."""
         self._listener.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
