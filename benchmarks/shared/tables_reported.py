@@ -12,6 +12,7 @@ from benchmarks.shared.tables_engines import engines_table, head_dims_table, sys
 from benchmarks.shared.tables_gains import gains_table, headline_table
 from benchmarks.shared.tables_serving import (
     bulk_table,
+    classify_cost_table,
     gateway_cost_table,
     hostile_memory,
     hostile_summary,
@@ -38,6 +39,7 @@ SHOWN = {
     "large_images_served": ("large_images_served",),
     "overload": ("overload",),
     "gateway_cost": ("gateway_cost",),
+    "classify_cost": ("classify_cost",),
     "where_time_goes": ("where_all", "target"),
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "engine_systems", "head_dims"),
@@ -52,7 +54,7 @@ SHOWN = {
 """Script → markers of the script's tables on the page of results.
 
 The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``timm_sweep``, ``rollout``, ``soak`` and ``bulk`` only with a result."""
+``classify_cost``, ``timm_sweep``, ``rollout``, ``soak`` and ``bulk`` only with a result."""
 
 
 NO_RATIOS = "No result has these ratios yet."
@@ -109,8 +111,14 @@ def page_tables() -> dict[str, str]:
         "hostile": hostile_table(by_run("hostile")),
         "hostile_memory": hostile_memory(by_run("hostile")),
     }
-    long_runs = {"timm_sweep": timm_sweep_table, "rollout": rollout_table, "soak": soak_table, "bulk": bulk_table}
-    for name, make in long_runs.items():
+    if_measured = {
+        "classify_cost": classify_cost_table,
+        "timm_sweep": timm_sweep_table,
+        "rollout": rollout_table,
+        "soak": soak_table,
+        "bulk": bulk_table,
+    }
+    for name, make in if_measured.items():
         if (RESULTS / f"{name}.json").exists():
             tables[name] = make(result(name))
     if systems := by_family("engines"):

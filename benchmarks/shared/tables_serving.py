@@ -9,6 +9,7 @@ from benchmarks.shared.results import interval, table
 
 __all__ = [
     "bulk_table",
+    "classify_cost_table",
     "every_input",
     "gateway_cost_table",
     "hostile_memory",
@@ -208,6 +209,17 @@ def gateway_cost_table(results: Mapping[str, Any]) -> str:
     ]
     head = ("protocol, clients", "directly", "through the gateway", "share of the throughput", "cost of a request")
     return table(head, rows)
+
+
+def classify_cost_table(results: Mapping[str, Any]) -> str:
+    """Return a table with a row for each number of clients."""
+    rows = []
+    for name, row in results["rows"].items():
+        rates = (f"{row['requests_per_second'][place]:,.0f}/s" for place in ("triton", "classify", "gateway"))
+        shares = (interval(row["share"][place]) for place in ("classify", "gateway"))
+        rows.append((name.replace("1 clients", "1 client"), *rates, *shares))
+    head = ("clients", "Triton's HTTP", "`/classify`", "`/classify` behind the gateway")
+    return table((*head, "share of `/classify`", "share behind the gateway"), rows)
 
 
 def rollout_table(result: Mapping[str, Any]) -> str:

@@ -172,7 +172,8 @@ def main() -> None:
     """Serve until SIGTERM; then answer the requests that were received, for at most 15 s."""
     settings = json.loads(sys.stdin.readline())
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="front: %(message)s")
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs every malformed body
+    for name in ("python_multipart", "uvicorn.error"):  # they log every malformed request
+        logging.getLogger(name).setLevel(logging.ERROR)
     config = uvicorn.Config(
         front_app(FrontOptions(**settings["options"]), settings["secret"]),
         loop="uvloop",

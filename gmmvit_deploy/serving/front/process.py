@@ -30,6 +30,7 @@ _HOST = "127.0.0.1"
 _LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
 _PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "tritonclient", "python_multipart")
 _EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it received
+_EXIT_BEHIND_GATEWAY_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05
 _BACKLOG = 128
 _MOST_RESTARTS = 20
@@ -137,12 +138,12 @@ class FrontProcess:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the front to stop, wait for the requests that it received, and kill it after 20 s."""
+        """Ask the front to stop, wait for its requests, and kill it after 20 s, behind a gateway after 5 s."""
         self._listener.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(_EXIT_TIMEOUT_S)
+            self._process.wait(_EXIT_TIMEOUT_S if self._secret is None else _EXIT_BEHIND_GATEWAY_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
