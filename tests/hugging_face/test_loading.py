@@ -110,7 +110,7 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
 
 def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Path) -> None:
-    edited(vit, CONFIG, id2label=...)
+    edited(vit, CONFIG, id2label={str(index): f"LABEL_{index}" for index in range(len(LABELS))})
     complete = load_checkpoint(vit)
     typed = ExportOptions()
     assert complete.taken_from == {"image_size": PREPROCESSOR}
