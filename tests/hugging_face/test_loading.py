@@ -115,7 +115,7 @@ def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Pat
     typed = ExportOptions()
     assert complete.taken_from == {"image_size": PREPROCESSOR}
     assert typed.completed(complete.images, default=None).origins(complete.images, typed) == {
-        **dict.fromkeys(("mean", "std", "resize", "crop_pct"), PREPROCESSOR),
+        **dict.fromkeys(("mean", "std", "resize"), PREPROCESSOR),
         "labels": "the class indices; --labels gives names",
     }
     (vit / PREPROCESSOR).unlink()
