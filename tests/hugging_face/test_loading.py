@@ -110,12 +110,12 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
 
 def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Path) -> None:
-    edited(vit, CONFIG, id2label=...)
+    edited(vit, CONFIG, id2label={str(index): f"LABEL_{index}" for index in range(len(LABELS))})
     complete = load_checkpoint(vit)
     typed = ExportOptions()
     assert complete.taken_from == {"image_size": PREPROCESSOR}
     assert typed.completed(complete.images, default=None).origins(complete.images, typed) == {
-        **dict.fromkeys(("mean", "std", "resize", "crop_pct"), PREPROCESSOR),
+        **dict.fromkeys(("mean", "std", "resize"), PREPROCESSOR),
         "labels": "the class indices; --labels gives names",
     }
     (vit / PREPROCESSOR).unlink()
