@@ -22,7 +22,7 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity._accuracy import Classes, numbers_of, verdict_of
-from gmmvit_deploy.parity._paired import Paired
+from gmmvit_deploy.parity._paired import Paired, images_needed
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 
 __all__ = ["MultiLabelAccuracy"]
@@ -123,6 +123,7 @@ class MultiLabelAccuracy:
                 "lowest_difference_allowed": allowed,
                 "all_right": numbers_of(pairs),
                 "measures": measures,
+                "images_needed": images_needed(pairs, allowed) if verdict == "undecided" else None,
                 "classes": self._classes.note,
             },
         )
