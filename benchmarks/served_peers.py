@@ -8,8 +8,9 @@ A peer's service (`peer_services/NAME_service.py`) is written as the peer's own 
 export of the network, in ONNX Runtime and in OpenVINO, and the preprocessing of the bundle in Pillow and numpy. It
 forms batches if the peer does, and waits at most 1 ms for a batch to fill. It is tried with one process that has a
 thread for each core, and with a process for each core. For each number of clients, the fastest of these four services
-stands for the peer. Ours is ``gmmvit serve`` as it starts: Triton's own path, which takes an image file (``triton``),
-and ``POST /classify`` (``classify``).
+stands for the peer. Ours is ``gmmvit serve`` as it starts: Triton's own path, which takes an image file, and
+``POST /classify``. ``--optimized BUNDLE`` adds a copy of the network's bundle for which ``gmmvit optimize`` has chosen a
+runner on this machine: its answers are not float32's, so the result has the share of images with the same class.
 
     closed      1 and 16 clients that wait for their answers (wrk), with image files
     tensors     the same with pixels, which need no decoding
@@ -22,8 +23,8 @@ The peers are not among this project's dependencies: give them an environment of
 (`pip install litserve bentoml "ray[serve]" mosec fastapi "uvicorn[standard]" onnxruntime openvino pillow numpy`). A
 peer that does not start is listed with the reason.
 
-    python benchmarks/served_peers.py [--network-name vit32|vits224] [--network BUNDLE] [--peers PYTHON] [--rounds 5]
-        [--check]
+    python benchmarks/served_peers.py [--network-name vit32|vits224] [--network BUNDLE] [--optimized BUNDLE]
+        [--peers PYTHON] [--rounds 5] [--check]
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from gmmvit_deploy.bundle.artifacts import open_bundle
 RUNTIMES = ("onnxruntime", "openvino")
 CLIENTS = (1, 16)
 KINDS = {"closed": "image", "tensors": "tensor"}
-FILES = 4
+FILES = 16
 """The image files whose answers are checked; the load sends the first."""
 OPEN_ROUNDS = 3
 
@@ -76,9 +77,16 @@ class Measurement:
         write_straight(self._bundle, self.graph)
 
     def run(self) -> dict[str, Any]:
-        ours = our_programs(self._bundle.path, self._folder, self._stack, label="ours")
+        ours = our_programs(self._bundle.path, self._folder, self._stack, label="gmmvit serve")
         for program in ours:
             self._check(program)
+        optimized = []
+        if self._arguments.optimized:
+            optimized = our_programs(
+                self._arguments.optimized, self._folder, self._stack, label="gmmvit serve, optimized"
+            )
+        ours += optimized
+        for program in ours:
             program.service.pause()
         tried, missing = self._tried()
         result: dict[str, Any] = {
@@ -88,6 +96,8 @@ class Measurement:
             "tried": {name: rates for name, (_, rates) in tried.items()},
             "missing": missing,
         }
+        if optimized:
+            result["same_class_optimized"] = self._same_class(optimized[0])
         best = {clients: _fastest(tried, clients) for clients in CLIENTS}
         for program, _ in tried.values():
             if not any(program in chosen.values() for chosen in best.values()):
@@ -106,6 +116,12 @@ class Measurement:
         rate = min(result["closed"][most]["programs"][name]["requests_per_second"] for name in programs) / 2
         result["open"] = self._open(programs, rate)
         return result
+
+    def _same_class(self, program: Program) -> float:
+        """Return the share of the images that have the class of the float32 network."""
+        with _alone(program, "image", self._files[0]):
+            answers = [program.ask("image", file) for file in self._files]
+        return float(np.mean([self._expected.same_class(number, answer) for number, answer in enumerate(answers)]))
 
     def _check(self, program: Program) -> None:
         """Ask for every image.  Errors: SystemExit when an answer is wrong."""
@@ -234,6 +250,7 @@ def main() -> None:
     parser.add_argument(
         "--network", type=Path, metavar="BUNDLE", help="bundle of the network that --network-name names"
     )
+    parser.add_argument("--optimized", type=Path, metavar="BUNDLE", help="its copy after 'gmmvit optimize'")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="Python with the peers' packages")
     parser.add_argument("--peer", choices=list(PEERS), action="append", help="only this peer; may be repeated")
     parser.add_argument("--rounds", type=int, default=5)
@@ -243,6 +260,8 @@ def main() -> None:
     names = arguments.network_name or list(NETWORKS)
     if arguments.network and len(names) != 1:
         parser.error("--network BUNDLE is the bundle of one network: add --network-name")
+    if arguments.optimized and not arguments.network:
+        parser.error("--optimized BUNDLE is a copy of the bundle of --network, which is missing")
     for name in names:
         card = run_card.written(
             arguments.output / f"{name}.json",

@@ -106,7 +106,7 @@ def our_programs(bundle: Path, folder: Path, stack: ExitStack, *, label: str) ->
         "image": Address(port=port, path="/v2/models/gmmvit/infer", headers=raw),
         "tensor": Address(port=port, path="/v2/models/gmmvit_network/infer", headers=raw),
     }
-    triton = Program(name=f"{label} triton", service=service, addresses=addresses, read=_from_triton)
+    triton = Program(name=f"{label}: Triton's path", service=service, addresses=addresses, read=_from_triton)
     keys = folder / "keys"
     keys.write_text(f"benchmark {_KEY}\n")
     keys.chmod(0o600)
@@ -120,7 +120,7 @@ def our_programs(bundle: Path, folder: Path, stack: ExitStack, *, label: str) ->
     address = Address(port=int(where["http"].rpartition(":")[2]), path="/classify", headers=headers)
     return [
         triton,
-        Program(name=f"{label} classify", service=gateway, addresses={"image": address}, read=_from_classify),
+        Program(name=f"{label}: /classify", service=gateway, addresses={"image": address}, read=_from_classify),
     ]
 
 
