@@ -9,7 +9,7 @@ export of the network, in ONNX Runtime and in OpenVINO, and the preprocessing of
 forms batches if the peer does, and waits at most 1 ms for a batch to fill. It is tried with one process that has a
 thread for each core, and with a process for each core. For each number of clients, the fastest of these four services
 stands for the peer. Ours is ``gmmvit serve`` as it starts: Triton's own path, which takes an image file, and
-``POST /classify``. ``--optimized BUNDLE`` adds a copy of the network's bundle for which ``gmmvit optimize`` has chosen a
+``POST /classify``. ``--optimized BUNDLE`` adds a copy of the bundle for which ``gmmvit optimize`` has chosen a
 runner on this machine: its answers are not float32's, so the result has the share of images with the same class.
 
     closed      1 and 16 clients that wait for their answers (wrk), with image files
