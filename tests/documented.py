@@ -202,6 +202,8 @@ class Shell:
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
         """Errors: AssertionError for an unknown command, or a server that does not start."""
         program, command, *rest = shlex.split(text)
+        if program == "curl":
+            return self._curl(command, *rest)
         assert program == "gmmvit", f"{text}: mark the block as not run, with the reason"
         if command == "serve":
             return self._serve(text, rest)
@@ -211,10 +213,18 @@ class Shell:
             rest = [word.replace(documented, url) for word in rest]
         return self._gmmvit(command, *rest, timeout_s=300)
 
+    def _curl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Ask the server that runs."""
+        words = ["curl", "--silent", "--show-error", "--fail-with-body", *arguments]
+        for documented, url in self._urls.items():
+            words = [word.replace(documented, url) for word in words]
+        return subprocess.run(words, cwd=self._folder, capture_output=True, text=True, timeout=60, check=False)
+
     def _serve(self, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         if self._server is None or self._served != text:
             self.close()
-            free = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log", "tritonserver.log"]
+            free = [part for name in ("http", "grpc", "metrics", "classify") for part in (f"--{name}-port", "0")]
+            free += ["--log", "tritonserver.log"]
             words = [sys.executable, "-m", "gmmvit_cli.main", "serve", *arguments, *free]
             self._server = subprocess.Popen(words, cwd=self._folder, stdout=subprocess.PIPE, text=True, env=os.environ)
             assert self._server.stdout is not None
@@ -222,9 +232,12 @@ class Shell:
             urls = re.findall(r"(?:grpc|http)://\S+", self._ready)
             assert len(urls) >= 2, f"{text}: {self._ready!r}"
             self._urls = {"grpc://localhost:8001": urls[0], "http://localhost:8000": urls[1]}
+            if "  classify " in self._ready:
+                self._urls["http://127.0.0.1:8080/classify"] = urls[-1]
         documented = re.sub(r"(?<=grpc://127\.0\.0\.1:)\d+", "8001", self._ready)
         documented = re.sub(r"(?<= http://127\.0\.0\.1:)\d+(?=\s)", "8000", documented)
         documented = re.sub(r"(?<=:)\d+(?=/metrics)", "8002", documented)
+        documented = re.sub(r"(?<=:)\d+(?=/classify)", "8080", documented)
         return subprocess.CompletedProcess([text], 0, documented, "")
 
     def _page(self, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -235,7 +248,7 @@ class Shell:
             ready = page.stdout.readline()
             page.terminate()
         assert ready.startswith("ready: http://"), f"{text}: {ready!r}"
-        return subprocess.CompletedProcess([text], 0, re.sub(r":\d+$", ":8080", ready), "")
+        return subprocess.CompletedProcess([text], 0, re.sub(r":\d+$", ":8090", ready), "")
 
     def close(self) -> None:
         if self._server is not None:

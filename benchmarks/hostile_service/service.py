@@ -87,6 +87,7 @@ class Service:
         http, grpc, metrics = map(str, self._ports)
         ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
         command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(self._path), "--json", *ports, *self._options]
+        command += [] if self._gateway else ["--classify-port", "0"]
         command += ["--log", str(self._sandbox.root.with_name("server.log"))]
         if self._gateway:
             keys = self._sandbox.root.with_name("keys")

@@ -35,7 +35,7 @@ def page(
         "loopback (127.0.0.1).",
         default="127.0.0.1",
     ),
-    port: int = _PAGE.option("PORT", "Port to listen on; 0 chooses a free port.", default=8080, min=0, max=65535),
+    port: int = _PAGE.option("PORT", "Port to listen on; 0 chooses a free port.", default=8090, min=0, max=65535),
     url: str | None = TARGET.option(
         "URL",
         "Also classify with this Triton server (grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "

@@ -41,6 +41,14 @@ def serve(
     metrics_port: int = TARGET.option(
         "PORT", "Port for metrics; 0 chooses a free port.", default=8002, min=0, max=65535
     ),
+    classify_port: int | None = TARGET.option(
+        "PORT",
+        "Port on loopback for POST /classify, which takes image files, and for a page to try it; 0 chooses a free "
+        "port. With --gateway, /classify is on the port for HTTP.",
+        show_default="8080",
+        min=0,
+        max=65535,
+    ),
     tritonserver: Path | None = TRITONSERVER,
     start_timeout: float = TARGET.option(
         "S", "Maximum time in seconds until all models are ready, at the start and at each restart.", default=120.0
@@ -78,12 +86,16 @@ def serve(
     if gateway:
         if host != LOOPBACK:
             raise InputError("--host and --gateway exclude each other", hint=f"type --listen {host} in place of --host")
+        if classify_port is not None:
+            hint = "remove --classify-port: /classify is then on the port of --http-port"
+            raise InputError("--classify-port and --gateway exclude each other", hint=hint)
         with_gateway = settings(access_log=access_log)
     else:
         of_gateway = [*typed(settings), *([] if access_log is None else ["--access-log"])]
         for option in of_gateway:
             if option != "--insecure":
                 raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
+    from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
     from gmmvit_deploy.serving.gateway.service import Gateway
     from gmmvit_deploy.serving.repository import CpuKernelsUse
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -108,12 +120,13 @@ def serve(
 
     shown = ExitStack()
 
-    def announce(entry: Service | Gateway, server: TritonServer, opened: Gateway | None) -> None:
+    def announce(entry: Service | Gateway, server: TritonServer, opened: Gateway | None, classify: str | None) -> None:
         shown.close()
         where = {
             "grpc": entry.grpc_url,
             "http": entry.http_url,
             "metrics": entry.metrics_url,
+            "classify": classify,
             "repository": str(server.repository),
             "pid": server.pid,
             "gateway_pid": opened.pid if opened else None,
@@ -122,7 +135,8 @@ def serve(
         if as_json:
             print_json(where)
         else:
-            typer.echo(f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}")
+            ready = f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}"
+            typer.echo(f"{ready}  classify {classify}" if classify else ready)
 
     if state is not None:
         if with_gateway is None:
@@ -139,7 +153,9 @@ def serve(
                 cpu_kernels=cpu_kernels_from(cpu_kernels),
                 request_pixels=request_pixels,
                 tritonserver=tritonserver,
-                on_ready=lambda gateway, slots: announce(gateway, slots.server, gateway),
+                on_ready=lambda gateway, slots: announce(
+                    gateway, slots.server, gateway, f"{gateway.http_url}{CLASSIFY_PATH}" if slots.front else None
+                ),
                 on_log_line=note if log is None else None,
                 on_gateway_line=lambda line: note(stamped(line)),
                 on_progress=shown.enter_context(progress("serve")),
@@ -154,10 +170,11 @@ def serve(
             cpu_kernels=cpu_kernels_from(cpu_kernels),
             request_pixels=request_pixels,
             tritonserver=tritonserver,
+            classify_port=DEFAULT_CLASSIFY_PORT if classify_port is None else classify_port,
             gateway=with_gateway,
             insecure=settings.keywords["insecure"],
             on_kernels=on_kernels,
-            on_ready=lambda service: announce(service, service.server, service.gateway),
+            on_ready=lambda service: announce(service, service.server, service.gateway, service.classify_url),
             on_log_line=note if log is None else None,
             on_gateway_line=lambda line: note(stamped(line)),
             on_progress=shown.enter_context(progress("serve")),

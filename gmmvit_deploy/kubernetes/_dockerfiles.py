@@ -20,6 +20,7 @@ __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "ima
 
 _SERVES = (
     "cryptography",
+    "httptools",
     "jinja2",
     "numpy",
     "pillow",
@@ -28,6 +29,7 @@ _SERVES = (
     "tritonclient[grpc]",
     "typer",
     "uvicorn",
+    "uvloop",
 )
 _CLASSIFIES = ("fsspec", "jinja2", "numpy", "onnx", "pillow", "pyarrow", "typer")
 _SERVER = "nvidia-pytriton"

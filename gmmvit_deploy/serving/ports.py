@@ -11,7 +11,7 @@ from gmmvit_deploy.errors import ServerError
 
 __all__ = ["free_ports", "listening_socket"]
 
-_WITH_OPTION = ("HTTP", "gRPC", "metrics")
+_WITH_OPTION = ("HTTP", "gRPC", "metrics", "classify")
 """The services whose port an option of the command line gives."""
 
 

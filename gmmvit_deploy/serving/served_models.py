@@ -27,7 +27,7 @@ _RAW_ROW_BYTES = 64 * 1024
 class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
-    ensemble: the model that takes encoded images, or "".
+    ensemble: the model that takes encoded images, or "".  classifies: True if it answers with logits.
     backends: model → the backend that runs it, without ensembles.
     runtimes: the runtimes of the networks that the python backend runs.
     cpu_kernels: ``on`` or ``off``, whether the networks use this project's CPU kernels; "" if they state nothing, or
@@ -42,6 +42,7 @@ class ServedModels:
     health: HealthCheck
     row_bytes: int
     ensemble: str = ""
+    classifies: bool = False
     backends: Mapping[str, str] = field(default_factory=dict)
     runtimes: frozenset[str] = frozenset()
     cpu_kernels: str = ""
@@ -89,13 +90,15 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
 def _served(configs: Sequence[Any]) -> ServedModels:
     stated = [{name: value.string_value for name, value in config.parameters.items()} for config in configs]
     bundles = {parameters.get("gmmvit_bundle_sha256", "") for parameters in stated}
+    ensemble = next((config for config in configs if _takes_images(config)), None)
     kernels = {parameters["cpu_kernels"] for parameters in stated if parameters.get("cpu_kernels")}
     return ServedModels(
         names=tuple(sorted(config.name for config in configs)),
         bundle=bundles.pop() if len(bundles) == 1 else "",
         health=_health(configs),
         row_bytes=max(_row_bytes(config) for config in configs),
-        ensemble=next((config.name for config in configs if _takes_images(config)), ""),
+        ensemble="" if ensemble is None else ensemble.name,
+        classifies=ensemble is not None and any(output.name == "logits" for output in ensemble.output),
         backends={config.name: config.backend for config in configs if config.backend},
         runtimes=frozenset(parameters["runtime"] for parameters in stated if parameters.get("runtime")),
         cpu_kernels=kernels.pop() if len(kernels) == 1 else "",

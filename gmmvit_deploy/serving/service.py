@@ -1,11 +1,13 @@
-"""What ``gmmvit serve`` runs around a Triton server: a supervisor, and with a gateway HAProxy and the front.
+"""What ``gmmvit serve`` runs around a Triton server: a supervisor, the front (POST /classify), and a gateway.
 
-without a gateway   the supervisor answers on the metrics port, also while the server restarts
-with a gateway      the server listens on loopback; HAProxy and the front (POST /classify) are before it
+without a gateway   the supervisor answers on the metrics port, also while the server restarts; the front has a port of
+                    its own on loopback
+with a gateway      the server and the front listen on loopback; HAProxy is before them
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,10 +18,16 @@ from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.serving._local_http import MetricsEndpoint
 from gmmvit_deploy.serving._metric_text import filesystem_metrics
 from gmmvit_deploy.serving._supervisor import Supervisor
-from gmmvit_deploy.serving.front.options import DEFAULT_BUFFERED_BYTES, FrontOptions
+from gmmvit_deploy.serving.front.options import (
+    CLASSIFY_PATH,
+    DEFAULT_BODY_BYTES,
+    DEFAULT_BUFFERED_BYTES,
+    FrontOptions,
+)
 from gmmvit_deploy.serving.front.process import FrontProcess
-from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.gateway.options import GatewaySettings, is_loopback
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
+from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 __all__ = ["Service", "metric_sources", "started_front"]
@@ -41,13 +49,15 @@ class Service:
         options: ServerOptions,
         settings: GatewaySettings | None = None,
         *,
+        classify_port: int | None = None,
         on_gateway_line: Callable[[str], None] | None = None,
     ) -> None:
         """Check keys, certificate and ports of the gateway.  Errors: those of `Gateway`.
 
         options: their ports are those of the gateway, if there is one.  settings: None serves without a gateway.
+        classify_port: the port of the front without a gateway, 0 for a free port; None starts no front.
         """
-        self._options = options
+        self._options, self._classify_port = options, classify_port
         self._note = on_gateway_line or (lambda line: None)
         self._opened = ExitStack()
         self._supervisor: Supervisor | None = None
@@ -90,6 +100,13 @@ class Service:
             return self.gateway.metrics_url
         return self._endpoint.url if self._endpoint is not None else ""
 
+    @property
+    def classify_url(self) -> str | None:
+        """The address that takes encoded images, or None."""
+        if self.front is None:
+            return None
+        return self.front.classify_url if self.gateway is None else f"{self.http_url}{CLASSIFY_PATH}"
+
     def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
         """Start the server and what belongs to it, and wait until all is ready, or until ``cancelled`` returns True.
 
@@ -97,25 +114,45 @@ class Service:
         """
         self.server = server
         self._supervisor = supervisor = Supervisor(server)
+        listener = None
         if self.gateway is None:
             server.check_repository()  # a mistake in the path is named before a port that is in use
-            self._endpoint = MetricsEndpoint(
-                self._options.host,
-                self._options.metrics_port,
-                lambda: filesystem_metrics() + supervisor.metrics_text(),
-            )
+            self._endpoint = MetricsEndpoint(self._options.host, self._options.metrics_port, self._metrics_text)
             self._opened.callback(self._endpoint.close)
+            listener = self._classify_listener(server)
         self._opened.callback(server.stop)  # after front and gateway, so that requests in progress reach the server
         server.start(cancelled=cancelled)
-        if self.gateway is None or cancelled():
+        if cancelled():
             return
-        self.front = started_front(self.gateway, server, note=self._note, cancelled=cancelled)
-        sources = {"supervisor": supervisor.metrics.text, **metric_sources(self.gateway)}
+        if self.gateway is not None or listener is not None:
+            self.front = started_front(self.gateway, server, listener=listener, note=self._note, cancelled=cancelled)
         if self.front is not None:
             self._opened.callback(self.front.stop)
+        if self.gateway is None:
+            return
+        sources = {"supervisor": supervisor.metrics.text, **metric_sources(self.gateway)}
+        if self.front is not None:
             sources["front"] = self.front.metrics_text
         self._opened.callback(self.gateway.stop)
         self.gateway.start(server, front=self.front.front if self.front else None, sources=sources)
+
+    def _classify_listener(self, server: TritonServer) -> socket.socket | None:
+        """Open the port of the front; None, with a note, if the repository has no model that classifies images.
+
+        Errors: ServerError when the port cannot be opened.
+        """
+        if self._classify_port is None:
+            return None
+        if reason := why_no_classify(server):
+            self._note(f"front: POST /classify is not offered: {reason}")
+            return None
+        host = self._options.host if is_loopback(self._options.host) else _LOOPBACK
+        return self._opened.enter_context(listening_socket(host, self._classify_port, "classify"))
+
+    def _metrics_text(self) -> str:
+        """Return the metrics without a gateway."""
+        server = self._supervisor.metrics_text() if self._supervisor is not None else ""
+        return filesystem_metrics() + server + (self.front.metrics_text() if self.front is not None else "")
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Watch all parts until ``stopped`` returns True.  Errors: ServerError when a part does not stay alive."""
@@ -149,15 +186,26 @@ def metric_sources(gateway: Gateway) -> dict[str, Callable[[], str]]:
     return {"filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))}
 
 
+def why_no_classify(server: TritonServer) -> str:
+    """Return why a server has no model for ``POST /classify``; "" if there is one."""
+    if not server.models.ensemble:
+        return "no model of the repository takes encoded images"
+    if not server.models.classifies:
+        return "the model has no classes, only features"
+    return ""
+
+
 def started_front(
-    gateway: Gateway,
+    gateway: Gateway | None,
     server: TritonServer,
     *,
     note: Callable[[str], None],
+    listener: socket.socket | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> FrontProcess | None:
     """Start the front of a ready server, and wait until it answers, or until ``cancelled`` returns True.
 
+    listener: the socket of a front without a gateway.
     Returns None if no model takes encoded images, a running gateway has no place for a front, or a package of the front
     is not installed; ``note`` gets the reason.
     Errors: ServerError when the front does not start.
@@ -166,16 +214,19 @@ def started_front(
     if not model:
         note("front: POST /classify is not offered: no model of the repository takes encoded images")
         return None
-    if gateway.places is not None and not gateway.places.with_fronts:
+    if gateway is not None and gateway.places is not None and not gateway.places.with_fronts:
         note("front: POST /classify is not offered before a restart of the service: the first bundle takes no images")
         return None
+    body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
     options = FrontOptions(
         triton_url=server.grpc_url,
         model=model,
-        max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, gateway.settings.max_body_bytes),
+        max_body_bytes=body_bytes,
+        max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, body_bytes),
     )
+    secret = None if gateway is None else gateway.front_secret
     try:
-        front = FrontProcess(options, gateway.front_secret, on_log_line=note)
+        front = FrontProcess(options, secret, listener=listener, on_log_line=note)
     except MissingDependencyError as exc:
         note(f"front: POST /classify is not offered: {exc}")
         return None

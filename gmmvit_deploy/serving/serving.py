@@ -30,6 +30,7 @@ def serve_path(
     cpu_kernels: CpuKernels | None = None,
     request_pixels: int | None = None,
     tritonserver: Path | None = None,
+    classify_port: int | None = None,
     gateway: GatewaySettings | None = None,
     insecure: bool = False,
     on_kernels: Callable[[CpuKernelsUse], None] = lambda use: None,
@@ -46,6 +47,7 @@ def serve_path(
     request_pixels: the maximum number of pixels in the images of a request, for the temporary repository; None means
     `DEFAULT_REQUEST_PIXELS`.
     tritonserver: the path of the server program; None searches for an installed server.
+    classify_port: the port on loopback for ``POST /classify`` without a gateway, 0 for a free port; None: not offered.
     gateway: settings of HAProxy in front of the server; None starts no gateway. With a gateway, ``options`` gives the
     ports of the gateway, and the server listens on free ports of loopback.
     insecure: True permits a server without a gateway on an address that other machines can reach.
@@ -64,7 +66,7 @@ def serve_path(
     install = find_server(tritonserver)
     if gateway is None:
         require_insecure(options.host, insecure=insecure)
-    service = Service(options, gateway, on_gateway_line=on_gateway_line)
+    service = Service(options, gateway, classify_port=classify_port, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
         repository = _repository(
             path,

@@ -20,7 +20,8 @@ class Serve:
     def __init__(self, path: Path, *arguments: str, before: tuple[str, ...] = (sys.executable,)) -> None:
         """before: a command that runs Python with the arguments that follow."""
         command = [*before, "-m", "gmmvit_cli.main", "serve", str(path), "--json", *arguments]
-        ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
+        names = ("http", "grpc", "metrics", *(() if "--gateway" in arguments else ("classify",)))
+        ports = [part for name in names for part in (f"--{name}-port", "0")]
         self.process = subprocess.Popen(command + ports, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.path = path
 

@@ -44,7 +44,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     options = ExportOptions(input_kind="tensor", mean=half, std=half, labels=tuple("abcde"))
     bundle_from_checkpoint(tmp_path / "vit.safetensors", tmp_path / "bundle", options)
     command = [str(Path(sys.executable).with_name("gmmvit")), "serve", str(tmp_path / "bundle"), "--json"]
-    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log", str(tmp_path / "log")]
+    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--classify-port", "0"]
+    command += ["--log", str(tmp_path / "log")]
     script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     with subprocess.Popen(["unshare", "-m", "sh", "-c", script, "sh", *command], stdout=subprocess.PIPE) as server:
         try:

@@ -9,13 +9,16 @@ label's ``"threshold"``, and ``"present"``: true if the probability reaches it; 
 A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
 is an image:
 
-    400  bad image, too many images or pixels, bad ``top``     411  no content-length
-    403  without the secret of the gateway                     415  no image
+    400  bad image, too many images or pixels, bad ``top``     413  body too large
+    403  not the gateway; page of another origin               415  no image, or a compressed body
     404, 405  another path or method                           503  overload, with Retry-After
     408  the body did not arrive                               502, 504  the server failed, or did not answer
+    411  no content-length
 
-Requests wait in the gateway, which also limits the size of a body. The front writes no file, and sends no traceback.
-The images are decoded and checked by Triton's preprocessing model.
+Behind a gateway, requests wait in the gateway, and need its secret. Without a gateway, the front listens on loopback,
+admits only this machine (`only_this_machine`), and also answers ``GET /`` with a page to drop an image on.
+
+The front writes no file, and sends no traceback. The images are decoded and checked by Triton's preprocessing model.
 
 As a program, it reads a line of JSON from stdin: the secret, the file descriptor of the listening socket, and the
 options. The secret is not on the command line, which every user of the machine can read.
@@ -23,56 +26,57 @@ options. The secret is not on the command line, which every user of the machine 
 
 from __future__ import annotations
 
-import hmac
+import base64
+import hashlib
 import json
 import logging
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from gmmvit_deploy.serving.front._guards import Guard, only_gateway, only_this_machine
+from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Triton
 from gmmvit_deploy.serving.front._uploads import Refusal, Room, body_length, boundary_of, images_from_body, receive_body
-from gmmvit_deploy.serving.front.options import (
-    BUNDLE_HEADER,
-    CLASSIFY_PATH,
-    FRONT_HEADER,
-    READY_PATH,
-    FrontOptions,
-)
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, CLASSIFY_PATH, READY_PATH, FrontOptions
 
 __all__ = ["front_app", "main"]
 
 _EXIT_TIMEOUT_S = 15
-_HEADER_BYTES = 32 * 2**10
+_MOST_CONNECTIONS = 1024
 _DEFAULT_TOP = 5
 _log = logging.getLogger(__name__)
 
 
-def front_app(options: FrontOptions, secret: str) -> ASGIApp:
+def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
     """Return the ASGI application.
 
-    secret: the value that the header `FRONT_HEADER` of each request must have, except of requests for readiness.
+    secret: the value that the header `FRONT_HEADER` of each request must have, except of requests for readiness. None:
+    without a gateway.
     """
     front = _Front(options)
+    routes = [
+        Route(CLASSIFY_PATH, front.classify, methods=["POST"]),
+        Route(READY_PATH, front.ready, methods=["GET"]),
+    ]
     app = Starlette(
-        routes=[
-            Route(CLASSIFY_PATH, front.classify, methods=["POST"]),
-            Route(READY_PATH, front.ready, methods=["GET"]),
-        ],
+        routes=routes if secret else [*routes, Route("/", _page(), methods=["GET"])],
         exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
         lifespan=front.lifespan,
     )
-    return _OnlyGateway(app, secret)
+    return Guard(app, reason=only_gateway(secret) if secret else only_this_machine, refused=_answer)
 
 
 class _Front:
@@ -91,7 +95,7 @@ class _Front:
         return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
     async def classify(self, request: Request) -> JSONResponse:
-        boundary, length = boundary_of(request), body_length(request)
+        boundary, length = boundary_of(request), body_length(request, self._options.max_body_bytes)
         with self._room.taken(length):
             body = await receive_body(request, length, self._options.body_timeout_s)
             model = await self._triton.model()
@@ -104,21 +108,27 @@ class _Front:
         return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle})
 
 
-class _OnlyGateway:
-    """Refuses requests without the secret, before their bodies are received."""
-
-    def __init__(self, app: ASGIApp, secret: str) -> None:
-        self._app = app
-        self._secret = secret.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != READY_PATH:
-            given = dict(scope["headers"]).get(FRONT_HEADER.encode(), b"")
-            if not hmac.compare_digest(given, self._secret):
-                refusal = _refused(Request(scope), Refusal(403, "this port answers only the gateway"))
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def _page() -> HTMLResponse:
+    """Return the page, which may run only its own script and style, and ask only this server."""
+    html = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    own = {kind: re.findall(f"<{kind}>(.*?)</{kind}>", html, re.DOTALL) for kind in ("script", "style")}
+    hashes = {
+        kind: " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts
+        )
+        for kind, texts in own.items()
+    }
+    policy = (
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; img-src blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+    return HTMLResponse(html, headers=headers)
 
 
 def _top(request: Request, classes: int) -> int:
@@ -129,11 +139,15 @@ def _top(request: Request, classes: int) -> int:
     return int(text)
 
 
+def _answer(refusal: Refusal) -> JSONResponse:
+    answer: dict[str, Any] = {"error": refusal.reason}
+    if refusal.image is not None:
+        answer["image"] = refusal.image
+    return JSONResponse(answer, status_code=refusal.status, headers=refusal.headers)
+
+
 def _refused(request: Request, exc: Any) -> JSONResponse:
-    answer: dict[str, Any] = {"error": exc.reason}
-    if exc.image is not None:
-        answer["image"] = exc.image
-    return JSONResponse(answer, status_code=exc.status, headers=exc.headers)
+    return _answer(exc)
 
 
 def _not_routed(request: Request, exc: Any) -> JSONResponse:
@@ -156,15 +170,15 @@ def main() -> None:
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs every malformed body
     config = uvicorn.Config(
         front_app(FrontOptions(**settings["options"]), settings["secret"]),
-        loop="asyncio",
-        http="h11",
+        loop="uvloop",
+        http=LimitedHttp,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=_HEADER_BYTES,
+        limit_concurrency=_MOST_CONNECTIONS,
         timeout_keep_alive=75,  # longer than the gateway keeps idle connections
         timeout_graceful_shutdown=_EXIT_TIMEOUT_S,
     )

@@ -1,7 +1,7 @@
 """Read the images of a request: the body is an image, or multipart/form-data with an image in each part.
 
 A body is received into memory, never into a file. `Room` bounds the bytes in memory; a request takes its room before
-its body is received. The gateway has refused encodings, chunked bodies, and bodies above its maximum.
+its body is received.
 """
 
 from __future__ import annotations
@@ -92,11 +92,19 @@ def boundary_of(request: Request) -> bytes:
     return b""
 
 
-def body_length(request: Request) -> int:
-    """Return the length of the body that the client states.  Errors: Refusal, 411, without a length."""
+def body_length(request: Request, most_bytes: int) -> int:
+    """Return the length of the body that the client states.
+
+    Errors: Refusal, 411, without a length; Refusal, 413, above ``most_bytes``; Refusal, 415, for a compressed body.
+    """
+    if "content-encoding" in request.headers:
+        raise Refusal(415, "compressed requests are refused")
     if "content-length" not in request.headers:
         raise Refusal(411, "the body needs a content-length, and must not be chunked")
-    return int(request.headers["content-length"])  # the parser of HTTP takes only digits
+    length = int(request.headers["content-length"])  # the parser of HTTP takes only digits
+    if length > most_bytes:
+        raise Refusal(413, f"the request is too large; the limit is {most_bytes} bytes")
+    return length
 
 
 async def receive_body(request: Request, length: int, timeout_s: float) -> bytes:

@@ -1,4 +1,4 @@
-"""Options of the front, the program that answers ``POST /classify``; the gateway limits requests and their sizes.
+"""Options of the front, the program that answers ``POST /classify``, behind the gateway or alone on loopback.
 
 This module imports only the standard library, so that the gateway can read the constants without the front's packages.
 """
@@ -12,7 +12,9 @@ from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 __all__ = [
     "BUNDLE_HEADER",
     "CLASSIFY_PATH",
+    "DEFAULT_BODY_BYTES",
     "DEFAULT_BUFFERED_BYTES",
+    "DEFAULT_CLASSIFY_PORT",
     "FRONT_HEADER",
     "READY_PATH",
     "RETRY_AFTER_S",
@@ -25,6 +27,9 @@ BUNDLE_HEADER = "x-gmmvit-bundle"
 """The header of an answer with the hash of the bundle that computed the answer."""
 CLASSIFY_PATH = "/classify"
 READY_PATH = "/ready"
+DEFAULT_CLASSIFY_PORT = 8080
+"""The port of ``POST /classify`` without a gateway."""
+DEFAULT_BODY_BYTES = 16 * 2**20
 DEFAULT_BUFFERED_BYTES = 256 * 2**20
 RETRY_AFTER_S = 1
 """The value of ``Retry-After`` with status 503, in seconds."""
@@ -36,6 +41,7 @@ class FrontOptions:
 
     triton_url: the gRPC address of the Triton server, ``grpc://127.0.0.1:PORT``.
     model: the name of the ensemble.
+    max_body_bytes: the maximum size of a body; a larger one gets status 413.
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
     max_requests: the maximum number of requests in progress; a further request gets status 503.
     body_timeout_s: the maximum time to receive a body, in seconds; after this time, the request gets status 408.
@@ -44,6 +50,7 @@ class FrontOptions:
 
     triton_url: str
     model: str = DEFAULT_MODEL
+    max_body_bytes: int = DEFAULT_BODY_BYTES
     max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES
     max_requests: int = 512
     body_timeout_s: float = 30.0

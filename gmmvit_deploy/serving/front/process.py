@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving._metric_text import metric_text
-from gmmvit_deploy.serving.front.options import READY_PATH, FrontOptions
+from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, READY_PATH, FrontOptions
 from gmmvit_deploy.serving.gateway.options import Front
 from gmmvit_deploy.serving.ports import listening_socket
 
@@ -27,8 +28,8 @@ __all__ = ["FrontProcess"]
 
 _HOST = "127.0.0.1"
 _LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
-_PACKAGES = ("starlette", "uvicorn", "tritonclient", "python_multipart")
-_EXIT_TIMEOUT_S = 5  # the gateway has stopped before, so nobody waits for an answer
+_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "tritonclient", "python_multipart")
+_EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it received
 _POLL_S = 0.05
 _BACKLOG = 128
 _MOST_RESTARTS = 20
@@ -37,51 +38,62 @@ _MOST_RESTARTS = 20
 class FrontProcess:
     """A front on a loopback port, which is started again when it has ended.  Use it inside ``with FrontProcess(…):``.
 
+    This process keeps the listening socket: while the front is started again, connections wait.
     Start it from a thread that lives as long as the service: Linux stops the front when this thread ends.
-    port: the port on 127.0.0.1.
+    port: the port.
     restarts: how often the front was started again.
     """
 
     def __init__(
-        self, options: FrontOptions, secret: str, *, on_log_line: Callable[[str], None] = lambda line: None
+        self,
+        options: FrontOptions,
+        secret: str | None,
+        *,
+        listener: socket.socket | None = None,
+        on_log_line: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Start the front as a process of its own.
 
-        secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request.
+        secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request; None: without a gateway.
+        listener: the socket to listen on, which `stop` closes; None opens a free port of 127.0.0.1.
         on_log_line: called with a sentence when the front is started again.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
         """
         for package in _PACKAGES:
             require(package, package=package.replace("_", "-"), extra="serve")
         self.options, self._secret, self._note = options, secret, on_log_line
-        self.restarts = self.port = 0
+        self._listener = listener or listening_socket(_HOST, 0, "front", backlog=_BACKLOG)
+        self._host, self.port = self._listener.getsockname()[:2]
+        self.restarts = 0
         self._start()
 
     def _start(self) -> None:
-        with listening_socket(_HOST, self.port, "front", backlog=_BACKLOG) as listening:
-            self.port = listening.getsockname()[1]
-            settings = {"secret": self._secret, "socket": listening.fileno(), "options": asdict(self.options)}
-            program = [sys.executable, "-m", f"{__package__}._app"]
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *program],
-                stdin=subprocess.PIPE,
-                pass_fds=[listening.fileno()],
-                cwd="/",  # so that no file of the user's folder is imported
-                env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
-                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the front
-            )
+        settings = {"secret": self._secret, "socket": self._listener.fileno(), "options": asdict(self.options)}
+        program = [sys.executable, "-m", f"{__package__}._app"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *program],
+            stdin=subprocess.PIPE,
+            pass_fds=[self._listener.fileno()],
+            cwd="/",  # so that no file of the user's folder is imported
+            env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the front
+        )
         with contextlib.suppress(BrokenPipeError), self._process.stdin or contextlib.nullcontext() as stdin:
             if stdin is not None:
                 stdin.write(json.dumps(settings).encode() + b"\n")
 
     @property
     def url(self) -> str:
-        return f"http://{_HOST}:{self.port}"
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
+
+    @property
+    def classify_url(self) -> str:
+        return f"{self.url}{CLASSIFY_PATH}"
 
     @property
     def front(self) -> Front:
         """What the gateway must know about the front."""
-        return Front(port=self.port, secret=self._secret, model=self.options.model)
+        return Front(port=self.port, secret=self._secret or "", model=self.options.model)
 
     @property
     def pid(self) -> int:
@@ -125,7 +137,8 @@ class FrontProcess:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the front to stop, wait for the requests that it received, and kill it after 5 s."""
+        """Ask the front to stop, wait for the requests that it received, and kill it after 20 s."""
+        self._listener.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, DEFAULT_BODY_BYTES, FRONT_HEADER
 
 __all__ = [
     "BUNDLE_HEADER",
@@ -36,7 +36,6 @@ PLACES = ("blue", "green")
 """The names of the two servers of a service with rollouts."""
 NOWHERE = "127.0.0.1:1"
 """The address of a free place; nothing is sent to it."""
-DEFAULT_BODY_BYTES = 16 * 2**20
 MOST_BODY_BYTES = 999_999_999
 """HAProxy compares lengths as signed numbers of 32 bits, so the gateway refuses a length of more than 9 digits."""
 MOST_JSON_BYTES = 4 * 2**20

@@ -1,0 +1,231 @@
+"""``POST /classify`` and its page without a gateway: what they answer, whom they refuse, and ``gmmvit serve`` with them.
+
+`test_front` checks what the front answers and refuses with and without a gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.serving.front import _http
+from gmmvit_deploy.serving.front.options import FrontOptions
+from gmmvit_deploy.serving.front.process import FrontProcess
+from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from tests.browser import accessibility_problems, open_chromium
+from tests.images.test_preprocess import encoded, photo
+from tests.serving.commands import Serve, metric_values
+from tests.serving.processes import children_of
+from tests.serving.shared import Running
+from tests.waiting import wait_until
+
+IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(2)]
+MOST_BYTES = 2**20
+
+
+@pytest.fixture(scope="module")
+def front(server: Running) -> Iterator[FrontProcess]:
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MOST_BYTES), None) as running:
+        running.wait_ready()
+        yield running
+
+
+def curl(*arguments: str, folder: Path) -> tuple[int, Any]:
+    """Return (HTTP status, answer)."""
+    command = ["curl", "--silent", "--noproxy", "*", "--write-out", "\n%{http_code}", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    body, _, status = done.stdout.rpartition("\n")
+    return int(status), json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for number, image in enumerate(IMAGES):
+        (folder / f"{number}.jpg").write_bytes(image)
+    (folder / "text.jpg").write_bytes(b"no image")
+    (folder / "large.jpg").write_bytes(bytes(MOST_BYTES + 1))
+    return folder
+
+
+@pytest.mark.server
+class TestAnswers:
+    def test_a_photo_by_curl_gets_labels(self, front: FrontProcess, images: Path, bundle: Bundle) -> None:
+        status, answer = curl("--data-binary", "@0.jpg", f"{front.classify_url}?top=3", folder=images)
+        assert (status, answer["model"], answer["bundle"]) == (200, "gmmvit", bundle.sha256)
+        (predictions,) = answer["predictions"]
+        labels = bundle.manifest.labels
+        assert [labels[guess["index"]] for guess in predictions] == [guess["label"] for guess in predictions]
+        assert len({guess["index"] for guess in predictions}) == 3
+        assert 1 >= predictions[0]["probability"] >= predictions[1]["probability"] >= predictions[2]["probability"] > 0
+
+    def test_a_form_gets_the_labels_of_each_image(self, front: FrontProcess, images: Path) -> None:
+        form = curl("-F", "a=@0.jpg", "-F", "b=@1.jpg", f"{front.classify_url}?top=1", folder=images)
+        alone = [curl("--data-binary", f"@{n}.jpg", f"{front.classify_url}?top=1", folder=images) for n in (0, 1)]
+        assert form[0] == 200
+        assert [row[0]["index"] for row in form[1]["predictions"]] == [
+            answer["predictions"][0][0]["index"] for _, answer in alone
+        ]
+
+    @pytest.mark.parametrize(
+        ("arguments", "status", "reason"),
+        [
+            (["--data-binary", "@text.jpg"], 400, "image 0: the file is not a JPEG, PNG, WEBP or BMP image"),
+            (["--data-binary", "@large.jpg"], 413, f"the request is too large; the limit is {MOST_BYTES} bytes"),
+            (["--data-binary", "@0.jpg", "-H", "Content-Encoding: gzip"], 415, "compressed requests are refused"),
+            (["--data-binary", "@0.jpg", "-H", "Transfer-Encoding: chunked"], 411, "must not be chunked"),
+        ],
+        ids=["no image", "too large", "compressed", "chunked"],
+    )
+    def test_refused(
+        self, arguments: list[str], status: int, reason: str, front: FrontProcess, images: Path
+    ) -> None:
+        refused, answer = curl(*arguments, front.classify_url, folder=images)
+        assert refused == status
+        assert reason in answer["error"]
+
+
+OTHERS = {
+    "another host": {"Host": "attacker.example"},
+    "a name that contains loopback": {"Host": "127.0.0.1.attacker.example:80"},
+    "another origin": {"Origin": "https://attacker.example"},
+    "another port": {"Origin": "http://127.0.0.1:1"},
+    "an origin of its own name": {"Host": "attacker.example:8080", "Origin": "http://attacker.example:8080"},
+    "no origin": {"Origin": "null"},
+    "the same site": {"Sec-Fetch-Site": "same-site"},
+    "another site": {"Sec-Fetch-Site": "cross-site"},
+}
+
+
+@pytest.mark.server
+class TestWhoMayAsk:
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_pages_of_other_origins_are_refused(self, name: str, front: FrontProcess) -> None:
+        answer = httpx.post(front.classify_url, content=IMAGES[0], headers=OTHERS[name], trust_env=False)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+        if "Host" in OTHERS[name]:  # DNS rebinding
+            assert httpx.get(front.url, headers=OTHERS[name], trust_env=False).status_code == 403
+
+    def test_its_own_page_and_programs_are_admitted(self, front: FrontProcess) -> None:
+        for host in ("localhost", f"127.0.0.1:{front.port}", "[::1]:80"):
+            for more in ({}, {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
+                headers = {"Host": host, **more}
+                answer = httpx.post(front.classify_url, content=IMAGES[0], headers=headers, trust_env=False, timeout=30)
+                assert answer.status_code == 200, headers
+
+
+MALFORMED = {
+    "two lengths": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    "a length with a sign": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: +4\r\n\r\nabcd",
+    "chunked with a length": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": b"POST /classify HTTP/1.1\r\nHost : localhost\r\n\r\n",
+    "a zero byte": b"POST /classify HTTP/1.1\r\nHost: local\0host\r\n\r\n",
+    "a huge length": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    "no path": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a head without an end": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + bytes(b"a") * 2 * _http.HEAD_BYTES * 8,
+}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_http_is_refused_and_the_connection_closed(name: str, front: FrontProcess) -> None:
+    with socket.create_connection((front._host, front.port), timeout=10) as connection:
+        answer = b""
+        try:
+            connection.sendall(MALFORMED[name])
+            while piece := connection.recv(4096):
+                answer += piece
+        except ConnectionError:  # closed while this test still sends
+            assert name == "a head without an end"
+        assert answer.startswith(b"HTTP/1.1 400 ") or name == "a head without an end"
+    assert front.ready()
+
+
+@pytest.mark.server
+@pytest.mark.browser
+def test_a_photo_on_the_page_shows_its_label(front: FrontProcess, images: Path, tmp_path: Path) -> None:
+    expected = curl("--data-binary", "@0.jpg", front.classify_url, folder=images)[1]["predictions"][0]
+    with open_chromium() as browser:
+        page = browser.new_page()
+        problems: list[str] = []
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(front.url)
+        page.set_input_files("input[type=file]", images / "0.jpg")
+        page.wait_for_selector("table")
+        rows = [row.inner_text().split("\t") for row in page.query_selector_all("tbody tr")]
+        assert rows == [[guess["label"], f"{100 * guess['probability']:.1f} %"] for guess in expected]
+        page.evaluate(
+            """bytes => {
+                const files = new DataTransfer();
+                files.items.add(new File([new Uint8Array(bytes)], "text.jpg"));
+                document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: files, bubbles: true }));
+            }""",
+            list(b"no image"),
+        )
+        page.wait_for_selector("text=Error: image 0: the file is not a JPEG")
+        assert [text for text in problems if "400" not in text] == []
+        other = browser.new_page()
+        other.goto("data:text/html,<p>a page of another origin")
+        sent = "url => fetch(url, { method: 'POST', mode: 'no-cors', body: 'x' }).then(a => a.type, String)"
+        assert other.evaluate(sent, front.classify_url) in ("opaque", "TypeError: Failed to fetch")
+    written = tmp_path / "page.html"
+    with urllib.request.urlopen(front.url, timeout=10) as answer:  # noqa: S310 - of the front
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        written.write_bytes(answer.read())
+    assert accessibility_problems(written) == []
+
+
+@pytest.mark.server
+def test_a_port_in_use_names_the_option(repository: Repository, gmmvit: Callable[..., Any]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        free = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+        answer = gmmvit("serve", repository.path, *free, "--classify-port", port)
+    assert answer.returncode == 1
+    assert f"classify port {port} on 127.0.0.1 cannot be opened" in answer.stderr
+    assert "--classify-port" in answer.stderr
+
+
+@pytest.mark.server
+@pytest.mark.rest
+def test_serve_names_the_address_and_starts_the_process_again(serve: Callable[..., Serve], images: Path) -> None:
+    command = serve()
+    where = command.ready()
+    assert curl("--data-binary", "@0.jpg", where["classify"], folder=images)[0] == 200
+    (front,) = [child for child in children_of(command.process.pid) if "front" in child.command]
+    os.kill(front.pid, signal.SIGKILL)
+    # The next connection waits until the process runs again.
+    assert curl("--data-binary", "@0.jpg", where["classify"], folder=images)[0] == 200
+    assert metric_values(where["metrics"], "gmmvit_front_restarts_total") == {"": 1.0}
+    command.process.send_signal(signal.SIGTERM)
+    assert command.end()[0] == 0
+    wait_until(lambda: not Path(f"/proc/{front.pid}").exists(), "the end of the front")
+
+
+@pytest.mark.server
+@pytest.mark.rest
+def test_serve_says_why_images_are_not_classified(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    made = repository_from_bundle(tensor_bundles["vit_gmm"], tmp_path / "models")
+    command = Serve(made.path)
+    assert command.ready()["classify"] is None
+    command.process.send_signal(signal.SIGTERM)
+    status, errors = command.end()
+    assert status == 0
+    assert "POST /classify is not offered: no model of the repository takes encoded images" in errors
