@@ -30,6 +30,7 @@ peer that does not start is listed with the reason.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -40,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_services.load import closed_rate, latencies_ms, require_wrk
+from benchmarks.peer_services.load import LoadFailed, closed_rate, latencies_ms, require_wrk
 from benchmarks.peer_services.networks import NETWORKS, Expected, preprocessing, random_network, write_straight
 from benchmarks.peer_services.programs import PEERS, Program, our_programs, peer_program
 from benchmarks.peer_services.running import NotStarted
@@ -66,15 +67,15 @@ class Measurement:
 
     def __init__(self, name: str, folder: Path, arguments: argparse.Namespace, stack: ExitStack) -> None:
         self._folder, self._arguments, self._stack = folder, arguments, stack
-        self.network = NETWORKS[name]
+        self._network = NETWORKS[name]
         self._bundle = open_bundle(arguments.network) if arguments.network else random_network(name, folder)
-        self._files = [self.network.file(seed) for seed in range(FILES)]
+        self._files = [self._network.file(seed) for seed in range(FILES)]
         self._expected = Expected(self._bundle, self._files)
         self._bodies = {"image": folder / "image", "tensor": folder / "pixels"}
         self._bodies["image"].write_bytes(self._files[0])
         self._bodies["tensor"].write_bytes(self._expected.pixels[0].tobytes())
-        self.graph = folder / "straight.onnx"
-        write_straight(self._bundle, self.graph)
+        self._graph = folder / "straight.onnx"
+        write_straight(self._bundle, self._graph)
 
     def run(self) -> dict[str, Any]:
         ours = our_programs(self._bundle.path, self._folder, self._stack, label="gmmvit serve")
@@ -90,7 +91,7 @@ class Measurement:
             program.service.pause()
         tried, missing = self._tried()
         result: dict[str, Any] = {
-            "network": self.network.title,
+            "network": self._network.title,
             "bundle": str(self._arguments.network or "random weights"),
             "image_bytes": len(self._files[0]),
             "tried": {name: rates for name, (_, rates) in tried.items()},
@@ -102,7 +103,7 @@ class Measurement:
         for program, _ in tried.values():
             if not any(program in chosen.values() for chosen in best.values()):
                 program.service.stop()
-        seconds = self.network.seconds
+        seconds = self._network.seconds
         for part, kind in KINDS.items():
             result[part] = {}
             for clients in CLIENTS:
@@ -140,36 +141,43 @@ class Measurement:
         tried: dict[str, tuple[Program, dict[str, float]]] = {}
         missing: dict[str, str] = {}
         cores = len(os.sched_getaffinity(0))
+        settings = dict.fromkeys([(1, cores)] if self._arguments.check else [(1, cores), (cores, 1)])
         for peer in self._arguments.peer or PEERS:
             for runtime in RUNTIMES:
-                for workers, threads in dict.fromkeys([(1, cores), (cores, 1)]):
+                for workers, threads in settings:
                     name = f"{PEERS[peer]}, {runtime}, {workers} × {threads}"
                     try:
-                        program = peer_program(
-                            peer,
-                            name=name,
-                            python=self._arguments.peers,
-                            graph=self.graph,
-                            runtime=runtime,
-                            workers=workers,
-                            threads=threads,
-                            image=preprocessing(self._bundle),
-                            probe=self._files[0],
-                        )
-                    except NotStarted as exc:
+                        tried[name] = self._try(peer, name, runtime=runtime, workers=workers, threads=threads)
+                        print(f"{name}: {', '.join(f'{rate:.1f}/s' for rate in tried[name][1].values())}", flush=True)
+                    except (NotStarted, LoadFailed) as exc:
                         missing[name] = str(exc)
                         print(f"{name}: missing: {exc}", flush=True)
-                        continue
-                    self._stack.callback(program.service.stop)
-                    self._check(program)
-                    seconds = max(1, self.network.seconds // 2)
-                    rates = {str(count): self._rate(program, "image", count, seconds) for count in CLIENTS}
-                    program.service.pause()
-                    tried[name] = program, rates
-                    print(f"{name}: {', '.join(f'{rate:.1f}/s' for rate in rates.values())}", flush=True)
         if not tried:
             raise SystemExit(f"no peer started: {missing}")
         return tried, missing
+
+    def _try(self, peer: str, name: str, **settings: Any) -> tuple[Program, dict[str, float]]:
+        """Start a peer's service, check its answers, and measure it shortly; it is paused afterwards.
+
+        Returns (program, number of clients → answers a second).
+        Errors: NotStarted, LoadFailed; SystemExit when an answer is wrong.
+        """
+        program = peer_program(
+            peer,
+            name=name,
+            python=self._arguments.peers,
+            graph=self._graph,
+            image=preprocessing(self._bundle),
+            probe=self._files[0],
+            **settings,
+        )
+        self._stack.callback(program.service.stop)
+        try:
+            self._check(program)
+            seconds = max(1, self._network.seconds // 2)
+            return program, {str(count): self._rate(program, "image", count, seconds) for count in CLIENTS}
+        finally:
+            program.service.pause()
 
     def _rounds(self, programs: Mapping[str, Program], kind: str, clients: int, seconds: int) -> Rates:
         random = np.random.default_rng(clients)
@@ -185,7 +193,7 @@ class Measurement:
 
     def _open(self, programs: Mapping[str, Program], rate: float) -> dict[str, Any]:
         """Send requests at random times; the rounds of a program together have the requests that a p99 needs."""
-        body, count = self._files[0], self._arguments.requests // OPEN_ROUNDS
+        body, count = self._files[0], math.ceil(self._arguments.requests / OPEN_ROUNDS)
         latencies: dict[str, list[float]] = {name: [] for name in programs}
         for number in range(OPEN_ROUNDS):
             for name in np.random.default_rng(number).permutation(list(programs)):

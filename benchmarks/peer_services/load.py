@@ -15,10 +15,14 @@ import numpy as np
 
 from benchmarks.shared.open_loop import Outcome, http_sender, open_loop
 
-__all__ = ["Address", "closed_rate", "latencies_ms", "post", "require_wrk"]
+__all__ = ["Address", "LoadFailed", "closed_rate", "latencies_ms", "post", "require_wrk"]
 
 _SCRIPT = Path(__file__).with_name("post.lua")
 _DEADLINE_S = 30.0
+
+
+class LoadFailed(SystemExit):
+    """A request was refused, failed or not answered.  Where nothing catches it, the script ends with its message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ def post(address: Address, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
 def closed_rate(address: Address, body: Path, *, clients: int, seconds: int) -> float:
     """Return the answers a second of ``clients`` that each wait for their answer.  body: the file that is posted.
 
-    Errors: SystemExit when a request fails, or none is answered.
+    Errors: LoadFailed when a request fails, or none is answered.
     """
     headers = [part for name, value in address.headers.items() for part in ("-H", f"{name}: {value}")]
     settings = ["-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", f"{_DEADLINE_S:.0f}s", *headers]
@@ -63,7 +67,7 @@ def closed_rate(address: Address, body: Path, *, clients: int, seconds: int) -> 
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     counted = json.loads(lines[-1]) if lines else {"answers": 0, "failed": 0}
     if counted["failed"] or not counted["answers"]:
-        raise SystemExit(f"{url}: {counted['answers']} answers, {counted['failed']} failed requests\n{done.stderr}")
+        raise LoadFailed(f"{url}: {counted['answers']} answers, {counted['failed']} failed requests\n{done.stderr}")
     return float(counted["answers"] / counted["seconds"])
 
 
@@ -71,7 +75,7 @@ def latencies_ms(address: Address, body: bytes, *, rate: float, requests: int, s
     """Return the latency of each request in ms; requests arrive at random times (Poisson arrivals), ``rate`` a second.
 
     A latency begins at the time at which the request was due.
-    Errors: SystemExit when a request is not answered within 30 s.
+    Errors: LoadFailed when a request is not answered within 30 s.
     """
     due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)).tolist()
     lines = [f"POST {address.path} HTTP/1.1", f"Host: 127.0.0.1:{address.port}"]
@@ -87,5 +91,5 @@ def latencies_ms(address: Address, body: bytes, *, rate: float, requests: int, s
     outcomes = asyncio.run(sent())
     failed = {outcome.status for outcome in outcomes} - {"OK"}
     if failed:
-        raise SystemExit(f"port {address.port}{address.path}: at {rate:.1f} requests a second: {', '.join(failed)}")
+        raise LoadFailed(f"port {address.port}{address.path}: at {rate:.1f} requests a second: {', '.join(failed)}")
     return [1000 * outcome.seconds for outcome in outcomes]

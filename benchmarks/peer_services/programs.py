@@ -6,15 +6,16 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from benchmarks.peer_services.load import Address, post
+from benchmarks.peer_services.load import Address, LoadFailed, post
 from benchmarks.peer_services.running import NotStarted, Service
 from benchmarks.shared.places import BENCHMARKS, ROOT
 from gmmvit_deploy.serving.ports import free_ports
@@ -27,7 +28,6 @@ MAX_BATCH = 16
 _START_S = 120.0
 _FOLDER = BENCHMARKS / "peer_services"
 _BYTES = {"Content-Type": "application/octet-stream"}
-_KEY = "key-of-the-benchmark-0123456789"
 
 Answer = dict[int, float]
 """Class → its probability, for the most probable classes."""
@@ -47,10 +47,10 @@ class Program:
     read: Callable[[Mapping[str, str], bytes], Answer]
 
     def ask(self, kind: str, body: bytes) -> Answer:
-        """Errors: SystemExit when the answer is a refusal."""
+        """Errors: LoadFailed when the answer is a refusal."""
         status, headers, text = post(self.addresses[kind], body)
         if status != 200:
-            raise SystemExit(f"{self.name}: status {status}: {text[:200].decode(errors='replace')}")
+            raise LoadFailed(f"{self.name}: status {status}: {text[:200].decode(errors='replace')}")
         return self.read(headers, text)
 
 
@@ -98,39 +98,26 @@ def our_programs(bundle: Path, folder: Path, stack: ExitStack, *, label: str) ->
 
     label: stands in the names of the programs, and of the log in ``folder``.
     """
-    service, where = _serve(bundle, folder / f"{label}.log", [])
+    service, where = _serve(bundle, folder / f"{label}.log")
     stack.callback(service.stop)
-    port = int(where["http"].rpartition(":")[2])
+    port, classify_port = (int(urlsplit(where[name]).port or 0) for name in ("http", "classify"))
     raw = {**_BYTES, "Inference-Header-Content-Length": "0"}
-    addresses = {
+    triton = {
         "image": Address(port=port, path="/v2/models/gmmvit/infer", headers=raw),
         "tensor": Address(port=port, path="/v2/models/gmmvit_network/infer", headers=raw),
     }
-    triton = Program(name=f"{label}: Triton's path", service=service, addresses=addresses, read=_from_triton)
-    keys = folder / "keys"
-    keys.write_text(f"benchmark {_KEY}\n")
-    keys.chmod(0o600)
-    gateway, where = _serve(
-        bundle,
-        folder / f"{label} gateway.log",
-        ["--gateway", "--keys", str(keys), "--access-log", str(folder / "access.log")],
-    )
-    stack.callback(gateway.stop)
-    headers = {**_BYTES, "Authorization": f"Bearer {_KEY}"}
-    address = Address(port=int(where["http"].rpartition(":")[2]), path="/classify", headers=headers)
+    classify = {"image": Address(port=classify_port, path="/classify", headers=_BYTES)}
     return [
-        triton,
-        Program(name=f"{label}: /classify", service=gateway, addresses={"image": address}, read=_from_classify),
+        Program(name=f"{label}: Triton's path", service=service, addresses=triton, read=_from_triton),
+        Program(name=f"{label}: /classify", service=service, addresses=classify, read=_from_classify),
     ]
 
 
-def _serve(bundle: Path, log: Path, options: Sequence[str]) -> tuple[Service, dict[str, Any]]:
+def _serve(bundle: Path, log: Path) -> tuple[Service, dict[str, Any]]:
     """Run ``gmmvit serve`` on free ports; return it and what it printed.  Errors: SystemExit when it does not start."""
-    ports = free_ports(dict.fromkeys(("HTTP", "gRPC", "metrics"), ("127.0.0.1", 0)))
-    named = zip(("--http-port", "--grpc-port", "--metrics-port"), map(str, ports), strict=True)
-    typed = [part for pair in named for part in pair]
+    ports = [part for name in ("http", "grpc", "metrics", "classify") for part in (f"--{name}-port", "0")]
     main = "import sys; sys.argv[0] = 'gmmvit'; from gmmvit_cli.main import main; main()"
-    command = [sys.executable, "-c", main, "serve", str(bundle), "--json", *typed, *options]
+    command = [sys.executable, "-c", main, "serve", str(bundle), "--json", *ports]
     service = Service(command, log=log, folder=ROOT)
 
     def printed() -> dict[str, Any] | None:
