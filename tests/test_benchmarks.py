@@ -48,7 +48,7 @@ def check(script: Path, *options: str) -> None:
 def test_a_script_runs(script: Path) -> None:
     program = PROGRAMS.get(script.stem)
     if program is not None and shutil.which(program) is None:
-        pytest.skip(f"needs {program}")
+        pytest.skip(f"no {program} on PATH; on Debian, type apt-get install {program}")
     check(script, *MORE_OPTIONS.get(script.stem, ()))
 
 
