@@ -89,7 +89,9 @@ class TestAnswers:
         ],
         ids=["no image", "too large", "compressed", "chunked"],
     )
-    def test_refused(self, arguments: list[str], status: int, reason: str, front: FrontProcess, images: Path) -> None:
+    def test_refused(
+        self, arguments: list[str], status: int, reason: str, front: FrontProcess, images: Path
+    ) -> None:
         refused, answer = curl(*arguments, front.classify_url, folder=images)
         assert refused == status
         assert reason in answer["error"]
