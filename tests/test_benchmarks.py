@@ -5,6 +5,7 @@ run card of a result, and the timing of programs side by side.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ GPU_SCRIPTS = ("fastest_gpu", "masked_attention_gpu")
 SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if path.stem not in ("__init__", "tables")]
 MORE_OPTIONS = {"before_after": ("--before", str(ROOT)), "masked_attention_gpu": ("--device", "cpu")}
 """Script → what it needs besides ``--check``."""
+PROGRAMS = {"served_peers": "wrk"}
+"""Script → program that it needs."""
 
 
 def times_of_results() -> dict[Path, int]:
@@ -43,6 +46,9 @@ def check(script: Path, *options: str) -> None:
 @pytest.mark.rest
 @pytest.mark.parametrize("script", [path for path in SCRIPTS if path.stem != "fastest_gpu"], ids=lambda path: path.stem)
 def test_a_script_runs(script: Path) -> None:
+    program = PROGRAMS.get(script.stem)
+    if program is not None and shutil.which(program) is None:
+        pytest.skip(f"no {program} on PATH; on Debian, type apt-get install {program}")
     check(script, *MORE_OPTIONS.get(script.stem, ()))
 
 

@@ -21,6 +21,7 @@ from benchmarks.shared.tables_serving import (
     one_image_parts_table,
     one_image_table,
     overload_table,
+    peers_table,
     rollout_table,
     soak_table,
 )
@@ -50,11 +51,12 @@ SHOWN = {
     "rollout": ("rollout",),
     "soak": ("soak",),
     "bulk": ("bulk",),
+    "served_peers": ("served_peers",),
 }
 """Script → markers of the script's tables on the page of results.
 
 The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``classify_cost``, ``timm_sweep``, ``rollout``, ``soak`` and ``bulk`` only with a result."""
+``classify_cost``, ``timm_sweep``, ``rollout``, ``soak``, ``bulk`` and ``served_peers`` only with a result."""
 
 
 NO_RATIOS = "No result has these ratios yet."
@@ -121,6 +123,8 @@ def page_tables() -> dict[str, str]:
     for name, make in if_measured.items():
         if (RESULTS / f"{name}.json").exists():
             tables[name] = make(result(name))
+    if runs := by_run("served_peers"):
+        tables["served_peers"] = peers_table(runs)
     if systems := by_family("engines"):
         tables["engine_systems"] = systems_table(systems)
     gpu = by_family("fastest_gpu")

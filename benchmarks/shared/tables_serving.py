@@ -19,6 +19,7 @@ __all__ = [
     "one_image_parts_table",
     "one_image_table",
     "overload_table",
+    "peers_table",
     "rollout_table",
     "soak_table",
 ]
@@ -275,3 +276,50 @@ def bulk_table(result: Mapping[str, Any]) -> str:
     head = (f"images, on {result['cores']} cores", "gmmvit classify --from", "network alone", "decoder alone")
     shares = ("limit of both on the same cores", "share of the slower", "share of the limit")
     return table((*head, *shares), rows)
+
+
+def peers_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return for each network a table with a row for each program, and a table of every service that was tried.
+
+    runs: name of the network → result.
+    """
+    parts = []
+    for name, run in runs.items():
+        counts = list(run["closed"])
+        columns = [run[part][clients] for part in ("closed", "tensors") for clients in counts]
+        services = dict.fromkeys(_served_by(program) for column in columns for program in column["programs"])
+        rows = [
+            (service, *(_rate_cell(column, service) for column in columns), _p99_cell(run["open"], service))
+            for service in services
+        ]
+        clients = [f"{count} client{'s' if count != '1' else ''}" for count in counts]
+        heads = [f"{what}, {count}" for what in ("image files", "pixels") for count in clients]
+        p99 = f"p99 at {run['open']['rate']:.1f} image files a second"
+        parts += [f"{name}: {run['network']}; {run['bundle']}. Answers a second:", table(("", *heads, p99), rows)]
+        tried = [(service, *(f"{rate:,.1f}/s" for rate in rates.values())) for service, rates in run["tried"].items()]
+        parts += [
+            "Each service of a peer in a short trial:",
+            table(("peer, runtime, processes × threads", *clients), tried),
+        ]
+        parts += [f"- not measured: {service}: {_cell(reason)}" for service, reason in run["missing"].items()]
+    return "\n\n".join(parts)
+
+
+def _served_by(program: str) -> str:
+    """Return the peer of a program, whose runtime and threads may differ with the clients; for ours, the program."""
+    return program if ":" in program else program.partition(",")[0]
+
+
+def _rate_cell(column: Mapping[str, Any], service: str) -> str:
+    for program, row in column["programs"].items():
+        if _served_by(program) == service:
+            rate, settings = f"{row['requests_per_second']:,.1f}/s", program.partition(", ")[2]
+            if "over_best_peer" in row:
+                return f"{rate}, {interval(row['over_best_peer'])} × {_served_by(column['best_peer'])}"
+            return f"{rate} ({settings})"
+    return "–"
+
+
+def _p99_cell(measured: Mapping[str, Any], service: str) -> str:
+    times = [row["p99_ms"] for program, row in measured["programs"].items() if _served_by(program) == service]
+    return f"{times[0]:.1f} ms" if times else "–"

@@ -1,0 +1,155 @@
+"""Start the services that are compared: each peer's, and `gmmvit serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.peer_services.load import Address, LoadFailed, post
+from benchmarks.peer_services.running import NotStarted, Service
+from benchmarks.shared.places import BENCHMARKS, ROOT
+from gmmvit_deploy.serving.ports import free_ports
+
+__all__ = ["PEERS", "Answer", "Program", "our_programs", "peer_program"]
+
+PEERS = {"fastapi": "FastAPI", "litserve": "LitServe", "bentoml": "BentoML", "ray": "Ray Serve", "mosec": "mosec"}
+"""Name of a file in this folder, without ``_service.py`` → the peer's name."""
+MAX_BATCH = 16
+_START_S = 120.0
+_FOLDER = BENCHMARKS / "peer_services"
+_BYTES = {"Content-Type": "application/octet-stream"}
+
+Answer = dict[int, float]
+"""Class → its probability, for the most probable classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A way to ask a service.
+
+    addresses: ``image`` → where image files are posted to; ``tensor`` → where pixels are posted to, if they are taken.
+    read: reads an answer from its headers and its body.
+    """
+
+    name: str
+    service: Service
+    addresses: Mapping[str, Address]
+    read: Callable[[Mapping[str, str], bytes], Answer]
+
+    def ask(self, kind: str, body: bytes) -> Answer:
+        """Errors: LoadFailed when the answer is a refusal."""
+        status, headers, text = post(self.addresses[kind], body)
+        if status != 200:
+            raise LoadFailed(f"{self.name}: status {status}: {text[:200].decode(errors='replace')}")
+        return self.read(headers, text)
+
+
+def peer_program(
+    peer: str,
+    *,
+    name: str,
+    python: str,
+    graph: Path,
+    runtime: str,
+    workers: int,
+    threads: int,
+    image: Mapping[str, Any],
+    probe: bytes,
+) -> Program:
+    """Start a peer's service, and wait until it answers.
+
+    peer: a key of `PEERS`.  name: the name of the program.  python: the Python that has the peer's packages.
+    graph: the straight export.  workers, threads: its processes that compute, and the threads of each.
+    image: the preprocessing.  probe: an image file.
+    Errors: NotStarted.
+    """
+    (port,) = free_ports({"HTTP": ("127.0.0.1", 0)})
+    settings = {"graph": str(graph), "runtime": runtime, "workers": workers, "threads": threads, "port": port}
+    settings |= {"batch": MAX_BATCH, "image": image}
+    command = [python, f"{peer}_service.py"]
+    if peer == "bentoml":
+        command = [python, "-m", "bentoml", "serve", "bentoml_service:ImageClassifier", "--port", str(port)]
+    environment = {"PEER_SERVICE": json.dumps(settings), "MOSEC_PORT": str(port), "MOSEC_ADDRESS": "127.0.0.1"}
+    environment |= {"OMP_NUM_THREADS": str(threads), "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+    log = graph.with_name(f"{name}.log")
+    service = Service(command, log=log, folder=_FOLDER, environment=environment)
+    content = "image/png" if probe.startswith(b"\x89PNG") else "image/jpeg"
+    address = Address(port=port, path="/classify", headers={"Content-Type": content} if peer == "bentoml" else _BYTES)
+    try:
+        service.wait_until(lambda: post(address, probe)[0] == 200, _START_S)
+    except BaseException:
+        service.stop()
+        raise
+    return Program(name=name, service=service, addresses={"image": address, "tensor": address}, read=_from_peer)
+
+
+def our_programs(bundle: Path, folder: Path, stack: ExitStack, *, label: str) -> list[Program]:
+    """Start ``gmmvit serve BUNDLE``; return its ways of being asked.
+
+    label: stands in the names of the programs, and of the log in ``folder``.
+    """
+    service, where = _serve(bundle, folder / f"{label}.log")
+    stack.callback(service.stop)
+    port, classify_port = (int(urlsplit(where[name]).port or 0) for name in ("http", "classify"))
+    raw = {**_BYTES, "Inference-Header-Content-Length": "0"}
+    triton = {
+        "image": Address(port=port, path="/v2/models/gmmvit/infer", headers=raw),
+        "tensor": Address(port=port, path="/v2/models/gmmvit_network/infer", headers=raw),
+    }
+    classify = {"image": Address(port=classify_port, path="/classify", headers=_BYTES)}
+    return [
+        Program(name=f"{label}: Triton's path", service=service, addresses=triton, read=_from_triton),
+        Program(name=f"{label}: /classify", service=service, addresses=classify, read=_from_classify),
+    ]
+
+
+def _serve(bundle: Path, log: Path) -> tuple[Service, dict[str, Any]]:
+    """Run ``gmmvit serve`` on free ports; return it and what it printed.  Errors: SystemExit when it does not start."""
+    ports = [part for name in ("http", "grpc", "metrics", "classify") for part in (f"--{name}-port", "0")]
+    main = "import sys; sys.argv[0] = 'gmmvit'; from gmmvit_cli.main import main; main()"
+    command = [sys.executable, "-c", main, "serve", str(bundle), "--json", *ports]
+    service = Service(command, log=log, folder=ROOT)
+
+    def printed() -> dict[str, Any] | None:
+        lines = log.read_text().splitlines()
+        if "{" not in lines or "}" not in lines:
+            return None
+        found: dict[str, Any] = json.loads("\n".join(lines[lines.index("{") : lines.index("}") + 1]))
+        return found
+
+    try:
+        service.wait_until(printed, _START_S)
+    except BaseException as exc:
+        service.stop()
+        if isinstance(exc, NotStarted):
+            raise SystemExit(f"gmmvit serve {bundle}: {exc}") from exc
+        raise
+    where = printed()
+    assert where is not None
+    return service, where
+
+
+def _from_peer(headers: Mapping[str, str], body: bytes) -> Answer:
+    answer = json.loads(body)
+    return dict(zip(answer["index"], answer["probability"], strict=True))
+
+
+def _from_triton(headers: Mapping[str, str], body: bytes) -> Answer:
+    tensor = body[int(headers["inference-header-content-length"]) :]
+    logits = np.array(struct.unpack(f"<{len(tensor) // 4}f", tensor))
+    shares = np.exp(logits - logits.max())
+    return dict(enumerate((shares / shares.sum()).tolist()))
+
+
+def _from_classify(headers: Mapping[str, str], body: bytes) -> Answer:
+    return {guess["index"]: guess["probability"] for guess in json.loads(body)["predictions"][0]}

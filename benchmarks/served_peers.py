@@ -1,0 +1,286 @@
+"""How fast is an image classifier by HTTP? gmmvit serve compared with LitServe, BentoML, Ray Serve, mosec and FastAPI.
+
+The networks are the paper's ViT d9 with a Gaussian mixture mask (``vit32``: 32×32, 10 classes, K = 5; a PNG file a
+request) and a ViT-S/16 (``vits224``: 224×224; a JPEG file of 500×334 a request). Without ``--network BUNDLE``, the
+weights are random: they change no time, but say nothing about accuracy.
+
+A peer's service (`peer_services/NAME_service.py`) is written as the peer's own pages show it. It has the straight
+export of the network, in ONNX Runtime and in OpenVINO, and the preprocessing of the bundle in Pillow and numpy. It
+forms batches if the peer does, and waits at most 1 ms for a batch to fill. It is tried with one process that has a
+thread for each core, and with a process for each core. For each number of clients, the fastest of these four services
+stands for the peer. Ours is ``gmmvit serve`` as it starts: Triton's own path, which takes an image file, and
+``POST /classify``. ``--optimized BUNDLE`` adds a copy of the bundle for which ``gmmvit optimize`` has chosen a
+runner on this machine: its answers are not float32's, so the result has the share of images with the same class.
+
+    closed      1 and 16 clients that wait for their answers (wrk), with image files
+    tensors     the same with pixels, which need no decoding
+    open        requests at random times (Poisson arrivals), at half of the lowest capacity of ours and the best peer's
+
+The programs take turns in each round, on the same cores as their load, and the processes of all others are stopped
+meanwhile. An answer with another class than PyTorch's, or with other probabilities, stops the script.
+
+The peers are not among this project's dependencies: give them an environment of their own, with ``--peers PYTHON``
+(`pip install litserve bentoml "ray[serve]" mosec fastapi "uvicorn[standard]" onnxruntime openvino pillow numpy`). A
+peer that does not start is listed with the reason.
+
+    python benchmarks/served_peers.py [--network-name vit32|vits224] [--network BUNDLE] [--optimized BUNDLE]
+        [--peers PYTHON] [--rounds 5] [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peer_services.load import LoadFailed, closed_rate, latencies_ms, require_wrk
+from benchmarks.peer_services.networks import NETWORKS, Expected, preprocessing, random_network, write_straight
+from benchmarks.peer_services.programs import PEERS, Program, our_programs, peer_program
+from benchmarks.peer_services.running import NotStarted
+from benchmarks.shared import run_card
+from benchmarks.shared.options import parsed, script_parser
+from benchmarks.shared.results import interval
+from gmmvit_deploy.bench.statistics import ENOUGH, ratio
+from gmmvit_deploy.bundle.artifacts import open_bundle
+
+RUNTIMES = ("onnxruntime", "openvino")
+CLIENTS = (1, 16)
+KINDS = {"closed": "image", "tensors": "tensor"}
+FILES = 16
+"""The image files whose answers are checked; the load sends the first."""
+OPEN_ROUNDS = 3
+
+Rates = dict[str, list[float]]
+"""Program → answers a second in each round."""
+
+
+class Measurement:
+    """The programs of a network, running, and the requests that they are sent."""
+
+    def __init__(self, name: str, folder: Path, arguments: argparse.Namespace, stack: ExitStack) -> None:
+        self._folder, self._arguments, self._stack = folder, arguments, stack
+        self._network = NETWORKS[name]
+        self._bundle = open_bundle(arguments.network) if arguments.network else random_network(name, folder)
+        self._files = [self._network.file(seed) for seed in range(FILES)]
+        self._expected = Expected(self._bundle, self._files)
+        self._bodies = {"image": folder / "image", "tensor": folder / "pixels"}
+        self._bodies["image"].write_bytes(self._files[0])
+        self._bodies["tensor"].write_bytes(self._expected.pixels[0].tobytes())
+        self._graph = folder / "straight.onnx"
+        write_straight(self._bundle, self._graph)
+
+    def run(self) -> dict[str, Any]:
+        ours = our_programs(self._bundle.path, self._folder, self._stack, label="gmmvit serve")
+        for program in ours:
+            self._check(program)
+        optimized = []
+        if self._arguments.optimized:
+            optimized = our_programs(
+                self._arguments.optimized, self._folder, self._stack, label="gmmvit serve, optimized"
+            )
+        ours += optimized
+        for program in ours:
+            program.service.pause()
+        tried, missing = self._tried()
+        result: dict[str, Any] = {
+            "network": self._network.title,
+            "bundle": str(self._arguments.network or "random weights"),
+            "image_bytes": len(self._files[0]),
+            "tried": {name: rates for name, (_, rates) in tried.items()},
+            "missing": missing,
+        }
+        if optimized:
+            result["same_class_optimized"] = self._same_class(optimized[0])
+        best = {clients: _fastest(tried, clients) for clients in CLIENTS}
+        for program, _ in tried.values():
+            if not any(program in chosen.values() for chosen in best.values()):
+                program.service.stop()
+        seconds = self._network.seconds
+        for part, kind in KINDS.items():
+            result[part] = {}
+            for clients in CLIENTS:
+                programs = {program.name: program for program in ours if kind in program.addresses} | best[clients]
+                rates = self._rounds(programs, kind, clients, seconds if part == "closed" else max(1, seconds // 2))
+                result[part][str(clients)] = _compared(rates, list(best[clients]))
+                _show(f"{part}, {clients} clients", result[part][str(clients)])
+        most = str(max(CLIENTS))
+        peer = result["closed"][most]["best_peer"]
+        programs = {program.name: program for program in ours} | {peer: best[max(CLIENTS)][peer]}
+        rate = min(result["closed"][most]["programs"][name]["requests_per_second"] for name in programs) / 2
+        result["open"] = self._open(programs, rate)
+        return result
+
+    def _same_class(self, program: Program) -> float:
+        """Return the share of the images that have the class of the float32 network."""
+        with _alone(program, "image", self._files[0]):
+            answers = [program.ask("image", file) for file in self._files]
+        return float(np.mean([self._expected.same_class(number, answer) for number, answer in enumerate(answers)]))
+
+    def _check(self, program: Program) -> None:
+        """Ask for every image.  Errors: SystemExit when an answer is wrong."""
+        bodies = {"image": self._files, "tensor": [pixels.tobytes() for pixels in self._expected.pixels]}
+        for kind in program.addresses:
+            for number, body in enumerate(bodies[kind]):
+                wrong = self._expected.wrong(number, program.ask(kind, body))
+                if wrong:
+                    raise SystemExit(f"{program.name}: {wrong}")
+
+    def _tried(self) -> tuple[dict[str, tuple[Program, dict[str, float]]], dict[str, str]]:
+        """Start, check and try every service of the peers, and pause them.
+
+        Returns (name → (program, number of clients → answers a second), name of a service that is missing → reason).
+        """
+        tried: dict[str, tuple[Program, dict[str, float]]] = {}
+        missing: dict[str, str] = {}
+        cores = len(os.sched_getaffinity(0))
+        settings = dict.fromkeys([(1, cores)] if self._arguments.check else [(1, cores), (cores, 1)])
+        for peer in self._arguments.peer or PEERS:
+            for runtime in RUNTIMES:
+                for workers, threads in settings:
+                    name = f"{PEERS[peer]}, {runtime}, {workers} × {threads}"
+                    try:
+                        tried[name] = self._try(peer, name, runtime=runtime, workers=workers, threads=threads)
+                        print(f"{name}: {', '.join(f'{rate:.1f}/s' for rate in tried[name][1].values())}", flush=True)
+                    except (NotStarted, LoadFailed) as exc:
+                        missing[name] = str(exc)
+                        print(f"{name}: missing: {exc}", flush=True)
+        if not tried:
+            raise SystemExit(f"no peer started: {missing}")
+        return tried, missing
+
+    def _try(self, peer: str, name: str, **settings: Any) -> tuple[Program, dict[str, float]]:
+        """Start a peer's service, check its answers, and measure it shortly; it is paused afterwards.
+
+        Returns (program, number of clients → answers a second).
+        Errors: NotStarted, LoadFailed; SystemExit when an answer is wrong.
+        """
+        program = peer_program(
+            peer,
+            name=name,
+            python=self._arguments.peers,
+            graph=self._graph,
+            image=preprocessing(self._bundle),
+            probe=self._files[0],
+            **settings,
+        )
+        self._stack.callback(program.service.stop)
+        try:
+            self._check(program)
+            seconds = max(1, self._network.seconds // 2)
+            return program, {str(count): self._rate(program, "image", count, seconds) for count in CLIENTS}
+        finally:
+            program.service.pause()
+
+    def _rounds(self, programs: Mapping[str, Program], kind: str, clients: int, seconds: int) -> Rates:
+        random = np.random.default_rng(clients)
+        rates: Rates = {name: [] for name in programs}
+        for _ in range(self._arguments.rounds):
+            for name in random.permutation(list(programs)):
+                with _alone(programs[name], kind, self._bodies[kind].read_bytes()):
+                    rates[name].append(self._rate(programs[name], kind, clients, seconds))
+        return rates
+
+    def _rate(self, program: Program, kind: str, clients: int, seconds: int) -> float:
+        return closed_rate(program.addresses[kind], self._bodies[kind], clients=clients, seconds=seconds)
+
+    def _open(self, programs: Mapping[str, Program], rate: float) -> dict[str, Any]:
+        """Send requests at random times; the rounds of a program together have the requests that a p99 needs."""
+        body, count = self._files[0], math.ceil(self._arguments.requests / OPEN_ROUNDS)
+        latencies: dict[str, list[float]] = {name: [] for name in programs}
+        for number in range(OPEN_ROUNDS):
+            for name in np.random.default_rng(number).permutation(list(programs)):
+                address = programs[name].addresses["image"]
+                with _alone(programs[name], "image", body):
+                    latencies[name] += latencies_ms(address, body, rate=rate, requests=count, seed=number)
+        rows = {
+            name: dict(zip(("p50_ms", "p99_ms"), _percentiles(times), strict=True)) for name, times in latencies.items()
+        }
+        for name, row in rows.items():
+            print(
+                f"open, {rate:.1f} a second: {name}: p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms", flush=True
+            )
+        return {"rate": rate, "requests": OPEN_ROUNDS * count, "programs": rows}
+
+
+@contextmanager
+def _alone(program: Program, kind: str, body: bytes) -> Iterator[None]:
+    """Let the service of a program run; it has answered what it was asked before, and afterwards."""
+    program.service.resume()
+    program.ask(kind, body)
+    yield
+    program.ask(kind, body)
+    program.service.pause()
+
+
+def _fastest(tried: Mapping[str, tuple[Program, Mapping[str, float]]], clients: int) -> dict[str, Program]:
+    """Return the fastest service of each peer: name → program."""
+    fastest: dict[str, str] = {}
+    for name, (_, rates) in tried.items():
+        peer = name.partition(",")[0]
+        if peer not in fastest or rates[str(clients)] > tried[fastest[peer]][1][str(clients)]:
+            fastest[peer] = name
+    return {name: tried[name][0] for name in fastest.values()}
+
+
+def _compared(rates: Rates, peers: list[str]) -> dict[str, Any]:
+    """Return the rate of each program, and that of ours divided by the best peer's in the same rounds."""
+    medians = {name: float(np.median(values)) for name, values in rates.items()}
+    best = max(peers, key=lambda name: medians[name])
+    rows: dict[str, Any] = {}
+    for name, values in rates.items():
+        rows[name] = {"requests_per_second": medians[name], "rounds": values}
+        if name not in peers:
+            rows[name]["over_best_peer"] = ratio(values, rates[best])
+    return {"best_peer": best, "programs": rows}
+
+
+def _percentiles(latencies: list[float]) -> list[float]:
+    return [float(value) for value in np.percentile(latencies, [50, 99], method="inverted_cdf")]
+
+
+def _show(title: str, compared: Mapping[str, Any]) -> None:
+    for name, row in compared["programs"].items():
+        over = f", {interval(row['over_best_peer'])} × {compared['best_peer']}" if "over_best_peer" in row else ""
+        print(f"{title}: {name}: {row['requests_per_second']:.1f}/s{over}", flush=True)
+
+
+def main() -> None:
+    parser = script_parser(__doc__, __file__, suffix="")
+    parser.add_argument("--network-name", choices=list(NETWORKS), action="append", help="only this network")
+    parser.add_argument(
+        "--network", type=Path, metavar="BUNDLE", help="bundle of the network that --network-name names"
+    )
+    parser.add_argument("--optimized", type=Path, metavar="BUNDLE", help="its copy after 'gmmvit optimize'")
+    parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="Python with the peers' packages")
+    parser.add_argument("--peer", choices=list(PEERS), action="append", help="only this peer; may be repeated")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=ENOUGH[0.99], help="requests of a program in open loop")
+    arguments = parsed(parser, network_name=["vit32"], peer=["fastapi"], rounds=1, requests=30)
+    require_wrk()
+    names = arguments.network_name or list(NETWORKS)
+    if arguments.network and len(names) != 1:
+        parser.error("--network BUNDLE is the bundle of one network: add --network-name")
+    if arguments.optimized and not arguments.network:
+        parser.error("--optimized BUNDLE is a copy of the bundle of --network, which is missing")
+    for name in names:
+        card = run_card.written(
+            arguments.output / f"{name}.json",
+            "served_peers.py",
+            rounds=arguments.rounds,
+            round_s=NETWORKS[name].seconds,
+            requests_in_open_loop=arguments.requests,
+        )
+        with card as results, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            results |= Measurement(name, Path(folder), arguments, stack).run()
+
+
+if __name__ == "__main__":
+    main()
