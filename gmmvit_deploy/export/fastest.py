@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
             for number in np.argsort(np.median(seconds, axis=1))
         ),
         versions=runtime_versions(),
-        made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     write_choice(bundle.path, choice)
     return choice

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -115,7 +115,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
         batch=batch,
         candidates=race.candidates(),
         versions=runtime_versions(),
-        made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         gate=gate,
         images=JudgedImages(
             source=options.source,
