@@ -1,6 +1,6 @@
 """Build what a release uploads, check it, and use it as a user would. Run by ``make release``.
 
-    commit ──copy──> sdist ──build──> wheel ──install──> empty environment ──> export ──> optimize ──> serve ──> classify
+    commit ─copy─> sdist ─build─> wheel ─install─> empty environment ─> export ─> optimize ─> serve ─> classify
 
 The steps, cheapest first:
 
@@ -9,8 +9,8 @@ The steps, cheapest first:
 2. `archives`: build the sdist from the tracked files alone, and the wheel from the sdist.
 3. `archives`: ``twine check --strict`` passes, and each archive holds exactly the tracked files that belong in it.
 4. `wheel_in_use`: for each supported Python on this machine, install the wheel with its extras ``cpu`` and ``serve``
-   into an empty environment, export a checkpoint there, optimize and serve it, and compare the server's answers with those of the
-   bundle.
+   into an empty environment, export a checkpoint there, optimize and serve it, and compare the server's answers
+   with those of the bundle.
 
 The extra ``dev`` has the tools: build, hatchling and twine.
 """
