@@ -40,7 +40,9 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     No check may fail. A float32 program is judged by its checks alone, which hold its logits to the noise of PyTorch's.
     """
     numbers = _accuracy(report) if gate.kind == "accuracy ratio" else _decisions(report)
-    why = next((f"{check.name}: {check.reasons[0]}" for check in report.checks if check.verdict == "failed"), "")
+    why = "; ".join(
+        f"{check.name}: {reason}" for check in report.checks if check.verdict == "failed" for reason in check.reasons
+    )
     below = "" if report.precision == "fp32" else _below(numbers, gate)
     if numbers.judged is None:
         below = report.check("accuracy" if gate.kind == "accuracy ratio" else "decisions").summary
