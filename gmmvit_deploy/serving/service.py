@@ -144,7 +144,7 @@ class Service:
         if self._classify_port is None:
             return None
         if reason := why_no_classify(server):
-            self._note(f"front: POST /classify is not offered: {reason}")
+            self._note(f"HTTP endpoint: POST /classify is not offered: {reason}")
             return None
         host = self._options.host if is_loopback(self._options.host) else _LOOPBACK
         return self._opened.enter_context(listening_socket(host, self._classify_port, "classify"))
@@ -212,10 +212,10 @@ def started_front(
     """
     model = server.models.ensemble
     if not model:
-        note("front: POST /classify is not offered: no model of the repository takes encoded images")
+        note("HTTP endpoint: POST /classify is not offered: no model of the repository takes encoded images")
         return None
     if gateway is not None and gateway.places is not None and not gateway.places.with_fronts:
-        note("front: POST /classify is not offered before a restart of the service: the first bundle takes no images")
+        note("HTTP endpoint: POST /classify is not offered before a restart of the service: the first bundle takes no images")
         return None
     body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
     options = FrontOptions(
@@ -228,7 +228,7 @@ def started_front(
     try:
         front = FrontProcess(options, secret, listener=listener, on_log_line=note)
     except MissingDependencyError as exc:
-        note(f"front: POST /classify is not offered: {exc}")
+        note(f"HTTP endpoint: POST /classify is not offered: {exc}")
         return None
     try:
         front.wait_ready(cancelled=cancelled)

@@ -164,14 +164,14 @@ def _not_routed(request: Request, exc: Any) -> JSONResponse:
 
 
 def _failed(request: Request, exc: Exception) -> JSONResponse:
-    _log.error("the front failed on a request: %s: %s", type(exc).__name__, exc)
-    return JSONResponse({"error": "the front failed on this request"}, status_code=500)
+    _log.error("the HTTP endpoint failed on a request: %s: %s", type(exc).__name__, exc)
+    return JSONResponse({"error": "the HTTP endpoint failed on this request"}, status_code=500)
 
 
 def main() -> None:
     """Serve until SIGTERM; then answer the requests that were received, for at most 15 s."""
     settings = json.loads(sys.stdin.readline())
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="front: %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="HTTP endpoint: %(message)s")
     for name in ("python_multipart", "uvicorn.error"):  # they log every malformed request
         logging.getLogger(name).setLevel(logging.ERROR)
     config = uvicorn.Config(

@@ -63,7 +63,7 @@ class FrontProcess:
         for package in _PACKAGES:
             require(package, package=package.replace("_", "-"), extra="serve")
         self.options, self._secret, self._note = options, secret, on_log_line
-        self._listener = listener or listening_socket(_HOST, 0, "front", backlog=_BACKLOG)
+        self._listener = listener or listening_socket(_HOST, 0, "HTTP endpoint", backlog=_BACKLOG)
         self._host, self.port = self._listener.getsockname()[:2]
         self.restarts = 0
         self._start()
@@ -112,7 +112,7 @@ class FrontProcess:
         self.restarts += 1
         if self.restarts > _MOST_RESTARTS:
             raise ServerError(f"the front ended {self.restarts} times, the last time with exit status {status}")
-        self._note(f"front: ended with exit status {status}, and is started again")
+        self._note(f"HTTP endpoint: ended with exit status {status}, and is started again")
         self._start()
 
     def metrics_text(self) -> str:
