@@ -72,7 +72,7 @@ def find_python(version: str) -> Path | str:
 
 
 def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
-    """Install the wheel below ``folder`` with its extras ``cpu`` and ``serve``, export the checkpoint, and serve it.
+    """Install the wheel below ``folder`` with the extras ``cpu`` and ``serve``; export, optimize and serve a checkpoint.
 
     Python versions newer than the server of nvidia-pytriton are used up to the classification in process.
 
@@ -90,8 +90,7 @@ def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
     (folder / "images").mkdir()
     run([installed, "-c", _WRITE_IMAGES, "images"], "write images", cwd=folder)
     run([gmmvit, "export", str(checkpoint), "-o", "bundle", "--dataset", "cifar10"], "export", cwd=folder)
-    if " optimize " in run([gmmvit, "--help"], "list the commands", cwd=folder):
-        run([gmmvit, "optimize", "bundle", "--data", "images"], "optimize", cwd=folder)
+    run([gmmvit, "optimize", "bundle", "--data", "folder:images"], "optimize", cwd=folder)
     classify = [gmmvit, "classify", "images", "--top", "10", "--json"]
     expected = probabilities(run([*classify, "--bundle", "bundle"], "classify in process", cwd=folder))
     if run([installed, "-c", _TOO_NEW], "compare the version of Python", cwd=folder).strip() == "True":
@@ -149,7 +148,7 @@ def serving(gmmvit: str, folder: Path) -> Iterator[dict[str, str]]:
     Errors: ReleaseError when the server does not start, does not stop, or leaves a process.
     """
     log = folder / "server.log"
-    ports = [word for kind in ("http", "grpc", "metrics") for word in (f"--{kind}-port", "0")]
+    ports = [word for kind in ("http", "grpc", "metrics", "classify") for word in (f"--{kind}-port", "0")]
     command = [gmmvit, "serve", "bundle", "--json", "--log", str(log), *ports]
     process = subprocess.Popen(command, cwd=folder, env=clean_environment(), text=True, stdout=subprocess.PIPE)
     server = 0

@@ -215,7 +215,7 @@ def started_front(
         note("HTTP endpoint: POST /classify is not offered: no model of the repository takes encoded images")
         return None
     if gateway is not None and gateway.places is not None and not gateway.places.with_fronts:
-        note("HTTP endpoint: POST /classify is not offered before a restart of the service: the first bundle takes no images")
+        note("HTTP endpoint: POST /classify is not offered before a restart: the first bundle takes no images")
         return None
     body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
     options = FrontOptions(
