@@ -72,7 +72,7 @@ def find_python(version: str) -> Path | str:
 
 
 def use_wheel(python: Path, wheel: Path, checkpoint: Path, folder: Path) -> str:
-    """Install the wheel below ``folder`` with the extras ``cpu`` and ``serve``; export, optimize and serve a checkpoint.
+    """Install the wheel in ``folder`` with the extras ``cpu`` and ``serve``; export, optimize and serve a checkpoint.
 
     Python versions newer than the server of nvidia-pytriton are used up to the classification in process.
 
