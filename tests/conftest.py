@@ -19,7 +19,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
@@ -38,6 +37,7 @@ from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
 from gmmvit_deploy.runtimes.programs import turns
+from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.cases import mark_further_cases

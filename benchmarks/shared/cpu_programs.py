@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.interleaved import Program
-from gmmvit_deploy.bench.machine import cpu_features
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels
+from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, kernels_for_graph
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 

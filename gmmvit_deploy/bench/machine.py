@@ -12,25 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name, cpu_quota
+from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name, cpu_quota
 
-__all__ = ["GpuState", "MachineState", "cpu_features", "describe_machine", "gpu_names", "machine_state"]
+__all__ = ["GpuState", "MachineState", "describe_machine", "gpu_names", "machine_state"]
 
 _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0
 _SPIN = 2000
 _BLOCK = b"\0" * 4096
-_PRODUCT_FLAGS = (
-    "fma",
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "avx_vnni",
-    "amx_tile",
-    "amx_bf16",
-)
 _VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -143,12 +132,6 @@ def _asked_of_gpus(what: str, form: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-
-
-def cpu_features() -> list[str]:
-    """Return the processor's vector and matrix extensions, on which the speed of matrix products depends."""
-    flags = next((_value(line).split() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("flags")), [])
-    return [flag for flag in _PRODUCT_FLAGS if flag in flags]
 
 
 def _processor_times() -> dict[str, float]:

@@ -33,6 +33,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reports.reporting import described_bundle, plain
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
+from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, runtime_from
 from gmmvit_deploy.serving.names import TUNING_FILE
@@ -200,7 +201,8 @@ def tune(
         return max(trials, key=lambda trial: trial.rate)
 
     delays = len(_DELAYS_US) - 1  # the earlier trials already used the first delay
-    best = tried(options.settings(), later=(cores() > 1) + delays)
+    first = [resolved_options(bundle, settings)[0] for settings in options.settings()]
+    best = tried(first, later=(cores() > 1) + delays)
     instances = 2
     while instances <= cores():
         divided = replace(best.settings, instances=instances, threads=cores() // instances)

@@ -42,7 +42,11 @@ GateKind = Literal["accuracy ratio", "kept decisions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A kind of machine.  cpu: the processor's model name.  cores: their number.  gpu: the GPU's name, or ""."""
+    """A kind of machine.
+
+    cpu: the processor's model name and its vector extensions.  cores: their number.
+    gpu: the GPU's name, or "".
+    """
 
     cpu: str
     cores: int
@@ -156,6 +160,8 @@ class Choice:
         candidates = []
         for record in data["candidates"]:
             precision_from(record["precision"])
+            if not isinstance(record["passed"], bool):
+                raise ValueError(f"passed: expected true or false, got {record['passed']!r}")
             measured = {name: _read(Measured, record.get(name)) for name in ("judged", "speed")}
             candidates.append(Candidate(**{**record, **measured}))
         if data["goal"] not in get_args(Goal):

@@ -24,6 +24,7 @@ __all__ = [
     "allowed_processors",
     "cores",
     "cores_in_words",
+    "cpu_features",
     "cpu_name",
     "cpu_quota",
     "groups",
@@ -34,6 +35,17 @@ __all__ = [
 ]
 
 _ROOT = Path("/")
+_PRODUCT_FLAGS = (
+    "fma",
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_bf16",
+)
 _LIBRARY_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch, MKL and scikit-learn; NumPy
 
 
@@ -156,6 +168,13 @@ def cpu_name() -> str:
     """Return the processor's model name."""
     names = (line.partition(":")[2].strip() for line in lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
     return next(names, platform.processor())
+
+
+def cpu_features() -> list[str]:
+    """Return the processor's vector and matrix extensions, on which the speed of matrix products depends."""
+    flags = (line.partition(":")[2].split() for line in lines(Path("/proc/cpuinfo")) if line.startswith("flags"))
+    present = next(flags, [])
+    return [flag for flag in _PRODUCT_FLAGS if flag in present]
 
 
 def lines(path: Path) -> list[str]:

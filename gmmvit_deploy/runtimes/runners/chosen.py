@@ -20,7 +20,7 @@ from gmmvit_deploy.bundle.variants import Variant, open_variant
 from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name
+from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name
 from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import CUDA, TENSORRT, require_provider
 from gmmvit_deploy.runtimes.programs.openvino import graph_precision, has_bf16, kernels_for_graph, why_no_openvino
@@ -68,9 +68,11 @@ def runner_from(text: str, known: Collection[str] = (*ON_CPUS, *ON_GPUS)) -> Cho
 
 @cache
 def this_machine() -> Machine:
-    """Return the kind of this machine."""
+    """Return the kind of this machine.  Virtual machines often hide the processor's model, but not what it computes."""
     gpu = visible_gpu()
-    return Machine(cpu=cpu_name(), cores=cores(), gpu=gpu.name if gpu is not None else "")
+    return Machine(
+        cpu=f"{cpu_name()} ({' '.join(cpu_features())})", cores=cores(), gpu=gpu.name if gpu is not None else ""
+    )
 
 
 def runtime_versions() -> dict[str, str]:
@@ -80,9 +82,15 @@ def runtime_versions() -> dict[str, str]:
 
 
 def choice_of_this_machine(bundle: Bundle) -> tuple[Choice | None, str]:
-    """Return (the entry of this kind of machine in ``runners.json``, or None; why the file is not used, or "")."""
+    """Return (the entry of this kind of machine in ``runners.json``, or None; why a choice is not used, or "")."""
     entries, why = read_choices(bundle.path)
-    return next((entry for entry in entries if entry.machine == this_machine()), None), why
+    own = next((entry for entry in entries if entry.machine == this_machine()), None)
+    if own is None and (others := [str(entry.machine) for entry in entries if entry.gate is not None]):
+        why = (
+            f"{bundle.path / CHOICES_FILE} has no choice for this kind of machine, {this_machine()}, only for "
+            f"{' and '.join(others)}; type gmmvit optimize {bundle.path} to choose here"
+        )
+    return own, why
 
 
 def choose_runner(bundle: Bundle, runners: Collection[str] = (*ON_CPUS, *ON_GPUS)) -> ChosenRunner:
