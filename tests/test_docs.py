@@ -37,7 +37,7 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.serving import model_configs
-from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
+from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
 from gmmvit_deploy.serving.gateway.service import _STOP_S
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
@@ -236,7 +236,7 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
     every = {option for name in CLI for option in _options(name)} | {"--help", "--version"}
     # benchmarks/tables.py, curl, torchrun, docker, kubectl
     of_others = {"--write", "--data-binary", "--cacert", "--standalone", "--nproc-per-node", "--cpuset-cpus", "--cpus"}
-    of_others |= {"--model-ema", "--from-file", "--cert", "--key", "--connect-to"}
+    of_others |= {"--model-ema", "--from-file", "--cert", "--key", "--connect-to", "--no-deps", "--shm-size"}
     for where, code in _code_spans():
         command = re.match(r"gmmvit ([a-z]+)", code)
         known = _options(command[1]) | {"--help"} if command else every | of_others
@@ -413,5 +413,5 @@ def test_folders_and_files_of_contributing_exist() -> None:
 def test_systemd_waits_longer_than_the_service_needs_to_end() -> None:
     """Rollout, gateway, two fronts and two servers end one after the other."""
     text = (ROOT / "docs/pages" / "rollouts.md").read_text(encoding="utf-8")
-    longest = 30 + (_STOP_S + 3 * _END_S) + 2 * (_EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S)
+    longest = 30 + (_STOP_S + 3 * _END_S) + 2 * (_EXIT_BEHIND_GATEWAY_S + ServerOptions().exit_timeout_s + _EXIT_S)
     assert int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) > longest

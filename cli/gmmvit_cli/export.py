@@ -19,7 +19,7 @@ from gmmvit_cli.options import (
     require_output,
     thresholds_from,
 )
-from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, PRECISION, listed, output_option, together
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
@@ -205,8 +205,6 @@ def export(
     print_table(("", ""), rows)
     if any(variant.record for variant in variants):
         print_variants(variants)
-    if fastest is not None:
-        note(f"runner on this machine: {fastest.passed[0].label}, the fastest in float32")
     note_disagreements("model.onnx", manifest.role_disagreements)
     typer.echo(out)
 

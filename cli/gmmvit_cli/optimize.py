@@ -8,17 +8,16 @@ import typer
 
 from gmmvit_cli.commands import collect_rarely
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
-from gmmvit_cli.options import DATA, complete_data, require_output_file
+from gmmvit_cli.options import complete_data, require_output_file
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.choices import Choice
 
 EXAMPLE = """gmmvit optimize bundle --data digits --calibration digits#train
-gmmvit optimize bundle --data folder:VAL --for throughput --report optimize.html"""
+gmmvit optimize bundle --data folder:VAL --for throughput --report page.html"""
 
 _GOAL = Panel("Goal")
 _GOALS = ("latency", "throughput")
@@ -26,7 +25,12 @@ _GOALS = ("latency", "throughput")
 
 def optimize(
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to choose for."),
-    data: str | None = DATA,
+    data: str = INPUT.option(
+        "KIND:PATH",
+        "Images that judge what a precision costs, as for gmmvit parity --data, such as folder:VAL.",
+        default=...,
+        complete=complete_data,
+    ),
     limit: int = INPUT.option(
         "N", "Maximum number of images of --data that judge, spread evenly over the data.", default=500
     ),
@@ -57,18 +61,18 @@ def optimize(
     choice is written into the bundle, in runners.json, and serve, repository, classify and bench take it.
     """
     require_output_file(report, force=force)
-    if data is None:
-        raise InputError("--data is required: images that judge what a precision costs", hint=EXAMPLE.splitlines()[0])
     collect_rarely()
     with progress("optimize") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.parity.inputs import open_images_of
         from gmmvit_deploy.reports.pages import require_page
-        from gmmvit_deploy.runtimes.programs.image_batches import require_images
+        from gmmvit_deploy.runtimes.programs.image_batches import require_images, require_source
 
         if report is not None:
             require_page(report, force=force)
         images = open_images_of(data)
+        if calibration is not None:
+            require_source(calibration)
         opened = open_bundle(bundle)
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)

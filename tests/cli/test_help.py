@@ -203,6 +203,7 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
         "convert nowhere --precision fp16",
         "build nowhere",
         "parity nowhere",
+        "optimize nowhere --data digits",
         "bench nowhere --synthetic",
         f"bench --compare {result} {result}",
         "repository nowhere",

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.serving.front.process import _EXIT_TIMEOUT_S
+from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
 from gmmvit_deploy.serving.gateway.service import _STOP_S
 from gmmvit_deploy.serving.processes import workers_of
@@ -307,4 +307,4 @@ def test_the_end_of_the_server_takes_what_the_page_states(spec: dict[str, Any], 
     assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(PRE_STOP_S)]
     assert spec["terminationGracePeriodSeconds"] == GRACE_S > PRE_STOP_S + EXIT_S
     gateway_s = _STOP_S + 3 * _END_S
-    assert gateway_s + _EXIT_TIMEOUT_S + ServerOptions().exit_timeout_s + _EXIT_S <= EXIT_S
+    assert gateway_s + _EXIT_BEHIND_GATEWAY_S + ServerOptions().exit_timeout_s + _EXIT_S <= EXIT_S
