@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bundle.choices import Candidate, Measured
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.optimize._graphs import Form
-from gmmvit_deploy.optimize._judgement import Judgement
+from gmmvit_deploy.parity.judgement import Judgement
 from gmmvit_deploy.optimize._programs import Program
 from gmmvit_deploy.runtimes.programs.turns import TimeRatio, ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.runner import Runner
