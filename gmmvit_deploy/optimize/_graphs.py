@@ -4,8 +4,8 @@
     dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
     mixed    as many projections as a gate needs are in the dynamic form or in float32; for OpenVINO
 
-A bundle holds one int8 graph. The forms that it does not hold are converted in copies of it, of which the chosen one's
-graph can then be written into the bundle (`export.variants.variant_from_copy`).
+A bundle holds one int8 graph. If it has one, no other form is tried. Otherwise each form is converted in a copy of the
+bundle, and the chosen one's graph can then be written into the bundle (`export.variants.variant_from_copy`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ __all__ = ["Form", "Graph", "Graphs", "converted", "form_of", "refuse_overlap"]
 Form = Literal["", "static", "dynamic", "mixed"]
 """The form of an int8 graph; "" for another precision."""
 Graph = tuple[Precision, Form]
+_INT8_FORMS: tuple[Form, ...] = ("static", "dynamic", "mixed")
 _KEPT_IN_CALIBRATION = 0.97
 """The share of decisions that a mixed graph keeps on calibration images that set no range; the data judges it after."""
 _NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
@@ -79,7 +80,7 @@ def converted(
     folder: Path,
     on_progress: OnProgress,
 ) -> Graphs:
-    """Convert each precision that the bundle lacks, and each form of int8.
+    """Convert each precision that the bundle lacks, and each form of int8 if it has no int8 graph.
 
     precisions: those whose graphs are written into the bundle.  folder: a temporary folder for copies with int8 graphs.
     """
@@ -113,19 +114,21 @@ def _add_int8(bundle: Bundle, graphs: Graphs, calibration: str | None, folder: P
             return None
 
     if any((bundle.path / name).exists() for name in onnx_files("int8")):
-        first_variant(bundle, "int8")  # one that is damaged or of another bundle is refused, not replaced
-        graphs.bundles["int8", form_of(bundle)] = bundle
+        first_variant(bundle, "int8")  # one that is damaged or of another bundle is refused
+        held = form_of(bundle)
+        graphs.bundles["int8", held] = bundle
+        why = f"the bundle holds int8 {held}; gmmvit convert --force replaces it"
+        graphs.left_out |= {("int8", form): why for form in _INT8_FORMS if form != held}
+        return
     if calibration is None:
-        needs_images: tuple[Form, ...] = ("static", "mixed")
-        graphs.left_out |= {("int8", form): _NO_IMAGES for form in needs_images if ("int8", form) not in graphs.bundles}
+        graphs.left_out |= {("int8", "static"): _NO_IMAGES, ("int8", "mixed"): _NO_IMAGES}
     else:
         gate = Gate(keep_decisions=_KEPT_IN_CALIBRATION)
-        if ("int8", "mixed") not in graphs.bundles and try_form("mixed", calibration, gate) == "static":
+        if try_form("mixed", calibration, gate) == "static":
             graphs.left_out["int8", "mixed"] = "no projection has to leave the static form for decisions to be kept"
-        if ("int8", "static") not in graphs.bundles:
+        else:
             try_form("static", calibration)
-    if ("int8", "dynamic") not in graphs.bundles:
-        try_form("dynamic", None)
+    try_form("dynamic", None)
 
 
 def _copy(bundle: Bundle, folder: Path) -> Bundle:

@@ -47,6 +47,10 @@ class Program(NamedTuple):
         return " ".join(filter(None, self))
 
     @property
+    def is_engine(self) -> bool:
+        return self.runner in FLAVORS
+
+    @property
     def on_gpu(self) -> bool:
         return self.runner in _ON_GPUS
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bundle.choices import Candidate, Measured
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.optimize._graphs import Form
-from gmmvit_deploy.optimize._judgement import Judgement
 from gmmvit_deploy.optimize._programs import Program
-from gmmvit_deploy.runtimes.programs.turns import TimeRatio, ratio_of, seconds_in_turn
+from gmmvit_deploy.parity.judgement import Judgement
+from gmmvit_deploy.runtimes.programs.turns import ROUNDS_OF_PROOF, ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["Race"]
@@ -25,7 +25,7 @@ _LONGER = 3
 class Race:
     """The programs that are left, and why the others are not.
 
-    base: the fastest float32 program, whose speed is 1.
+    base: the fastest float32 program that can be chosen, whose speed is 1.
     """
 
     base: Program
@@ -33,8 +33,8 @@ class Race:
     def __init__(self, opened: dict[Program, Runner], left_out: dict[Program, str]) -> None:
         """opened: program → its runner.  left_out: program → why it cannot run here."""
         self._opened, self._why = opened, dict(left_out)
-        self._speeds: dict[Program, Measured] = {}
-        self._seconds: dict[Program, float] = {}
+        self._looked: dict[Program, list[float]] = {}
+        self._measured: dict[Program, list[float]] = {}
         self._judgements: dict[Program, Judgement] = {}
 
     @property
@@ -53,12 +53,25 @@ class Race:
 
     @property
     def passed(self) -> list[Program]:
-        """The programs that are left, the fastest first."""
-        return sorted(self._running, key=lambda program: -self._speeds[program].value)
+        """The programs that are left, the fastest first, but none before the base that is not clearly faster."""
+        return sorted(self._running, key=self._rank)
+
+    def _rank(self, program: Program) -> tuple[float, bool]:
+        speed = self._speed(program)
+        if speed is None:
+            return 0.0, True
+        unproven = program.precision != "fp32" and not self._clearly_faster(program, self.base)
+        return -(min(speed.value, 1) if unproven else speed.value), unproven
+
+    @property
+    def _floats(self) -> list[Program]:
+        """The float32 programs that are left and can be chosen."""
+        return [program for program in self._running if program.precision == "fp32" and not program.is_engine]
 
     def look(self, inputs: NDArray[np.generic]) -> None:
         """Time all programs on a batch, and leave out those that are slower than the fastest in float32.
 
+        Programs of CPUs are compared with those of CPUs: where the GPU is missing, they are taken.
         Float32 programs remain: a machine that lacks the chosen one takes the next.
         Errors: RunnerUnavailableError when no float32 program can run.
         """
@@ -66,14 +79,22 @@ class Race:
         for program, runner in self._opened.items():
             if not runner.takes(len(inputs)):
                 self._why[program] = f"it takes no batch of {len(inputs)}"
-        if not any(program.precision == "fp32" for program in self._running):
+                continue
+            try:
+                runner.run(inputs)
+            except Exception as exc:  # each runtime has its own classes, such as that of a GPU without memory
+                self._why[program] = f"it fails when it runs: {exc}"
+        if not self._floats:
             reasons = "; ".join(f"{program.words}: {why}" for program, why in self._why.items())
             raise RunnerUnavailableError(f"no program runs float32 on this machine: {reasons}")
-        self._time()
+        self._looked = self._time()
         for program in self._running:
-            speed = self._speeds[program]
-            if program.precision != "fp32" and speed.high < 1:
-                self._why[program] = f"slower than {self.base.words}, so it was not judged"
+            rival = self._rival(program)
+            if program.precision != "fp32" and self._ratio(program, rival).high < 1:
+                self._why[program] = f"slower than {rival.words}, so it was not judged"
+        for program in self._why:
+            if program in self._opened:
+                self._opened[program].close()  # frees the GPU's memory
 
     def judge(self, judgements: Sequence[Judgement]) -> None:
         """Leave out the programs that may not be chosen.  judgements: in the order of `runners`.
@@ -85,7 +106,7 @@ class Race:
         for program, judgement in self._judgements.items():
             if judgement.why_not:
                 self._why[program] = judgement.why_not
-        if not any(program.precision == "fp32" for program in self._running):
+        if not self._floats:
             raise InputError(
                 f"{self.base.words} fails a check: {self._why[self.base]}",
                 hint="type gmmvit parity with the same bundle and --data, which says more",
@@ -93,11 +114,13 @@ class Race:
 
     def measure(self) -> None:
         """Time the programs that are left, for longer, and leave out precisions that are not clearly faster."""
-        self._time(times=_LONGER)
+        self._measured = self._time(times=_LONGER)
         for program in self._running:
-            speed = self._speeds[program]
-            if program.precision != "fp32" and speed.low <= 1:
-                self._why[program] = f"not clearly faster than {self.base.words}"
+            rival = self._rival(program)
+            if program.precision != "fp32" and not self._clearly_faster(program, rival):
+                self._why[program] = f"not clearly faster than {rival.words}"
+            elif program.is_engine:
+                self._why[program] = "served by gmmvit repository --backend tensorrt --engine DIR"
 
     def leave_out_other_int8(self, form: Form) -> None:
         """Leave out the int8 programs of another form than that of the bundle's graph."""
@@ -107,19 +130,41 @@ class Race:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return all programs: those that passed, the fastest first, then the measured ones, then the others."""
-        others = sorted(self._why, key=lambda program: -self._speeds[program].value if program in self._speeds else 0)
+        others = sorted(self._why, key=self._rank)
         return tuple(map(self._candidate, [*self.passed, *others]))
 
-    def _time(self, *, times: int = 1) -> None:
+    def _time(self, *, times: int = 1) -> dict[Program, list[float]]:
+        """Return program → the seconds of each round, and set the base."""
         programs = self._running
         seconds = seconds_in_turn([partial(self._opened[one].run, self._inputs) for one in programs], times=times)
         of_each = dict(zip(programs, seconds, strict=True))
-        self._seconds |= {program: float(np.median(rounds)) for program, rounds in of_each.items()}
-        floats = [program for program in programs if program.precision == "fp32"]
-        self.base = min(floats, key=lambda program: self._seconds[program])
-        self._speeds |= {
-            program: _measured(ratio_of(of_each[self.base], rounds)) for program, rounds in of_each.items()
-        }
+        self.base = min(self._floats, key=lambda program: float(np.median(of_each[program])))
+        return of_each
+
+    def _rounds(self, program: Program) -> dict[Program, list[float]]:
+        """Return the last measurement that a program was in."""
+        return self._measured if program in self._measured else self._looked
+
+    def _rival(self, program: Program) -> Program:
+        """Return the float32 program that a program must beat: of CPUs the fastest on the CPU, else the base."""
+        seconds = self._rounds(program)
+        on_cpu = [one for one in self._floats if not one.on_gpu]
+        if program.on_gpu or not on_cpu:
+            return self.base
+        return min(on_cpu, key=lambda one: float(np.median(seconds[one])))
+
+    def _ratio(self, program: Program, rival: Program) -> Measured:
+        seconds = self._rounds(program)
+        ratio = ratio_of(seconds[rival], seconds[program])
+        return Measured(value=ratio.median, low=ratio.low, high=ratio.high)
+
+    def _clearly_faster(self, program: Program, rival: Program) -> bool:
+        enough = len(self._rounds(program)[program]) >= ROUNDS_OF_PROOF
+        return enough and self._ratio(program, rival).low > 1
+
+    def _speed(self, program: Program) -> Measured | None:
+        """Return the speed relative to the base; None for a program that was not timed."""
+        return self._ratio(program, self.base) if program in self._rounds(program) else None
 
     def _candidate(self, program: Program) -> Candidate:
         judgement = self._judgements.get(program, Judgement())
@@ -135,10 +180,6 @@ class Race:
             accuracy=judgement.accuracy,
             judged=judgement.judged,
             images_to_settle=judgement.images_to_settle,
-            speed=self._speeds.get(program),
-            seconds=self._seconds.get(program),
+            speed=self._speed(program),
+            seconds=float(np.median(seconds)) if (seconds := self._rounds(program).get(program)) else None,
         )
-
-
-def _measured(ratio: TimeRatio) -> Measured:
-    return Measured(value=ratio.median, low=ratio.low, high=ratio.high)

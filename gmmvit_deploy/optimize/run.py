@@ -22,11 +22,11 @@ from gmmvit_deploy.export.variants import variant_from_copy
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.optimize._graphs import Form, Graphs, converted, refuse_overlap
-from gmmvit_deploy.optimize._judgement import LEAST, LEAST_IMAGES, judgement_of
 from gmmvit_deploy.optimize._programs import opened_programs
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
+from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
@@ -68,8 +68,8 @@ class OptimizeOptions:
 def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> Choice:
     """Choose the fastest program that passes, and write it with all others into the bundle's ``runners.json``.
 
-    What is converted stays in the bundle, as by `variants_from_bundle`. A bundle holds one int8 graph: it keeps its own
-    unless another form is chosen; without its own, it gets the fastest that passes.
+    What is converted stays in the bundle, as by `variants_from_bundle`. A bundle holds one int8 graph: it keeps its
+    own, and without its own gets the fastest that passes.
     Errors: InputError when the bundle has no logits, when this process cannot build the model, when the batch is larger
     than the bundle's, when images of the calibration also judge, or when no float32 program passes.
     BundleError when the bundle itself fails a check.
@@ -151,12 +151,11 @@ def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
 
 
 def _keep_int8(bundle: Bundle, graphs: Graphs, race: Race) -> Form:
-    """Write the int8 graph that is chosen into the bundle, and return the form that the bundle then holds, or ""."""
+    """Write the fastest int8 graph into a bundle that has none, and return the form that it then holds, or ""."""
     held: Form = next((form for (_, form), holder in graphs.bundles.items() if form and holder is bundle), "")
     passed = [program for program in race.passed if program.precision == "int8"]
-    if not passed or (held and race.passed[0] is not passed[0]):
+    if held or not passed:
         return held
     form = passed[0].form
-    if form != held:
-        variant_from_copy(bundle, graphs.bundles["int8", form], "int8")
+    variant_from_copy(bundle, graphs.bundles["int8", form], "int8")
     return form

@@ -1,55 +1,61 @@
 """The check ``choice``: does the runner that ``gmmvit optimize`` chose on this kind of machine still hold?
 
-It names the versions that changed since, and fails if the chosen runner fails another check or misses the gate now. It
-is undecided if the runner cannot run here, was not among the runners of this run, or was judged without images.
+It names the versions that changed since, of what the chosen runner loads. It fails if the runner fails another check or
+misses the gate now, on the images of the choice. It is undecided if the runner cannot run here, if these images are too
+few, or, after a change, if the runner was not among those of this run or these images were not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gmmvit_deploy.parity._verdict import Check, Verdict
+from gmmvit_deploy.parity.judgement import Judgement, judgement_of
 from gmmvit_deploy.runtimes.runners.chosen import choice_of_this_machine, choose_runner, runtime_versions
+from gmmvit_deploy.runtimes.runners.names import ON_GPUS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.choices import Choice
-    from gmmvit_deploy.parity.report import ParityReport, RunnerReport
+    from gmmvit_deploy.parity.report import ParityReport
 
 __all__ = ["with_choice"]
 
 
 def with_choice(bundle: Bundle, report: ParityReport) -> ParityReport:
     """Return the report with the check ``choice``, if a choice with a gate was made on this kind of machine."""
-    check = _checked(bundle, report.runners)
+    check = _checked(bundle, report)
     return report if check is None else replace(report, checks=(*report.checks, check))
 
 
-def _checked(bundle: Bundle, runners: Sequence[RunnerReport]) -> Check | None:
+def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
     """Compare versions with those of the choice, and judge the chosen runner by its other checks and by the gate."""
     choice, _ = choice_of_this_machine(bundle)
-    if choice is None or choice.gate is None or not choice.passed:
+    if choice is None or choice.gate is None or choice.images is None or not choice.passed:
         return None
+    gate, images = choice.gate, choice.images
     chosen, best = choose_runner(bundle), choice.passed[0]
-    changed = _changed(choice)
-    report = next((r for r in runners if (r.runner, r.precision) == (chosen.runner, chosen.precision)), None)
-    now = _judged_now(choice, report)
+    changed = _changed(choice, chosen.runner)
+    report = next((r for r in parity.runners if (r.runner, r.precision) == (chosen.runner, chosen.precision)), None)
+    same_images = (parity.data or {}).get("sha256") == images.sha256
+    judgement = judgement_of(report, gate) if report is not None and same_images else Judgement()
+    now = judgement.judged.value if judgement.judged is not None else None
     words = f"{chosen.label}, chosen {choice.made_at[:10]}"
     words += f"; changed since: {', '.join(changed)}" if changed else "; versions as then"
     if best.judged is not None and best.label == chosen.label and now is not None:
-        words += f"; {choice.gate.kind} {best.judged.value:.4f} then, {now:.4f} now"
+        words += f"; {gate.kind} {best.judged.value:.4f} then, {now:.4f} now"
     broken = (
         [f"{check.name}: {check.reasons[0]}" for check in report.checks if check.verdict == "failed"] if report else []
     )
-    if now is not None and now < choice.gate.least:
-        broken.append(f"{choice.gate.kind} {now:.4f}, below the gate {choice.gate.least:g}")
     open_questions = list(chosen.notes)
+    if now is not None and judgement.why_not and not broken:
+        (broken if now < gate.least else open_questions).append(judgement.why_not)
     if changed and report is None:
         open_questions.append(f"add {chosen.label} to --runner to judge it with what is installed now")
-    elif changed and now is None and choice.images is not None:
-        open_questions.append(f"type --data {choice.images.source} to hold it to the gate {choice.gate.least:g} again")
+    elif changed and now is None:
+        same = f"--data {images.source} --limit {images.count}"
+        open_questions.append(f"type {same}, the images of the choice, to hold it to the gate {gate.least:g} again")
     verdict: Verdict = "failed" if broken else "undecided" if open_questions else "passed"
     if broken:
         broken.append(f"type gmmvit optimize {bundle.path} to choose again")
@@ -62,24 +68,13 @@ def _checked(bundle: Bundle, runners: Sequence[RunnerReport]) -> Check | None:
     )
 
 
-def _changed(choice: Choice) -> list[str]:
-    """Return ``openvino 1 → 2`` for each version that differs from that of the choice."""
+def _changed(choice: Choice, runner: str) -> list[str]:
+    """Return ``openvino 1 → 2`` for each version of what the runner loads that differs from that of the choice."""
     now = runtime_versions()
-    names = dict.fromkeys([*choice.versions, *now])
+    runtimes = ("openvino",) if runner.startswith("openvino") else ("onnxruntime", "onnxruntime-gpu")
+    names = (*runtimes, "numpy", "pillow", *(("driver",) if runner in ON_GPUS else ()))
     return [
         f"{name} {choice.versions.get(name, 'absent')} → {now.get(name, 'absent')}"
         for name in names
         if choice.versions.get(name) != now.get(name)
     ]
-
-
-def _judged_now(choice: Choice, report: RunnerReport | None) -> float | None:
-    """Return the value that the gate judges, measured in this run; None without images that show it."""
-    if report is None or choice.gate is None:
-        return None
-    if choice.gate.kind == "kept decisions":
-        agreement: float | None = report.check("decisions").details.get("agreement")
-        return agreement
-    details: Mapping[str, Any] = report.check("accuracy").details
-    shares = details.get("top1") or details.get("all_right")
-    return shares["runner"] / shares["pytorch"] if shares and shares["pytorch"] else None

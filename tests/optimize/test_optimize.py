@@ -102,7 +102,7 @@ def test_the_choice_is_written_beside_the_proven_files(precise_bundle: Bundle, l
     assert slow.reason.startswith("slower than ")
     assert slow.judged is None  # it cannot win, so no image was spent on it
     dynamic = of(choice, "openvino", "int8", "dynamic")
-    assert "one int8 graph" in dynamic.reason
+    assert "the bundle holds int8 static" in dynamic.reason
     assert read_choices(bundle.path)[0][0] == other
     assert open_bundle(bundle.path).sha256 == precise_bundle.sha256
     assert f"chosen: {best.runner} int8 static" in answer.out
@@ -119,9 +119,10 @@ def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, 
     wrong = of(choice, "onnxruntime", "int8", "static")
     assert not wrong.passed
     assert "saturates at 0.333 times the range that calibration measured" in wrong.reason
-    best = choice.candidates[0]  # the next that passes; its graph takes the place of the wrong one
-    assert (best.precision, best.form) == ("int8", "dynamic")
-    assert best.graph_sha256 == open_variant(open_bundle(bundle.path), "int8", for_cpu=True).sha256
+    assert choice.candidates[0].precision == "fp32"
+    other = of(choice, "openvino", "int8", "dynamic")  # it would take the place of the user's graph
+    assert other.reason == "the bundle holds int8 static; gmmvit convert --force replaces it"
+    assert wrong.graph_sha256 == open_variant(open_bundle(bundle.path), "int8", for_cpu=True).sha256
 
 
 def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_left_out(

@@ -1,4 +1,4 @@
-"""Decide from the checks of parity whether a program may be chosen, and what its accuracy is."""
+"""Decide from the checks of parity whether ``gmmvit optimize`` may choose a program, and what its accuracy is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""The race compares like with like, survives a program that fails, and lets no chance choose a precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gmmvit_deploy.bundle.choices import Candidate
+from gmmvit_deploy.errors import RunnerUnavailableError
+from gmmvit_deploy.optimize import _race
+from gmmvit_deploy.optimize._programs import Program
+from gmmvit_deploy.parity.judgement import Judgement
+
+
+class Timed:
+    """Stands for a runner that takes the seconds of the look, then those of the last measurement."""
+
+    graph = None
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = list(seconds)
+
+    def takes(self, batch: int) -> bool:
+        return True
+
+    def run(self, batch: Any) -> None:
+        if not self.seconds:
+            raise RunnerUnavailableError("no memory left")
+
+    def close(self) -> None:
+        pass
+
+
+def raced(monkeypatch: pytest.MonkeyPatch, rounds: int = 8, **runners: Timed) -> list[Candidate]:
+    """Race runners, named ``name_of_runner__precision``, and return the candidates."""
+
+    def seconds(programs: Any, *, times: int = 1) -> list[list[float]]:
+        return [[run.func.__self__.seconds.pop(0)] * rounds for run in programs]
+
+    monkeypatch.setattr(_race, "seconds_in_turn", seconds)
+    opened: Any = {}
+    for name, runner in runners.items():
+        runner_name, _, precision = name.partition("__")
+        opened[Program(runner_name.replace("_", "-"), precision)] = runner  # type: ignore[arg-type]
+    race = _race.Race(opened, {})
+    race.look(np.zeros((1, 1)))
+    race.judge([Judgement()] * len(race.runners))
+    race.measure()
+    return list(race.candidates())
+
+
+def test_a_program_that_fails_while_it_runs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = raced(monkeypatch, onnxruntime__fp32=Timed(1, 1), openvino__bf16=Timed())
+    assert (first.runner, first.passed) == ("onnxruntime", True)
+    assert second.reason == "it fails when it runs: no memory left"
+
+
+def test_on_a_gpu_programs_of_cpus_remain_and_engines_are_only_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = raced(
+        monkeypatch,
+        onnxruntime__fp32=Timed(10, 10),
+        openvino__bf16=Timed(5, 5),
+        onnxruntime_cuda__fp32=Timed(1, 1),
+        tensorrt__fp16=Timed(0.1, 0.1),
+    )
+    assert [one.label for one in candidates if one.passed] == [
+        "onnxruntime-cuda:fp32",
+        "openvino:bf16",
+        "onnxruntime:fp32",
+    ]
+    engine = candidates[-1]
+    assert "gmmvit repository --backend tensorrt --engine" in engine.reason
+    assert engine.speed is not None
+    assert engine.speed.value == pytest.approx(10)
+
+
+def test_few_rounds_choose_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, other = raced(monkeypatch, rounds=5, onnxruntime__fp32=Timed(1, 1), openvino__bf16=Timed(0.5, 0.5))
+    assert best.precision == "fp32"
+    assert other.reason == "not clearly faster than onnxruntime fp32"
+
+
+def test_all_speeds_are_relative_to_the_base_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = raced(
+        monkeypatch, onnxruntime__fp32=Timed(1, 1.5), openvino__fp32=Timed(1.1, 1), onnxruntime__fp16=Timed(2.2)
+    )
+    assert candidates[0].label == "openvino:fp32"
+    speed = candidates[-1].speed
+    assert speed is not None
+    assert speed.value == pytest.approx(0.5)
