@@ -83,7 +83,7 @@ class Triton:
         await self._channel.close()
 
     async def _forget_model_of_a_lost_server(self) -> None:
-        """Forget the model at each change of the connection: a server that is started again may serve another bundle."""
+        """Forget the model at each change of the connection: a server that is started again may have another bundle."""
         while True:
             await self._channel.wait_for_state_change(self._channel.get_state())
             self._model = None
