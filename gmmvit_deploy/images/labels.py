@@ -112,9 +112,12 @@ class LabelSet:
         """Return the k = ``top`` most likely classes of each row of logits (B, C).
 
         For a multi-label network, k is larger if a class further down reaches its threshold, in any of the rows.
+        Errors: ValueError when a logit is NaN or infinite.
         """
         import numpy as np
 
+        if not np.isfinite(logits).all():
+            raise ValueError("the network gave logits that are not finite")
         indices = np.argsort(-logits, axis=-1, kind="stable")
         probabilities = np.take_along_axis(self.probabilities(logits), indices, axis=-1)
         present = np.ones(indices.shape, bool)
@@ -127,6 +130,7 @@ class LabelSet:
         """Return the ``top`` most likely classes of a row of logits (C,), likeliest first.
 
         For a multi-label network, every class that reaches its threshold is among the predictions, also beyond ``top``.
+        Errors: those of `ranked`.
         """
         ranked = self.ranked(logits[None], top)
         return tuple(

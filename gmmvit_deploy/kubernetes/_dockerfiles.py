@@ -15,7 +15,7 @@ from gmmvit_deploy import __version__
 from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kubernetes.templates import docker_file
-from gmmvit_deploy.serving.names import OLDEST_CUDA_RELEASE, OLDEST_RELEASE
+from gmmvit_deploy.serving.names import OLDEST_IMAGE_RELEASE
 from gmmvit_deploy.serving.server_wheel import INSTALLED_BYTES, NEWEST_PYTHON, PACKAGE, VERSION
 
 __all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "image_packages"]
@@ -34,6 +34,10 @@ _SERVES = (
     "uvloop",
 )
 _CLASSIFIES = ("fsspec", "jinja2", "numpy", "onnx", "pillow", "pyarrow", "typer")
+_THIS_PYTHON = ".".join(map(str, sys.version_info[:2]))
+"""Python of an image, because the versions of its packages are those of this Python."""
+_SERVER_PYTHON = ".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON)))
+"""Python of the image with the server of the wheel."""
 _LEFT_OUT = {"openvino-telemetry"}
 """A program that reports the use of OpenVINO."""
 
@@ -53,7 +57,7 @@ def image_packages(runtime: str, *, server: bool = True) -> list[Package]:
     runtime: ``onnxruntime`` or ``openvino``, or "" for a server with backends of its own.  server: True to add Triton.
     Errors: MissingDependencyError when a package is not installed.
     """
-    packages = _sized(_with_requirements([*_SERVES, *([runtime] if runtime else [])]))
+    packages = _sized(_with_requirements([*_SERVES, *([runtime] if runtime else [])], _SERVER_PYTHON))
     if server:
         packages.append(Package(name=PACKAGE, version=VERSION, size=INSTALLED_BYTES))
     return sorted(packages, key=lambda package: package.name)
@@ -61,10 +65,10 @@ def image_packages(runtime: str, *, server: bool = True) -> list[Package]:
 
 def bulk_packages(runtime: str) -> list[Package]:
     """Return the packages of the image for bulk work, as `image_packages` does."""
-    return _sized(_with_requirements([*_CLASSIFIES, runtime]))
+    return _sized(_with_requirements([*_CLASSIFIES, runtime], _THIS_PYTHON))
 
 
-def _with_requirements(waiting: list[str]) -> dict[str, Distribution]:
+def _with_requirements(waiting: list[str], python: str) -> dict[str, Distribution]:
     packages: dict[str, Distribution] = {}
     requirement = require("packaging.requirements", package="packaging", extra="kubernetes").Requirement
     while waiting:
@@ -73,7 +77,7 @@ def _with_requirements(waiting: list[str]) -> dict[str, Distribution]:
         if name in packages or name in _LEFT_OUT:
             continue
         packages[name] = _installed(name)
-        waiting += _required(packages[name], needed, requirement)
+        waiting += _required(packages[name], needed, requirement, python)
     return packages
 
 
@@ -92,13 +96,17 @@ def _installed(name: str) -> Distribution:
         raise MissingDependencyError(f"{name}, which the server's image needs,", extra=extra) from exc
 
 
-def _required(package: Distribution, asked: Any, requirement: Any) -> list[str]:
-    """Return the requirements of a package on this platform, with those of the extras that are asked for."""
+def _required(package: Distribution, asked: Any, requirement: Any, python: str) -> list[str]:
+    """Return the requirements of a package for a Python on this platform, with those of the extras that are asked for.
+
+    python: the version of the image's Python, such as ``3.13``.
+    """
     names = []
+    image = {"python_version": python, "python_full_version": f"{python}.0"}
     for text in package.requires or ():
         needed = requirement(text)
         extras = [*asked.extras, ""]
-        if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+        if needed.marker is None or any(needed.marker.evaluate({**image, "extra": extra}) for extra in extras):
             names.append(needed.name + (f"[{','.join(sorted(needed.extras))}]" if needed.extras else ""))
     return names
 
@@ -134,10 +142,9 @@ def _docker_files(kind: str, packages: list[Package], *, debian: str, s3fs: str 
         count=len(packages),
         mib=f"{sum(package.size for package in packages) / 2**20:.0f}",
         debian=debian,
-        # The versions of the packages are those of this Python; the server of the wheel decides the newest.
-        python=".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON))),
+        python=_SERVER_PYTHON if kind == "cpu" else _THIS_PYTHON,
         s3fs=s3fs,
-        oldest=(OLDEST_RELEASE, OLDEST_CUDA_RELEASE),
+        oldest=OLDEST_IMAGE_RELEASE,
     )
     return {
         f"docker/{kind}/Dockerfile": text,

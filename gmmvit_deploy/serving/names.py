@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT_AGREEMENT",
     "DEFAULT_REQUEST_PIXELS",
     "OLDEST_CUDA_RELEASE",
+    "OLDEST_IMAGE_RELEASE",
     "OLDEST_RELEASE",
     "RUNTIMES",
     "TUNING_FILE",
@@ -34,6 +35,8 @@ OLDEST_RELEASE, OLDEST_CUDA_RELEASE = "24.05", "24.06"
 """The oldest releases of NVIDIA's Triton container whose ONNX Runtime backend loads this project's graphs: with ONNX
 Runtime 1.18, the first that reads IR version 10; and with the accelerator ``cuda``, which that release does not know.
 """
+OLDEST_IMAGE_RELEASE = "24.11"
+"""The oldest release of NVIDIA's container in which this package can be installed; those before have Python 3.10."""
 DEFAULT_REQUEST_PIXELS = 200_000_000
 """The maximum number of pixels in the images of a request: 16 photographs of 12 megapixels, or 4 of 50 megapixels."""
 DEFAULT_AGREEMENT = 0.95

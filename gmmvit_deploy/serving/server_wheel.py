@@ -79,6 +79,11 @@ def _require_supported() -> None:
 
 
 def _fetch(folder: Path) -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise ServerError(
+            f"the Triton server cannot be downloaded: {sys.executable} has no pip",
+            hint=f"type {sys.executable} -m ensurepip, or uv pip install pip in an environment of uv; {_OTHERWISE}",
+        )
     with new_folder(folder) as staging:
         listed = staging / "requirements.txt"
         listed.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{_SHA256}\n", encoding="utf-8")

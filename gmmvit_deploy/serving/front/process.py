@@ -148,6 +148,10 @@ class FrontProcess:
             self._process.kill()
             self._process.wait()
 
+    def kill_now(self) -> None:
+        """Kill the front at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        self._process.kill()
+
     def __enter__(self) -> FrontProcess:
         return self
 

@@ -197,10 +197,12 @@ class Slots:
                     slot.resources.close()
 
     def kill_now(self) -> None:
-        """Kill both servers at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill both servers and their fronts at once.  A signal handler may call it; call `stop` afterwards."""
         for slot in (self._old, self._new):
             if slot is not None:
                 slot.server.kill_now()
+                if slot.front is not None:
+                    slot.front.kill_now()
 
     def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Slot:
         with ExitStack() as opened:

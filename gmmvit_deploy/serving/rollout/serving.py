@@ -45,7 +45,6 @@ def serve_with_state(
     on_ready: called when the service is ready.
     Errors: those of `serving.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
     """
-    install = find_server(tritonserver, on_progress=on_progress)
     note = on_gateway_line or (lambda line: None)
     given = None if path is None else open_bundle(path)
     with ExitStack() as opened:
@@ -59,6 +58,7 @@ def serve_with_state(
             on_log_line=on_gateway_line,
         )
         opened.callback(gateway.stop)
+        install = find_server(tritonserver, on_progress=on_progress)  # after the checks, because it may download it
         behind = behind_gateway(options, gateway.admin_secret)
         written = repository_options(request_pixels)
         slots = Slots(gateway, install, behind, written, runner=runner, note=note, on_log_line=on_log_line)

@@ -47,7 +47,10 @@ class TritonPythonModel:
         top = json.loads(request.parameters() or "{}").get("top", min(DEFAULT_TOP, self.classes))
         if type(top) is not int or not 1 <= top <= self.classes:
             return _refused(f"top: expected a number from 1 to {self.classes}, got {json.dumps(top)[:20]}")
-        ranked = self.label_set.ranked(logits, top)
+        try:
+            ranked = self.label_set.ranked(logits, top)
+        except ValueError as exc:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(exc)))
         tensors = [
             pb_utils.Tensor("label", self.labels[ranked.indices]),
             pb_utils.Tensor("probability", ranked.probabilities.astype(np.float32)),

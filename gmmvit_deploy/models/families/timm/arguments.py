@@ -112,7 +112,7 @@ def _fitting(
         return size, where
     shown = positions.size
     if size is None or where.startswith(_DEFAULT):
-        return (size, where) if shown is None else (shown, str(positions))
+        return (size, where) if shown is None else (shown, positions.as_square)
     of_size = "" if shown is None else f": images of {shown[0]} × {shown[1]} pixels"
     right = "the size of the training images" if shown is None else str(shown[0])
     raise CheckpointError(

@@ -40,6 +40,11 @@ class Positions:
         side = math.isqrt(max(patches, 0))
         return (side * self.patch[0], side * self.patch[1]) if side and side**2 == patches else None
 
+    @property
+    def as_square(self) -> str:
+        """Say that the size is that of a square, because the tokens do not tell it from a rectangle."""
+        return f"{self}; assumed to be square, else type --model-args '{{\"img_size\": [HEIGHT, WIDTH]}}'"
+
     def tokens_for(self, size: tuple[int, int]) -> int:
         """Return the number of position embeddings for images of ``size``."""
         return self.prefix + (size[0] // self.patch[0]) * (size[1] // self.patch[1])
