@@ -66,15 +66,16 @@ def bytes_from_golden(golden: GoldenSet) -> bytes:
 
     file = io.BytesIO()
     also = {"features": golden.features, "image_features": golden.image_features}
-    np.savez(
-        file,
+    arrays: dict[str, Any] = {
         **{name: getattr(golden, name) for name in _ARRAYS},
-        image_bytes=np.frombuffer(b"".join(golden.images), np.uint8),
-        image_ends=np.cumsum([len(image) for image in golden.images], dtype=np.int64),
-        image_pixels=golden.image_pixels,
-        **{golden.output: golden.logits, f"image_{golden.output}": golden.image_logits},
+        "image_bytes": np.frombuffer(b"".join(golden.images), np.uint8),
+        "image_ends": np.cumsum([len(image) for image in golden.images], dtype=np.int64),
+        "image_pixels": golden.image_pixels,
+        golden.output: golden.logits,
+        f"image_{golden.output}": golden.image_logits,
         **{name: values for name, values in also.items() if values is not None},
-    )
+    }
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

@@ -123,7 +123,7 @@ class LabelSet:
         present = np.ones(indices.shape, bool)
         if self.task == "multi-label":
             present = probabilities >= np.array(self.thresholds)[indices]
-            top = max(top, int(present.any(0).nonzero()[0].max(initial=-1)) + 1)
+            top = max(top, int(np.flatnonzero(present.any(axis=0)).max(initial=-1)) + 1)
         return Ranked(indices=indices[:, :top], probabilities=probabilities[:, :top], present=present[:, :top])
 
     def predictions(self, logits: NDArray[Any], top: int) -> tuple[Prediction, ...]:

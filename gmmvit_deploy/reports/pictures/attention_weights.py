@@ -44,15 +44,15 @@ class LayerWeights:
 
     @property
     def sequences(self) -> int:
-        return self.weights.shape[0]
+        return int(self.weights.shape[0])
 
     @property
     def queries(self) -> int:
-        return self.weights.shape[2]
+        return int(self.weights.shape[2])
 
     @property
     def keys(self) -> int:
-        return self.weights.shape[3]
+        return int(self.weights.shape[3])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -94,7 +94,7 @@ def drawings_of(model: Model) -> Drawings:
 
 def _every(matrix: NDArray[np.float32]) -> int:
     """Return k: a picture of the matrix shows every k-th row and column.  k is 1 for a matrix up to 1024 × 1024."""
-    return math.ceil(max(matrix.shape) / MOST_TOKENS)
+    return math.ceil(int(max(matrix.shape)) / MOST_TOKENS)
 
 
 def step_image(step: DrawnMatrix, index: int) -> Image.Image:
