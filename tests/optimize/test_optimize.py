@@ -155,7 +155,6 @@ def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> N
 
 def test_mistakes_are_refused_before_any_work(bundle: Bundle) -> None:
     for words, message in (
-        ((), "--data is required"),
         (("--data", "digits", "--gate", "1.5"), "--gate: expected a share below 1"),
         (("--data", "digits", "--for", "joy"), "--for: expected latency or throughput"),
         (("--data", "digits", "--batch", "9999"), "the largest batch of"),
