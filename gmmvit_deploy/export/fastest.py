@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +14,7 @@ from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured, write_choi
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtimes.programs.turns import ratio_of
+from gmmvit_deploy.runtimes.programs.turns import ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS
 from gmmvit_deploy.runtimes.runners.open import proof_programs
@@ -27,7 +26,7 @@ __all__ = ["record_fastest"]
 
 _ROUNDS = 8
 _TURN_S = 0.005
-"""The least seconds of a turn. A run before it is untimed: threads of the program before may still spin."""
+"""The least seconds of each half of a turn: export must not take much longer because of this."""
 _MOST_BYTES = 512 * 2**20
 """The largest graph that is timed: all programs are open at once, each with copies of the weights."""
 
@@ -49,7 +48,8 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
     image = bundle.golden_rows()[0][:1]
     with ExitStack() as stack:
         runners = [stack.enter_context(programs[name]()) for name in names]
-        seconds = np.array(_seconds_of_rounds([partial(runner.run, image) for runner in runners]))
+        runs = [partial(runner.run, image) for runner in runners]
+        seconds = np.array(seconds_in_turn(runs, rounds=_ROUNDS, turn_s=_TURN_S))
     choice = Choice(
         machine=this_machine(),
         goal="latency",
@@ -70,27 +70,6 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
     )
     write_choice(bundle.path, choice)
     return choice
-
-
-def _seconds_of_rounds(runs: Sequence[Callable[[], object]]) -> list[list[float]]:
-    """Return the seconds of each program in each round."""
-    for run in runs:
-        run()  # OpenVINO compiles the graph for this size
-    seconds: list[list[float]] = [[] for _ in runs]
-    for number in range(_ROUNDS):
-        order = range(len(runs))
-        for index in order if number % 2 else reversed(order):
-            seconds[index].append(_turn(runs[index]))
-    return seconds
-
-
-def _turn(run: Callable[[], object]) -> float:
-    run()
-    start, count = time.perf_counter(), 0
-    while count == 0 or time.perf_counter() - start < _TURN_S:
-        run()
-        count += 1
-    return (time.perf_counter() - start) / count
 
 
 def _measured(base: Sequence[float], other: Sequence[float]) -> Measured:

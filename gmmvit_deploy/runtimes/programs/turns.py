@@ -36,21 +36,27 @@ def time_ratio(base: Callable[[], object], other: Callable[[], object]) -> TimeR
     return ratio_of(*seconds_in_turn((base, other)))
 
 
-def seconds_in_turn(programs: Sequence[Callable[[], object]], *, times: int = 1) -> list[list[float]]:
+def seconds_in_turn(
+    programs: Sequence[Callable[[], object]], *, times: int = 1, rounds: int | None = None, turn_s: float = _TURN_S
+) -> list[list[float]]:
     """Run any number of programs in turn, and return the seconds of each program in each round.
 
     times: multiplies the time of the measurement, and the least number of rounds.
+    rounds: the number of rounds, whatever time they take; None measures for a time.
+    turn_s: the least seconds of each half of a turn.
     """
     for run in programs:
         run()  # OpenVINO compiles the graph for this size
     seconds: list[list[float]] = [[] for _ in programs]
-    end = time.perf_counter() + times * _SECONDS * len(programs) / 2
-    rounds = 0
-    while rounds < times * _LEAST_ROUNDS or time.perf_counter() < end:
+    duration = times * _SECONDS * len(programs) / 2 if rounds is None else 0.0
+    least = times * _LEAST_ROUNDS if rounds is None else rounds
+    end = time.perf_counter() + duration
+    done = 0
+    while done < least or time.perf_counter() < end:
         numbers = range(len(programs))
-        for number in numbers if rounds % 2 else reversed(numbers):
-            seconds[number].append(_turn(programs[number]))
-        rounds += 1
+        for number in numbers if done % 2 else reversed(numbers):
+            seconds[number].append(_turn(programs[number], turn_s))
+        done += 1
     return seconds
 
 
@@ -62,15 +68,15 @@ def ratio_of(base: Sequence[float], other: Sequence[float]) -> TimeRatio:
     return TimeRatio(float(np.median(ordered)), ordered[outer], ordered[-1 - outer])
 
 
-def _turn(run: Callable[[], object]) -> float:
+def _turn(run: Callable[[], object], least_s: float) -> float:
     """Return the seconds of a run."""
-    _repeated(run)
-    return _repeated(run)
+    _repeated(run, least_s)
+    return _repeated(run, least_s)
 
 
-def _repeated(run: Callable[[], object]) -> float:
+def _repeated(run: Callable[[], object], least_s: float) -> float:
     start, count = time.perf_counter(), 0
-    while count == 0 or time.perf_counter() - start < _TURN_S:
+    while count == 0 or time.perf_counter() - start < least_s:
         run()
         count += 1
     return (time.perf_counter() - start) / count
