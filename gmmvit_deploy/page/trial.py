@@ -269,6 +269,8 @@ class Trial:
 
 def verdict_of(label_set: LabelSet, logits: NDArray[Any]) -> str:
     """Return the class with its probability, or the labels that reach their thresholds, of a row of logits (C,)."""
+    if not np.isfinite(logits).all():
+        return "logits that are not finite"
     guesses = label_set.predictions(logits, 1)
     shown = [f"{guess.label}, {guess.probability:.1%}" for guess in guesses if guess.present]
     return "; ".join(shown) or "no label reaches its threshold"
