@@ -92,7 +92,7 @@ class Measurement:
         tried, missing = self._tried()
         result: dict[str, Any] = {
             "network": self._network.title,
-            "bundle": str(self._arguments.network or "random weights"),
+            "bundle": self._arguments.network.name if self._arguments.network else "random weights",
             "image_bytes": len(self._files[0]),
             "tried": {name: rates for name, (_, rates) in tried.items()},
             "missing": missing,

@@ -50,9 +50,9 @@ class Network:
 
 NETWORKS = {
     "vit32": Network(
-        title="ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5)", size=(32, 32), encoding="PNG", seconds=2
+        title="ViT d9 with a Gaussian mixture mask (32×32, K = 5)", size=(32, 32), encoding="PNG", seconds=2
     ),
-    "vits224": Network(title="ViT-S/16 of timm (224×224)", size=(500, 334), encoding="JPEG", seconds=4),
+    "vits224": Network(title="ViT-S of timm (224×224)", size=(500, 334), encoding="JPEG", seconds=4),
 }
 
 

@@ -13,6 +13,7 @@ from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.optimize._graphs import Form
 from gmmvit_deploy.optimize._programs import Program
 from gmmvit_deploy.parity.judgement import Judgement
+from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.programs.turns import ROUNDS_OF_PROOF, ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
@@ -68,7 +69,7 @@ class Race:
         """The float32 programs that are left and can be chosen."""
         return [program for program in self._running if program.precision == "fp32" and not program.is_engine]
 
-    def look(self, inputs: NDArray[np.generic]) -> None:
+    def look(self, inputs: NDArray[np.generic], *, on_progress: OnProgress = ignore) -> None:
         """Time all programs on a batch, and leave out those that are slower than the fastest in float32.
 
         Programs of CPUs are compared with those of CPUs: where the GPU is missing, they are taken.
@@ -87,7 +88,7 @@ class Race:
         if not self._floats:
             reasons = "; ".join(f"{program.words}: {why}" for program, why in self._why.items())
             raise RunnerUnavailableError(f"no program runs float32 on this machine: {reasons}")
-        self._looked = self._time()
+        self._looked = self._time(on_progress)
         for program in self._running:
             rival = self._rival(program)
             if program.precision != "fp32" and self._ratio(program, rival).high < 1:
@@ -112,9 +113,9 @@ class Race:
                 hint="type gmmvit parity with the same bundle and --data, which says more",
             )
 
-    def measure(self) -> None:
+    def measure(self, *, on_progress: OnProgress = ignore) -> None:
         """Time the programs that are left, for longer, and leave out precisions that are not clearly faster."""
-        self._measured = self._time(times=_LONGER)
+        self._measured = self._time(on_progress, times=_LONGER)
         for program in self._running:
             rival = self._rival(program)
             if program.precision != "fp32" and not self._clearly_faster(program, rival):
@@ -133,10 +134,11 @@ class Race:
         others = sorted(self._why, key=self._rank)
         return tuple(map(self._candidate, [*self.passed, *others]))
 
-    def _time(self, *, times: int = 1) -> dict[Program, list[float]]:
+    def _time(self, on_progress: OnProgress, *, times: int = 1) -> dict[Program, list[float]]:
         """Return program → the seconds of each round, and set the base."""
         programs = self._running
-        seconds = seconds_in_turn([partial(self._opened[one].run, self._inputs) for one in programs], times=times)
+        runs = [partial(self._opened[program].run, self._inputs) for program in programs]
+        seconds = seconds_in_turn(runs, times=times, on_progress=on_progress)
         of_each = dict(zip(programs, seconds, strict=True))
         self.base = min(self._floats, key=lambda program: float(np.median(of_each[program])))
         return of_each

@@ -87,8 +87,8 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
         graphs = converted(bundle, needed, options.calibration, folder, on_progress)
         opened, left_out = opened_programs(bundle, graphs, stack, on_progress)
         race = Race(opened, left_out)
-        on_progress(Progress("look how fast each program is"))
-        race.look(np.resize(bundle.golden_rows()[0], (batch, *bundle.input_shape)))
+        inputs = np.resize(bundle.golden_rows()[0], (batch, *bundle.input_shape))
+        race.look(inputs, on_progress=prefixed("look how fast each program is", on_progress))
         report = check_parity(
             bundle,
             race.runners,
@@ -104,8 +104,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
             if check.verdict == "failed":
                 raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
         race.judge([judgement_of(of_runner, gate) for of_runner in report.runners])
-        on_progress(Progress("time those that pass in turn"))
-        race.measure()
+        race.measure(on_progress=prefixed("time those that pass in turn", on_progress))
         form = _keep_int8(bundle, graphs, race)
         race.leave_out_other_int8(form)
         data = report.data or {}

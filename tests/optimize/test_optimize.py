@@ -47,7 +47,7 @@ def labelled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _int8_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test judges a time: int8 is twice as fast as float32, static int8 most, and all else half as fast."""
 
-    def seconds(programs: Sequence[Callable[[], object]], *, times: int = 1) -> list[list[float]]:
+    def seconds(programs: Sequence[Callable[[], object]], **_: Any) -> list[list[float]]:
         speeds = []
         for run in programs:
             runner: Any = run.func.__self__  # type: ignore[attr-defined]

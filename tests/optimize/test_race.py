@@ -36,7 +36,7 @@ class Timed:
 def raced(monkeypatch: pytest.MonkeyPatch, rounds: int = 8, **runners: Timed) -> list[Candidate]:
     """Race runners, named ``name_of_runner__precision``, and return the candidates."""
 
-    def seconds(programs: Any, *, times: int = 1) -> list[list[float]]:
+    def seconds(programs: Any, **_: Any) -> list[list[float]]:
         return [[run.func.__self__.seconds.pop(0)] * rounds for run in programs]
 
     monkeypatch.setattr(_race, "seconds_in_turn", seconds)

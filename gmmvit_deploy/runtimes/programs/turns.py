@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 __all__ = ["ROUNDS_OF_PROOF", "TimeRatio", "ratio_of", "seconds_in_turn", "time_ratio"]
 
@@ -37,7 +40,12 @@ def time_ratio(base: Callable[[], object], other: Callable[[], object]) -> TimeR
 
 
 def seconds_in_turn(
-    programs: Sequence[Callable[[], object]], *, times: int = 1, rounds: int | None = None, turn_s: float = _TURN_S
+    programs: Sequence[Callable[[], object]],
+    *,
+    times: int = 1,
+    rounds: int | None = None,
+    turn_s: float = _TURN_S,
+    on_progress: OnProgress = ignore,
 ) -> list[list[float]]:
     """Run any number of programs in turn, and return the seconds of each program in each round.
 
@@ -45,18 +53,22 @@ def seconds_in_turn(
     rounds: the number of rounds, whatever time they take; None measures for a time.
     turn_s: the least seconds of each half of a turn.
     """
+    event = Progress("percent of the time", total=100)
+    on_progress(event)
     for run in programs:
         run()  # OpenVINO compiles the graph for this size
     seconds: list[list[float]] = [[] for _ in programs]
     duration = times * _SECONDS * len(programs) / 2 if rounds is None else 0.0
     least = times * _LEAST_ROUNDS if rounds is None else rounds
-    end = time.perf_counter() + duration
+    start = time.perf_counter()
     done = 0
-    while done < least or time.perf_counter() < end:
+    while done < least or time.perf_counter() < start + duration:
         numbers = range(len(programs))
         for number in numbers if done % 2 else reversed(numbers):
             seconds[number].append(_turn(programs[number], turn_s))
         done += 1
+        passed = (time.perf_counter() - start) / duration if duration else 1.0
+        on_progress(replace(event, done=int(100 * min(done / least, passed, 1))))
     return seconds
 
 

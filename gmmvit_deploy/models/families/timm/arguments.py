@@ -105,22 +105,21 @@ def _fitting(
 ) -> tuple[tuple[int, int] | None, str]:
     """Return the size that fits the position embeddings of the file, and where the size comes from.
 
-    The position embeddings replace only a size that is timm's default for the architecture.
+    The position embeddings replace only a size that is timm's default for the architecture. If they fit no square
+    image, the size stays, and the later comparison with all tensors says what differs.
     Errors: CheckpointError when the user or the file states another size than the position embeddings show.
     """
-    if size is not None and positions.tokens_for(size) == positions.tokens:
-        return size, where
     shown = positions.size
+    if shown is None or (size is not None and positions.tokens_for(size) == positions.tokens):
+        return size, where
     if size is None or where.startswith(_DEFAULT):
-        return (size, where) if shown is None else (shown, positions.as_square)
-    of_size = "" if shown is None else f": images of {shown[0]} × {shown[1]} pixels"
-    right = "the size of the training images" if shown is None else str(shown[0])
+        return shown, positions.as_square
     raise CheckpointError(
         f"{source}: {where} is {size[0]} × {size[1]} pixels, which have {positions.tokens_for(size)} position "
-        f"embeddings, but the file has {positions}{of_size}",
+        f"embeddings, but the file has {positions}: images of {shown[0]} × {shown[1]} pixels",
         hint=f"leave --image-size out; for another size than in training, type --resize-to {size[0]}"
         if hints.image_size is not None
-        else f"type --model-args '{{\"img_size\": {right}}}' if the weights are the right ones",
+        else f"type --model-args '{{\"img_size\": {shown[0]}}}' if the weights are the right ones",
     )
 
 

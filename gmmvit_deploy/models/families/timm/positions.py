@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.models.families.timm.network import network_from_spec
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.shapes import Shapes
@@ -58,7 +59,7 @@ def positions_of(shapes: Shapes, architecture: str, model_args: Mapping[str, Any
     """Return the position embeddings, or None if the file has none, or none that belong to the patches of a grid.
 
     model_args: the arguments of ``timm.create_model``; their ``img_size`` is not read.
-    Errors: SpecError when timm cannot build the model.
+    A model that timm cannot build gives None too: the later comparison with all tensors says why.
     """
     from torch import Tensor
 
@@ -70,7 +71,10 @@ def positions_of(shapes: Shapes, architecture: str, model_args: Mapping[str, Any
     arguments = {name: value for name, value in model_args.items() if name != "img_size"}
     with shapes_only():
         spec = TimmSpec(architecture=architecture, model_args=arguments, image_size=1, classes=1, mask=MaskSpec())
-        network = network_from_spec(spec)
+        try:
+            network = network_from_spec(spec)
+        except SpecError:
+            return None
     own, embedding = getattr(network, "pos_embed", None), getattr(network, "patch_embed", None)
     image, grid = (getattr(embedding, name, None) for name in ("img_size", "grid_size"))
     if not isinstance(own, Tensor) or own.dim() != 3 or image is None or grid is None:
