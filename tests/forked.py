@@ -5,6 +5,7 @@ Tests of the start and end of a process (signals, closed pipes, limits) use a ne
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -22,6 +23,8 @@ _PRELOADED = (
     "torch.onnx",
     "onnx",
     "onnxscript",
+    "onnxscript.function_libs.torch_lib.ops",
+    "torch.onnx._internal.exporter._compat",
     "onnxruntime",
     "PIL.Image",
     "gmmvit_cli.main",
@@ -70,6 +73,7 @@ def _run(
     os.environ.update(settings)
     os.chdir(cwd)
     sys.argv = ["gmmvit", *arguments]
+    gc.freeze()  # collections look through no object of the preloaded modules
     from gmmvit_cli.main import main
 
     main()

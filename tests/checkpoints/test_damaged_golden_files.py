@@ -32,6 +32,7 @@ WEIGHTS = "model.safetensors"
 OF_OTHER_CODE = tuple(name for name in NAMES if name not in RELEASED)
 each_name = pytest.mark.parametrize("name", OF_OTHER_CODE)
 ONE_OF_EACH_SOURCE = {MANIFEST[name]["folder"].name: name for name in reversed(OF_OTHER_CODE)}.values()
+each_source = pytest.mark.parametrize("name", ONE_OF_EACH_SOURCE)
 
 
 @functools.cache
@@ -84,7 +85,7 @@ def refusal(name: str, path: Path) -> str:
 
 
 @pytest.mark.first(3)
-@each_name
+@each_source
 def test_a_missing_key(name: str, tmp_path: Path) -> None:
     for key in used_keys(name):
         message = refusal(name, damaged(name, tmp_path, lambda state, key=key: state.pop(key)))  # type: ignore[misc]
@@ -101,7 +102,7 @@ def _twice_as_long(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.first(3)
-@each_name
+@each_source
 @pytest.mark.parametrize("change", [_with_another_dimension, _twice_as_long], ids=["dimension", "length"])
 def test_a_tensor_of_another_shape(name: str, change: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
     for key in used_keys(name):
@@ -113,7 +114,7 @@ def test_a_tensor_of_another_shape(name: str, change: Callable[[Tensor], Tensor]
 
 
 @pytest.mark.first(3)
-@each_name
+@each_source
 def test_a_tensor_with_nan(name: str, tmp_path: Path) -> None:
     for key in used_keys(name):
 
@@ -161,7 +162,7 @@ def options_of(hints: Mapping[str, Any]) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH_SOURCE)
+@each_source
 @pytest.mark.parametrize("damage", ["a missing key", "half of the file"])
 def test_the_command_line_states_error_and_hint(name: str, damage: str, tmp_path: Path) -> None:
     first, *_ = used_keys(name)

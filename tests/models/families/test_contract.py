@@ -52,6 +52,7 @@ from tests.models.families.small_models import (
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 each_small = pytest.mark.parametrize("small", SMALL, ids=str)
+each_example = pytest.mark.parametrize("small", FAMILY_EXAMPLES, ids=str)
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -203,7 +204,7 @@ def test_folding_keeps_logits(small: Small) -> None:
 # ---- export --------------------------------------------------------------------------------------------------------
 
 
-@each_small
+@each_example
 def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
     bundle, images = small_exports.bundle(small), small.images()
     assert bundle.manifest.spec == small.spec
@@ -217,7 +218,7 @@ def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
         np.testing.assert_allclose(runner.run(images), trained, rtol=0, atol=allowed)
 
 
-@each_small
+@each_example
 def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
     bundle = small_exports.bundle(small)  # exported with rules that raise
     assert "the cross-check of the declared roles failed" in " ".join(bundle.manifest.role_disagreements)
@@ -226,7 +227,7 @@ def test_every_node_declares_its_role(small: Small, small_exports: SmallExports)
     assert role_disagreements(graph) == ()
 
 
-@each_small
+@each_example
 def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_exports: SmallExports) -> None:
     matches = attentions_in_onnx(small_exports.bundle(small).onnx_path.read_bytes())
     assert sorted(match.name for match in matches) == sorted(attention_names(small.model()))
@@ -264,7 +265,7 @@ def test_each_precision_exports(
 
 
 @pytest.mark.first(6)
-@each_small
+@each_example
 def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExports) -> None:
     bundle, images = small_exports.bundle(small), small.images()
     reference = Reference(bundle)
@@ -284,7 +285,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
 
 
 @pytest.mark.first(2)
-@each_small
+@each_example
 def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Small, small_exports: SmallExports) -> None:
     model = small.model()
     blocks = family_of(model.spec).blocks(model.spec)
