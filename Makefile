@@ -34,7 +34,8 @@ test: $(INSTALLED)
 test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST_FAST) --dist worksteal -m "$(FAST)"
 
-# All tests that make test leaves out, the fast numeric tests with AVX2 where the CPU has more, and last, one at a time, those that judge a time.
+# All tests that make test leaves out, the fast numeric tests with AVX2 where the CPU has more, and last, one at a time,
+# those that judge a time.
 test-rest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile -m "rest and not alone"
 	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC); fi

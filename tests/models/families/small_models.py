@@ -74,8 +74,8 @@ _ORDER = ("plain", "decay", "elm", "gmm")
 _VARIANTS = tuple(Small(family, "plain", variant) for family in FAMILIES for variant in family.variants())
 SMALL = (*(Small(family, kind) for family in FAMILIES for kind in family.mask_kinds), *_VARIANTS)
 FAMILY_EXAMPLES = (*(Small(family, max(family.mask_kinds, key=_ORDER.index)) for family in FAMILIES), *_VARIANTS)
-"""A small model of each family, with GMM masks if it has them, and all variants. These are exported: the graphs of the
-other kinds of masks differ in nothing after folding, and those of the golden files are exported for every kind."""
+"""A small model of each family, with GMM masks if it has them, and all variants. Only these are exported:
+tests/export/test_bundle.py exports the golden files, which have every kind of mask."""
 
 
 def _refuse(graph: onnx.GraphProto) -> None:
