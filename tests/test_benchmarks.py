@@ -1,5 +1,5 @@
-"""Every script in benchmarks/ runs with ``--check``, in seconds, and writes no result; fastest_gpu.py needs a GPU.  The
-run card of a result, and the timing of programs side by side.
+"""Scripts in benchmarks/ run with ``--check`` and write no result; those of GPUs need one.  The run card of a result,
+and the timing of programs side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from tests.documented import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 GPU_SCRIPTS = ("fastest_gpu", "masked_attention_gpu")
 SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if path.stem not in ("__init__", "tables")]
-MORE_OPTIONS = {"before_after": ("--before", str(ROOT)), "masked_attention_gpu": ("--device", "cpu")}
+LONG = ("bulk", "hostile", "int8_real", "masked_attention_gpu", "rollout", "timm_models")
+"""Scripts whose ``--check`` takes minutes on a slow machine, and whose steps other tests have: run by hand."""
+TESTED = [path for path in SCRIPTS if path.stem not in ("fastest_gpu", *LONG)]
+MORE_OPTIONS = {"before_after": ("--before", str(ROOT))}
 """Script → what it needs besides ``--check``."""
 PROGRAMS = {"served_peers": "wrk"}
 """Script → program that it needs."""
@@ -44,7 +47,7 @@ def check(script: Path, *options: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.rest
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.stem != "fastest_gpu"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", TESTED, ids=lambda path: path.stem)
 def test_a_script_runs(script: Path) -> None:
     program = PROGRAMS.get(script.stem)
     if program is not None and shutil.which(program) is None:

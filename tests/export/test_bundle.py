@@ -26,11 +26,11 @@ from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Limit
-from tests.conftest import GOLDEN, NAMES, RELEASED, cifar_options, golden
+from tests.conftest import EXPORTED, GOLDEN, RELEASED, cifar_options, golden
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     case = golden(name)
     with OnnxRuntimeRunner(tensor_bundles[name]) as runner:
@@ -44,7 +44,7 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_eager_is_rebuilt_from_the_bundle_alone(name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(tensor_bundles[name].path, moved)

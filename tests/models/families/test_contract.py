@@ -53,6 +53,9 @@ from tests.models.families.small_models import (
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 each_small = pytest.mark.parametrize("small", SMALL, ids=str)
 each_example = pytest.mark.parametrize("small", FAMILY_EXAMPLES, ids=str)
+each_family_example = pytest.mark.parametrize(
+    "small", [small for small in FAMILY_EXAMPLES if not small.variant], ids=str
+)
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -264,8 +267,7 @@ def test_each_precision_exports(
 # ---- parity and pictures -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.first(6)
-@each_example
+@each_family_example
 def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExports) -> None:
     bundle, images = small_exports.bundle(small), small.images()
     reference = Reference(bundle)
@@ -284,8 +286,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
         np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")
 
 
-@pytest.mark.first(2)
-@each_example
+@each_family_example
 def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Small, small_exports: SmallExports) -> None:
     model = small.model()
     blocks = family_of(model.spec).blocks(model.spec)

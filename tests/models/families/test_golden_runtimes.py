@@ -1,7 +1,8 @@
-"""Each golden checkpoint in each CPU runtime and precision: golden logits at four batch sizes, and parity.
+"""Exported golden checkpoints in OpenVINO and our kernels, in each precision: golden logits at four batch sizes, and
+parity.
 
 The checkpoints of the paper's released code are in tests/export and tests/runtimes, the models of timm in tests/timm.
-Parity of ONNX Runtime with its built-in operators is in tests/parity/test_check.py.
+ONNX Runtime with its built-in operators is in tests/export/test_bundle.py and tests/parity/test_check.py.
 Every test uses the shared exports of `tensor_bundles`.
 """
 
@@ -26,38 +27,27 @@ from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.runtimes.runners.runner import Runner
-from tests.conftest import LATER, MANIFEST, Golden, golden, once
+from tests.conftest import EXPORTED, LATER, MANIFEST, Golden, golden, once
 from tests.runtimes.kernels.test_masked_attention import needs_bf16, needs_kernel
 
 BATCHES = (1, 2, 5, 8)
-each_name = pytest.mark.parametrize("name", LATER)
+NAMES = tuple(name for name in LATER if name in EXPORTED)
+each_name = pytest.mark.parametrize("name", NAMES)
 each_precision = pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
 
 KERNEL_ATTENTIONS = {
     "deepvit_patch": (3, 3),
-    "deepvit_cnn_scaled": (4, 4),
-    "deepvit_cnn_cleaned": (3, 3),
-    "deepvit_ema_amp": (2, 2),
     "eanet_performer": (0, 4),
     "eanet_transformer": (0, 5),
-    "eanet_transfer": (0, 4),
-    "eanet_tied_cpu": (0, 4),
     "mnist_vit": (2, 2),
     "rmt_tiny_like": (6, 6),
-    "rmt_layerscale": (9, 9),
-    "rmt_token_label": (9, 9),
     "rmt_2023": (9, 9),
     "sl_vit": (3, 3),
-    "lsa_vit_img64": (2, 2),
     "sl_swin": (5, 5),
-    "spt_swin": (4, 4),
     "sl_cait": (5, 5),
     "sl_pit": (4, 4),
     "sl_t2t": (3, 3),
     "vp_deepvit": (0, 3),
-    "vp_deepvit_mean": (0, 2),
-    "vp_deepvit_prenorm": (0, 2),
-    "vp_vit": (2, 2),
     "vp_simple_vit": (2, 2),
     "vp_spt_lsa": (2, 2),
     "vp_cait": (3, 3),
@@ -84,13 +74,6 @@ def require_parity(runners: list[Runner], bundle: Bundle) -> None:
         assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
 
 
-@pytest.mark.rest
-@each_name
-def test_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    with open_runner("onnxruntime", tensor_bundles[name]) as runner:
-        require_golden(runner, golden(name))
-
-
 @pytest.mark.cases
 @each_precision
 @each_name
@@ -110,7 +93,7 @@ def test_the_kernels_take_the_attentions_of_the_table(name: str, tensor_bundles:
 
 
 def test_the_table_has_every_golden_checkpoint() -> None:
-    assert set(KERNEL_ATTENTIONS) == set(LATER)
+    assert set(KERNEL_ATTENTIONS) == set(NAMES)
 
 
 @pytest.mark.cases
@@ -152,7 +135,7 @@ def with_int8(bundle: Bundle, folder: Path) -> Bundle:
     return once(folder / f"{bundle.path.name}-int8", make)
 
 
-ONE_OF_EACH_FAMILY = list({MANIFEST[name]["family"]: name for name in LATER}.values())
+ONE_OF_EACH_FAMILY = list({MANIFEST[name]["family"]: name for name in NAMES}.values())
 
 
 @pytest.mark.first(1)

@@ -60,9 +60,7 @@ def saved(proto: onnx.ModelProto, path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "attentions"),
     [
-        *(("vit_gmm", 3), ("vit_plain", 3), ("vit_elm", 3), ("vit_gmm_256_tokens", 2), ("vit_gmm_one_head", 2)),
-        *(("swin_gmm", 4), ("swin_plain", 4), ("pit_gmm", 4), ("pit_plain", 4), ("t2t_gmm", 2), ("t2t_plain", 2)),
-        *(("cait_plain", 5), ("cait_elm", 5)),
+        *(("vit_gmm", 3), ("vit_plain", 3), ("swin_gmm", 4), ("pit_gmm", 4), ("t2t_gmm", 2), ("cait_elm", 5)),
     ],
 )
 def test_every_attention_of_every_family_is_one_kernel(
@@ -81,12 +79,13 @@ def test_every_attention_of_every_family_is_one_kernel(
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize(("preset", "depth"), [("vit_d15", 15), ("vit_d60", 8)])
-def test_the_deep_models_of_the_paper(preset: str, depth: int, rtx: Flavor, tmp_path: Path) -> None:
+@pytest.mark.parametrize("preset", ["vit_d15", "vit_d60"])
+def test_the_deep_models_of_the_paper(preset: str, rtx: Flavor, tmp_path: Path) -> None:
     """Head dims 12 and 6 are padded to 16; unpadded, 12 would need copies and 6 would not fuse.
 
-    Of the 60 equal blocks of the deepest model, 8 are built.
+    Of the 15 and 60 equal blocks, 4 are built.
     """
+    depth = 4
     spec = preset_spec(preset, classes=10, image_size=32, mask=GMM)
     assert isinstance(spec, ViTSpec)
     model = model_from_spec(replace(spec, depth=depth)).eval()
