@@ -5,17 +5,26 @@ A failure to read belongs to the image (`UnreadableImage`) or to the source (Inp
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 
-__all__ = ["UnreadableImage", "first_bytes", "is_local", "open_filesystem", "read_range", "source_changed"]
+__all__ = [
+    "UnreadableImage",
+    "first_bytes",
+    "is_local",
+    "open_filesystem",
+    "read_range",
+    "source_changed",
+    "store_errors",
+]
 
 _WAITS_S = (0.5, 2.0)
 """Waits before the second and the third attempt to read from a file system that is not this machine's disk."""
@@ -43,6 +52,26 @@ def open_filesystem(url: str, *, option: str) -> tuple[Any, str]:
             f"{option} {url}: cannot be opened: {exc}", hint=f"type {option} with a path, or a URL that fsspec opens"
         ) from exc
     return fs, str(Path(path)) if is_local(fs) else path
+
+
+@contextlib.contextmanager
+def store_errors(what: str, fs: Any) -> Iterator[None]:
+    """Raise InputError in place of a store's own errors in the block, but for a missing file and a file for a folder.
+
+    what: the option and the URL, and what cannot be done, for the message.
+    """
+    try:
+        yield
+    except (GmmvitError, FileNotFoundError, NotADirectoryError):
+        raise
+    # Each driver of fsspec has exceptions of its own for missing keys and for a store that does not answer.
+    except Exception as exc:
+        hint = None if is_local(fs) else "check the address, the network and your rights"
+        if "s3" in fs.protocol:
+            hint = (
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT_URL for a store that is not Amazon's"
+            )
+        raise InputError(f"{what}: {type(exc).__name__}: {exc}", hint=hint) from exc
 
 
 def is_local(fs: Any) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gmmvit_deploy.bulk._filesystems import is_local, open_filesystem
+from gmmvit_deploy.bulk._filesystems import is_local, open_filesystem, store_errors
 from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.files.leftovers import remove_unlocked
 from gmmvit_deploy.files.writing import new_file
@@ -50,14 +50,19 @@ class Storage:
     def prepare(self) -> None:
         """Make the folder, and remove the partly written files of killed processes.
 
-        Errors: OutputError when the folder cannot be made.
+        Errors: OutputError when the folder cannot be made; InputError when a store cannot be reached.
         """
-        try:
-            self._fs.makedirs(self.path(JOB_FOLDER), exist_ok=True)
-        except OSError as exc:
-            raise OutputError(
-                f"{self.url}: the folder cannot be made: {exc.strerror or exc}", hint="type --to with another folder"
-            ) from exc
+        if self.local:
+            try:
+                Path(self.path(JOB_FOLDER)).mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise OutputError(
+                    f"{self.url}: the folder cannot be made: {exc.strerror or exc}",
+                    hint="type --to with another folder",
+                ) from exc
+        else:
+            with store_errors(f"--to {self.url}: the folder cannot be made", self._fs):
+                self._fs.makedirs(self.path(JOB_FOLDER), exist_ok=True)
         self.remove_leftovers()
 
     def remove_leftovers(self) -> None:
@@ -74,7 +79,8 @@ class Storage:
         """Return the names of the files and folders in the folder; empty if there is no folder."""
         self._fs.invalidate_cache()  # another process may have written files
         try:
-            return {entry.rstrip("/").rpartition("/")[2] for entry in self._fs.ls(self.root, detail=False)}
+            with store_errors(f"--to {self.url}: cannot be listed", self._fs):
+                return {entry.rstrip("/").rpartition("/")[2] for entry in self._fs.ls(self.root, detail=False)}
         except FileNotFoundError:
             return set()
         except NotADirectoryError as exc:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from gmmvit_deploy.bulk._filesystems import first_bytes, is_local, open_filesystem, read_range
+from gmmvit_deploy.bulk._filesystems import first_bytes, is_local, open_filesystem, read_range, store_errors
 from gmmvit_deploy.bulk._parquet_rows import image_column, row_count, rows
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import HEAD_BYTES, LeftOut, hidden_kind, is_image, left_out_text
@@ -126,10 +126,8 @@ def open_source(url: str, *, column: str | None = None) -> Source:
             hint="type --from with a pattern in quotes, such as 'FOLDER/{train,val}-*.tar'",
         )
     fs, path = open_filesystem(url, option="--from")
-    try:
+    with store_errors(f"--from {url}: cannot be listed", fs):
         root, listed = _listed(fs, path)
-    except OSError as exc:
-        raise InputError(f"--from {url}: cannot be listed: {exc}") from exc
     if listed is None:
         raise InputError(f"--from {url}: no such file or folder, and no file matches it as a pattern")
     listed.sort()

@@ -16,6 +16,7 @@ _JOB_RUNNERS = ("onnxruntime", "openvino")
 """Runners whose packages are in the image for bulk work, which has no compiler, no PyTorch and no CUDA."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_DIGEST = re.compile(r"@(?!sha256:[0-9a-f]{64}$)")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 _TAG = re.compile(r":[^:/]*$")  # a colon before a slash begins the port of a registry
 _MEMORY = re.compile(r"[1-9][0-9]*(Mi|Gi)")
@@ -83,10 +84,15 @@ class PodOptions:
     fetch_image: str = ""
 
     @property
+    def images(self) -> dict[str, str]:
+        """Option → the image that it names, or ""."""
+        model_image = self.model.name if self.model.scheme == "oci" else ""
+        return {"--image": self.image, "--fetch-image": self.fetch_image, "--model-uri": model_image}
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know, a sentence each."""
-        model_image = self.model.name if self.model.scheme == "oci" else ""
-        return tag_warnings({"--image": self.image, "--fetch-image": self.fetch_image, "--model-uri": model_image})
+        return tag_warnings(self.images)
 
     @property
     def model_path(self) -> str:
@@ -94,6 +100,16 @@ class PodOptions:
         if self.model.scheme == "oci":
             return "/mnt/models/models"  # gmmvit pack writes below this folder of the image, where KServe looks as well
         return self.model.inside("/mnt/models") if self.model.claim else "/mnt/models"
+
+
+def _require_digests(images: Mapping[str, str]) -> None:
+    """Check that what follows an @ in the images, by option, is a digest.  Errors: InputError."""
+    for option, image in images.items():
+        if _DIGEST.search(image):
+            raise InputError(
+                f"{option} {image}: expected 64 hexadecimal digits behind @sha256:",
+                hint=f"docker buildx imagetools inspect {image.partition('@')[0]} prints the digest",
+            )
 
 
 def _require_names(names: Mapping[str, str]) -> None:
@@ -131,6 +147,7 @@ class ManifestOptions(PodOptions):
     most: int = 10
 
     def __post_init__(self) -> None:
+        _require_digests(self.images)
         _require_names({"--object-name": self.name, "--clients": self.clients, "--monitoring": self.monitoring})
         if self.style == "deployment":
             _require_fetch_image(self, self.style)
@@ -173,6 +190,7 @@ class JobOptions(PodOptions):
         return claims
 
     def __post_init__(self) -> None:
+        _require_digests(self.images)
         _require_names({"--object-name": self.name})
         _require_fetch_image(self, "job")
         if self.parts < 1 or self.workers < 1:

@@ -6,6 +6,7 @@ import base64
 import functools
 import gzip
 import http.server
+import importlib
 import os
 import threading
 import zipfile
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from gmmvit_deploy.bulk._filesystems import UnreadableImage
+from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bulk.source import Entry, Source, open_source
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import LeftOut
@@ -222,6 +224,30 @@ def test_archive_in_memory_and_images_in_a_zip(tmp_path: Path) -> None:
         for name, data in FILES.items():
             packed.writestr(name, data)
     assert contents(open_source(f"zip://::{tmp_path}/a.zip")) == {name: FILES[name] for name in sorted(FILES)}
+
+
+def test_a_store_that_cannot_be_reached_or_has_no_keys_is_named_with_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """s3fs raises errors of its own classes; without an account, only a file system that raises them is here."""
+
+    class Store(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+        protocol = ("s3", "s3a")
+
+        def ls(self, *_: object, **__: object) -> None:
+            raise RuntimeError("Unable to locate credentials")
+
+        isdir = makedirs = ls
+
+    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", Store)
+    for call, what in (
+        (lambda: open_source("s3://b/x"), "--from s3://b/x: cannot be listed"),
+        (lambda: Storage("s3://b/y").names(), "--to s3://b/y: cannot be listed"),
+        (lambda: Storage("s3://b/y").prepare(), "--to s3://b/y: the folder cannot be made"),
+    ):
+        with pytest.raises(InputError, match=f"^{what}: RuntimeError: Unable to locate credentials$") as error:
+            call()
+        assert "AWS_ACCESS_KEY_ID" in str(error.value.hint)
 
 
 def test_a_changed_file_is_noticed_when_it_is_read(tmp_path: Path) -> None:

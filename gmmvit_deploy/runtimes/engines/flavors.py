@@ -64,7 +64,14 @@ class Flavor:
 
 def tensorrt_library(name: FlavorName) -> Any:
     """Import a flavor's Python module.  Errors: MissingDependencyError when the module is not installed."""
-    return require(_MODULES[name], package=name, extra=name)
+    try:
+        return require(_MODULES[name], package=name, extra=name)
+    except MissingDependencyError as exc:
+        if name == "tensorrt":
+            exc.hint += (
+                " 'tensorrt==10.9.0.*' for Triton 25.03; the page Triton on a GPU has the version of each release"
+            )
+        raise
 
 
 def visible_gpu() -> Gpu | None:
