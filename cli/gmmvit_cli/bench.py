@@ -37,7 +37,8 @@ def bench(
         "Measure nothing; compare two files that --output wrote, and list what is faster or slower in B.",
     ),
     runner: str | None = runner_option(
-        "eager, onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize", "Runners to measure"
+        "eager, onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize or export",
+        "Runners to measure",
     ),
     access: partial[Access] = together(access_from),
     open_runners: partial[OpenedRunners] = together(opened_runners),
@@ -103,7 +104,7 @@ def bench(
             waterfall=waterfall,
         )
         opened = open_bundle(bundle)
-        with open_runners(opened, runner, access=access, first=("eager",)) as (runners, _):
+        with open_runners(opened, runner, access=access, first=("eager",), timed=True) as (runners, _):
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()
         if output is not None:

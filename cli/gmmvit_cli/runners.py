@@ -50,6 +50,7 @@ def opened_runners(
     *,
     access: Callable[[], Access],
     first: Sequence[str] = (),
+    timed: bool = False,
     takes_other_bundle: bool = False,
     precision: str = _RUNNERS.option(
         "NAME",
@@ -72,6 +73,7 @@ def opened_runners(
     """Open the runners that the user typed, or else ``first``, the usual runners and the one that ``gmmvit optimize``
     chose on this kind of machine, and close them at the end.
 
+    timed: True to take what ``gmmvit export`` found the fastest, where ``gmmvit optimize`` did not run.
     takes_other_bundle: as in `open_runners`.  Yields (runners, a reason for each runner that was left out).
     Errors: those of `permit_class`, `default_runners` and `open_runners`.
     """
@@ -86,7 +88,8 @@ def opened_runners(
         usual, skipped = default_runners(bundle, precision_from(precision))
         chosen = choose_runner(bundle)
         own = chosen.label.removesuffix(":fp32")
-        names = [*first, *usual, *([own] if chosen.judged and precision == "fp32" and own not in usual else [])]
+        taken = precision == "fp32" and (chosen.judged or (timed and chosen.measured))
+        names = [*first, *usual, *([own] if taken and own not in usual else [])]
     with open_runners(
         names,
         bundle,

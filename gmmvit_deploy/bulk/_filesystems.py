@@ -66,7 +66,7 @@ def store_errors(what: str, fs: Any) -> Iterator[None]:
         raise
     # Each driver of fsspec has exceptions of its own for missing keys and for a store that does not answer.
     except Exception as exc:
-        hint = None if is_local(fs) else "check the address, the network and your rights"
+        hint = "" if is_local(fs) else "check the address, the network and your rights"
         if "s3" in fs.protocol:
             hint = (
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT_URL for a store that is not Amazon's"
