@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import ENGINE, SERVED_NAME, URL_VARIABLE
+from gmmvit_cli.output import note
 from gmmvit_cli.panels import Panel, listed
 from gmmvit_deploy.precision import PRECISIONS, precision_behind, precision_from
 from gmmvit_deploy.runtimes.runners.names import RUNNERS, require_runner
@@ -87,6 +88,8 @@ def opened_runners(
     else:
         usual, skipped = default_runners(bundle, precision_from(precision))
         chosen = choose_runner(bundle)
+        for words in chosen.notes:
+            note(words)
         own = chosen.label.removesuffix(":fp32")
         taken = precision == "fp32" and (chosen.judged or (timed and chosen.measured))
         names = [*first, *usual, *([own] if taken and own not in usual else [])]

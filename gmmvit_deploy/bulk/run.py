@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gmmvit_deploy.bulk._local import classify_locally
 from gmmvit_deploy.bulk._page import page_of
-from gmmvit_deploy.bulk._plan import Plan, ShardRecord, settled_plan, shard_name
+from gmmvit_deploy.bulk._plan import Plan, ShardRecord, read_plan, settled_plan, shard_name
 from gmmvit_deploy.bulk._report import reference_of, report_of
 from gmmvit_deploy.bulk._shard import count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
@@ -104,7 +104,8 @@ def classify_source(
 
     Shards that are complete in ``folder`` are kept, so the same call continues an interrupted job.
     source: a folder, file or pattern, as a path or a URL of fsspec.  folder: a path or a URL.
-    runner: name and precision, such as ``openvino:bf16``; None for `choose_runner`.
+    runner: name and precision, such as ``openvino:bf16``; None for that of the folder's plan, else
+    `choose_runner`.
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
     calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
@@ -122,7 +123,9 @@ def classify_source(
         require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
     on_progress(Progress("list the source"))
     listed = open_source(source, column=image_column)
-    chosen = runner or choose_runner(opened).label.removesuffix(":fp32")
+    storage = Storage(folder)
+    begun = read_plan(storage) if runner is None else None  # a folder keeps its runner when another is chosen meanwhile
+    chosen = begun.settings.runner if begun else runner or choose_runner(opened).label.removesuffix(":fp32")
     job = Job(
         bundle=bundle.absolute(),
         source=listed,
@@ -136,7 +139,6 @@ def classify_source(
     if job.on_gpu:  # a single process has the network, and its threads decode
         job, usual_workers = replace(job, decode_threads=cores()), 1
     settings = settings_of(job, opened)
-    storage = Storage(folder)
     storage.prepare()
     claims = Claims(storage)
     try:

@@ -135,7 +135,7 @@ class Choice:
 
     goal, batch: what was measured.  base: the runner and precision whose speed is 1, as `Candidate.label`.
     gate, images: None if no images judged the candidates, as in an entry of export.
-    versions: name → version of each runtime package, driver and server that the candidates ran with.
+    versions: name → version of each runtime package, of this package and of the driver that the candidates ran with.
     made_at: when the entry was made, in UTC, ISO 8601.
     """
 
@@ -201,10 +201,13 @@ def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
 def write_choice(bundle: Path, choice: Choice) -> Path:
     """Write an entry into a bundle's ``runners.json`` and return the file's path.
 
-    The entry replaces that of the same kind of machine; all others stay. A file that cannot be read is replaced.
+    The entry replaces that of the same kind of machine; all others stay. A file that cannot be read is kept as
+    ``runners.json.old``.
     bundle: the bundle's folder.  Errors: OutputError when the file cannot be written.
     """
-    entries, _ = read_choices(bundle)
+    entries, unreadable = read_choices(bundle)
+    if unreadable:
+        (bundle / CHOICES_FILE).rename(bundle / f"{CHOICES_FILE}.old")
     kept = [entry for entry in entries if entry.machine != choice.machine]
     data = {"format": _FORMAT, "machines": [asdict(entry) for entry in (*kept, choice)]}
     with new_file(bundle / CHOICES_FILE, force=True) as file:

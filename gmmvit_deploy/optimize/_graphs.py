@@ -33,8 +33,6 @@ Form = Literal["", "static", "dynamic", "mixed"]
 """The form of an int8 graph; "" for another precision."""
 Graph = tuple[Precision, Form]
 _INT8_FORMS: tuple[Form, ...] = ("static", "dynamic", "mixed")
-_KEPT_IN_CALIBRATION = 0.97
-"""The share of decisions that a mixed graph keeps on calibration images that set no range; the data judges it after."""
 _NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
 
 
@@ -79,10 +77,13 @@ def converted(
     calibration: str | None,
     folder: Path,
     on_progress: OnProgress,
+    *,
+    kept: float,
 ) -> Graphs:
     """Convert each precision that the bundle lacks, and each form of int8 if it has no int8 graph.
 
     precisions: those whose graphs are written into the bundle.  folder: a temporary folder for copies with int8 graphs.
+    kept: the share of decisions that a mixed graph keeps on calibration images that set no range.
     """
     graphs = Graphs(bundles={("fp32", ""): bundle})
     for precision in precisions:
@@ -91,7 +92,7 @@ def converted(
             graphs.bundles[precision, ""] = bundle
         except GmmvitError as exc:
             graphs.left_out[precision, ""] = str(exc)
-    _add_int8(bundle, graphs, calibration, folder, on_progress)
+    _add_int8(bundle, graphs, calibration, folder, on_progress, kept=kept)
     return graphs
 
 
@@ -100,7 +101,9 @@ def _require(bundle: Bundle, precision: Precision, on_progress: OnProgress) -> N
         variants_from_bundle(bundle, (precision,), on_progress=on_progress)
 
 
-def _add_int8(bundle: Bundle, graphs: Graphs, calibration: str | None, folder: Path, on_progress: OnProgress) -> None:
+def _add_int8(
+    bundle: Bundle, graphs: Graphs, calibration: str | None, folder: Path, on_progress: OnProgress, *, kept: float
+) -> None:
     def try_form(form: Form, images: str | None, gate: Gate | None = None) -> Form | None:
         """Convert a copy of the bundle, and return the form that came out."""
         try:
@@ -117,13 +120,13 @@ def _add_int8(bundle: Bundle, graphs: Graphs, calibration: str | None, folder: P
         first_variant(bundle, "int8")  # one that is damaged or of another bundle is refused
         held = form_of(bundle)
         graphs.bundles["int8", held] = bundle
-        why = f"the bundle holds int8 {held}; gmmvit convert --force replaces it"
+        why = f"the bundle holds int8 {held}; remove {bundle.path}/model.int8* to try every form"
         graphs.left_out |= {("int8", form): why for form in _INT8_FORMS if form != held}
         return
     if calibration is None:
         graphs.left_out |= {("int8", "static"): _NO_IMAGES, ("int8", "mixed"): _NO_IMAGES}
     else:
-        gate = Gate(keep_decisions=_KEPT_IN_CALIBRATION)
+        gate = Gate(keep_decisions=kept)
         if try_form("mixed", calibration, gate) == "static":
             graphs.left_out["int8", "mixed"] = "no projection has to leave the static form for decisions to be kept"
         else:

@@ -69,9 +69,16 @@ class Race:
         """The float32 programs that are left and can be chosen."""
         return [program for program in self._running if program.precision == "fp32" and not program.is_engine]
 
-    def look(self, inputs: NDArray[np.generic], *, on_progress: OnProgress = ignore) -> None:
+    def look(
+        self,
+        inputs: NDArray[np.generic],
+        judged: NDArray[np.generic] | None = None,
+        *,
+        on_progress: OnProgress = ignore,
+    ) -> None:
         """Time all programs on a batch, and leave out those that are slower than the fastest in float32.
 
+        judged: a batch as large as those that judge, which each program must be able to run.
         Programs of CPUs are compared with those of CPUs: where the GPU is missing, they are taken.
         Float32 programs remain: a machine that lacks the chosen one takes the next.
         Errors: RunnerUnavailableError when no float32 program can run.
@@ -83,6 +90,8 @@ class Race:
                 continue
             try:
                 runner.run(inputs)
+                if judged is not None and runner.takes(len(judged)):
+                    runner.run(judged)
             except Exception as exc:  # each runtime has its own classes, such as that of a GPU without memory
                 self._why[program] = f"it fails when it runs: {exc}"
         if not self._floats:

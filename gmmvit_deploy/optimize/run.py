@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ import numpy as np
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import Choice, Gate, GateKind, Goal, JudgedImages, write_choice
-from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.export.variants import variant_from_copy
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.images.data.images import Images
@@ -36,6 +37,7 @@ from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 __all__ = ["OptimizeOptions", "optimize_bundle"]
 
 _THROUGHPUT_BATCH = 16
+_JUDGED_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +74,25 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
     own, and without its own gets the fastest that passes.
     Errors: InputError when the bundle has no logits, when this process cannot build the model, when the batch is larger
     than the bundle's, when images of the calibration also judge, or when no float32 program passes.
-    BundleError when the bundle itself fails a check.
+    BundleError when the bundle itself fails a check.  OutputError when the bundle's folder cannot be written.
     Every error of `check_parity` and `write_choice`.
     """
     batch = options.batch or min(1 if options.goal == "latency" else _THROUGHPUT_BATCH, bundle.manifest.max_batch)
     _require(bundle, batch)
-    stream = ImageStream(bundle=bundle, images=options.data, batch=32, limit=options.limit)
+    stream = ImageStream(bundle=bundle, images=options.data, batch=_JUDGED_BATCH, limit=options.limit)
     gate = _gate(options, stream)
     if options.calibration is not None:
         on_progress(Progress("compare the calibration images with those that judge"))
         refuse_overlap(bundle, options.calibration, stream)
     with temporary_folder("optimize") as folder, ExitStack() as stack:
         needed: tuple[Precision, ...] = ("fp16", "bf16") if visible_gpu() is not None else ("fp16",)
-        graphs = converted(bundle, needed, options.calibration, folder, on_progress)
+        kept = gate.least if gate.kind == "kept decisions" else LEAST["kept decisions"]
+        graphs = converted(bundle, needed, options.calibration, folder, on_progress, kept=kept)
         opened, left_out = opened_programs(bundle, graphs, stack, on_progress)
         race = Race(opened, left_out)
         inputs = np.resize(bundle.golden_rows()[0], (batch, *bundle.input_shape))
-        race.look(inputs, on_progress=prefixed("look how fast each program is", on_progress))
+        judged = np.resize(inputs, (min(_JUDGED_BATCH, bundle.manifest.max_batch), *bundle.input_shape))
+        race.look(inputs, judged, on_progress=prefixed("look how fast each program is", on_progress))
         report = check_parity(
             bundle,
             race.runners,
@@ -134,6 +138,8 @@ def _require(bundle: Bundle, batch: int) -> None:
             f"{bundle.path}: it has no logits, so no image shows what a precision costs",
             hint="judge its features with gmmvit parity --snr-db or --least-cosine",
         )
+    if not os.access(bundle.path, os.W_OK):
+        raise OutputError(f"{bundle.path}: the choice cannot be written: no right to write into the bundle")
     if why := why_no_model(bundle):
         raise InputError(f"{bundle.path}: {why}", hint="add --model FILE.py:CLASS")
     if batch > bundle.manifest.max_batch:

@@ -67,4 +67,4 @@ def _settled(candidate: Candidate, choice: Choice) -> str:
         return f"{candidate.images_to_settle:,} images"
     if judged.low >= choice.gate.least or judged.high < choice.gate.least:
         return "these images"
-    return "no number of images"
+    return "more images, which would fail it"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.parity._verdict import Check, Verdict
-from gmmvit_deploy.parity.judgement import Judgement, judgement_of
+from gmmvit_deploy.parity.judgement import Judgement, failed_checks, judgement_of
 from gmmvit_deploy.runtimes.runners.chosen import choice_of_this_machine, choose_runner, runtime_versions
 from gmmvit_deploy.runtimes.runners.names import ON_GPUS
 
@@ -45,9 +45,7 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
     words += f"; changed since: {', '.join(changed)}" if changed else "; versions as then"
     if best.judged is not None and best.label == chosen.label and now is not None:
         words += f"; {gate.kind} {best.judged.value:.4f} then, {now:.4f} now"
-    broken = (
-        [f"{check.name}: {check.reasons[0]}" for check in report.checks if check.verdict == "failed"] if report else []
-    )
+    broken = failed_checks(report) if report else []
     open_questions = list(chosen.notes)
     if now is not None and judgement.why_not and not broken:
         (broken if now < gate.least else open_questions).append(judgement.why_not)
@@ -72,7 +70,7 @@ def _changed(choice: Choice, runner: str) -> list[str]:
     """Return ``openvino 1 → 2`` for each version of what the runner loads that differs from that of the choice."""
     now = runtime_versions()
     runtimes = ("openvino",) if runner.startswith("openvino") else ("onnxruntime", "onnxruntime-gpu")
-    names = (*runtimes, "numpy", "pillow", *(("driver",) if runner in ON_GPUS else ()))
+    names = (*runtimes, "numpy", "pillow", "gmmvit-deploy", *(("driver",) if runner in ON_GPUS else ()))
     return [
         f"{name} {choice.versions.get(name, 'absent')} → {now.get(name, 'absent')}"
         for name in names

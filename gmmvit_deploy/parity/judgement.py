@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gmmvit_deploy.bundle.choices import Gate, GateKind, Measured
+from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity.report import RunnerReport
 
-__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "judgement_of"]
+__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of"]
 
 LEAST: Mapping[GateKind, float] = {"accuracy ratio": 0.99, "kept decisions": 0.97}
 """Kind of a gate → the share that a program must reach, unless the user types another."""
@@ -37,12 +38,10 @@ class Judgement:
 def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     """Judge a program by its checks and by the gate.
 
-    No check may fail. A float32 program is judged by its checks alone, which hold its logits to the noise of PyTorch's.
+    Of accuracy and decisions, the gate's kind decides, by the gate. No other check may fail. A float32 program is
+    judged by its checks alone, which hold its logits to the noise of PyTorch's.
     """
     numbers = _accuracy(report) if gate.kind == "accuracy ratio" else _decisions(report)
-    why = "; ".join(
-        f"{check.name}: {reason}" for check in report.checks if check.verdict == "failed" for reason in check.reasons
-    )
     below = "" if report.precision == "fp32" else _below(numbers, gate)
     if numbers.judged is None:
         below = report.check("accuracy" if gate.kind == "accuracy ratio" else "decisions").summary
@@ -51,8 +50,18 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
         images=numbers.images,
         accuracy=numbers.accuracy,
         images_to_settle=numbers.images_to_settle,
-        why_not=below or why,
+        why_not=below or "; ".join(failed_checks(report)),
     )
+
+
+def failed_checks(report: RunnerReport) -> list[str]:
+    """Return ``NAME: reason`` for each failed check, but for shares that parity holds to gates of its own."""
+    return [
+        f"{check.name}: {reason}"
+        for check in report.checks
+        if check.verdict == "failed" and check.name != "accuracy" and "interval" not in check.details
+        for reason in check.reasons
+    ]
 
 
 def _below(numbers: Judgement, gate: Gate) -> str:
@@ -88,11 +97,12 @@ def _accuracy(report: RunnerReport) -> Judgement:
 
 def _decisions(report: RunnerReport) -> Judgement:
     details: Mapping[str, Any] = report.check("decisions").details
-    if "interval" not in details:
+    count = details.get("inputs", 0)
+    if not count:
         return Judgement()
-    low, high = details["interval"]
+    low, high = share_interval(round(details["agreement"] * count), count)
     return Judgement(
         judged=Measured(value=details["agreement"], low=low, high=high),
-        images=details["inputs"],
-        images_to_settle=details["images_needed"],
+        images=count,
+        images_to_settle=details.get("images_needed"),
     )

@@ -68,3 +68,4 @@ def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(text: str, tmp_path
     assert f"{CHOICES_FILE} is not used" in why
     write_choice(tmp_path, CHOICE)
     assert read_choices(tmp_path) == ((CHOICE,), "")
+    assert (tmp_path / f"{CHOICES_FILE}.old").read_text() == text

@@ -121,7 +121,7 @@ def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, 
     assert "saturates at 0.333 times the range that calibration measured" in wrong.reason
     assert choice.candidates[0].precision == "fp32"
     other = of(choice, "openvino", "int8", "dynamic")  # it would take the place of the user's graph
-    assert other.reason == "the bundle holds int8 static; gmmvit convert --force replaces it"
+    assert other.reason == f"the bundle holds int8 static; remove {bundle.path}/model.int8* to try every form"
     assert wrong.graph_sha256 == open_variant(open_bundle(bundle.path), "int8", for_cpu=True).sha256
 
 
@@ -145,6 +145,23 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
     assert choice.candidates[0].precision == "fp32"
     written = json.loads((copy.path / "runners.json").read_text())
     assert [entry["machine"]["cpu"] for entry in written["machines"]] == [choice.machine.cpu]
+
+
+@pytest.mark.rest
+def test_with_calibration_every_form_is_tried_and_the_chosen_graph_is_kept(
+    bundle: Bundle, labelled: Path, tmp_path: Path
+) -> None:
+    copy = copied(bundle, tmp_path)
+    np.savez(tmp_path / "calibration.npz", images=photographs(7, 64))
+    arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "calibration.npz", "--gate", "0.1")
+    choice, _ = optimized(copy, *arguments)
+    forms = {one.form for one in choice.candidates if one.precision == "int8" and one.judged is not None}
+    best = choice.candidates[0]
+    assert (best.passed, best.precision) == (True, "int8")
+    assert best.form in forms
+    assert best.graph_sha256 == open_variant(open_bundle(copy.path), "int8", for_cpu=True).sha256
+    for one in choice.candidates:
+        assert one.form in ("", best.form) or not one.passed
 
 
 def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> None:

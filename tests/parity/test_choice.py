@@ -15,15 +15,25 @@ from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.choice import with_choice
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.choices import chosen_bundle
 from tests.parity.test_faults import labelled_by
 
 
-def judged(bundle: Bundle, *, images: int = 0, gate: float = 0.5, same_images: bool = True) -> Check:
-    options = ParityOptions(data=labelled_by(bundle, images) if images else None, keep_decisions=0.5)
-    with open_runner("onnxruntime", bundle, precision="int8") as runner:
+def judged(
+    bundle: Bundle,
+    *,
+    images: int = 0,
+    gate: float = 0.5,
+    same_images: bool = True,
+    precision: Precision = "int8",
+    of_parity: float | None = 0.5,
+) -> Check:
+    """Return the check ``choice``.  gate: of the choice, a share of decisions.  of_parity: parity's own gate."""
+    options = ParityOptions(data=labelled_by(bundle, images) if images else None, keep_decisions=of_parity)
+    with open_runner("onnxruntime", bundle, precision=precision) as runner:
         report = check_parity(bundle, [runner], options)
     ((choice,), _) = read_choices(bundle.path)
     assert choice.images is not None
@@ -45,14 +55,15 @@ def test_the_versions_that_changed_are_named_and_the_choice_is_judged_again(
 ) -> None:
     versions = {"onnxruntime": "1.0.0", "gmmvit-deploy": "0.0.1", "openvino": "1"}  # ONNX Runtime loads one of them
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:int8", versions=versions)
-    changed = f"onnxruntime 1.0.0 → {runtime_versions()['onnxruntime']}"
+    now = runtime_versions()
+    changed = [f"onnxruntime 1.0.0 → {now['onnxruntime']}", f"gmmvit-deploy 0.0.1 → {now['gmmvit-deploy']}"]
     check = judged(bundle)
-    assert (check.verdict, check.details["changed"]) == ("undecided", [changed])  # no image shows the decisions
-    assert changed in check.summary
+    assert (check.verdict, check.details["changed"]) == ("undecided", changed)  # no image shows the decisions
+    assert all(words in check.summary for words in changed)
     assert "type --data folder:val" in check.reasons[0]
     assert judged(bundle, images=40, same_images=False).verdict == "undecided"
     check = judged(bundle, images=40)
-    assert (check.verdict, check.details["changed"]) == ("passed", [changed])
+    assert (check.verdict, check.details["changed"]) == ("passed", changed)
     assert "kept decisions 0.9900 then, " in check.summary
 
 
@@ -66,3 +77,13 @@ def test_a_choice_that_misses_its_gate_now_fails(precise_bundle: Bundle, tmp_pat
     assert check.verdict == "failed"
     assert "below the gate 1.1" in check.reasons[0]
     assert f"type gmmvit optimize {bundle.path}" in check.reasons[-1]
+
+
+def test_the_gate_of_the_choice_decides_not_that_of_parity_and_float32_is_judged_again(
+    precise_bundle: Bundle, tmp_path: Path
+) -> None:
+    bundle = chosen_bundle(precise_bundle, tmp_path / "int8", "onnxruntime:int8")
+    assert judged(bundle, images=40, of_parity=1.1).verdict == "passed"
+    bundle = chosen_bundle(precise_bundle, tmp_path / "fp32", "onnxruntime:fp32", versions={"onnxruntime": "1.0.0"})
+    check = judged(bundle, images=40, precision="fp32", of_parity=None)
+    assert (check.verdict, check.details["now"]) == ("passed", 1.0)

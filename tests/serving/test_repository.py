@@ -306,6 +306,7 @@ def test_the_committed_repository_is_what_we_write(tmp_path: Path, bundle: Bundl
             assert (committed / relative).read_text() == (tmp_path / "r" / relative).read_text(), relative
         if relative.name == "config.pbtxt":
             ours, theirs = config(tmp_path / "r" / relative), config(committed / relative)
+            assert set(ours.parameters) == set(theirs.parameters), relative
             for model in (ours, theirs):
                 model.max_batch_size = 0
                 model.parameters.clear()

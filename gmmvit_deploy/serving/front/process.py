@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +34,7 @@ _EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it rec
 _EXIT_BEHIND_GATEWAY_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05
 _BACKLOG = 128
-_MOST_RESTARTS = 20
+_MOST_RESTARTS, _RESTART_WINDOW_S = 5, 60.0
 
 
 class FrontProcess:
@@ -66,6 +67,7 @@ class FrontProcess:
         self._listener = listener or listening_socket(_HOST, 0, "HTTP endpoint", backlog=_BACKLOG)
         self._host, self.port = self._listener.getsockname()[:2]
         self.restarts = 0
+        self._restarted: deque[float] = deque(maxlen=_MOST_RESTARTS)
         self._start()
 
     def _start(self) -> None:
@@ -109,9 +111,13 @@ class FrontProcess:
         status = self.poll()
         if status is None:
             return
+        now = time.monotonic()
+        if len(self._restarted) == _MOST_RESTARTS and now - self._restarted[0] < _RESTART_WINDOW_S:
+            raise ServerError(
+                f"the HTTP endpoint ended {_MOST_RESTARTS + 1} times in a minute, last with exit status {status}"
+            )
+        self._restarted.append(now)
         self.restarts += 1
-        if self.restarts > _MOST_RESTARTS:
-            raise ServerError(f"the front ended {self.restarts} times, the last time with exit status {status}")
         self._note(f"HTTP endpoint: ended with exit status {status}, and is started again")
         self._start()
 
