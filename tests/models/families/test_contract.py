@@ -237,12 +237,12 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
     assert all(match.reason for match in matches if isinstance(match, Refusal))
 
 
-@pytest.mark.parametrize("precision", OTHER_PRECISIONS)
 @pytest.mark.parametrize(
-    "small",
+    ("small", "precision"),
     [
-        pytest.param(small, id=str(small), marks=[pytest.mark.rest] if small.variant else [])
+        pytest.param(small, precision, id=f"{small}-{precision}", marks=[pytest.mark.rest] if small.variant else [])
         for small in FAMILY_EXAMPLES
+        for precision in (OTHER_PRECISIONS if small is FAMILY_EXAMPLES[0] else ("fp16", "int8"))
     ],
 )
 def test_each_precision_exports(
