@@ -24,8 +24,11 @@ from tests.documented import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 GPU_SCRIPTS = ("fastest_gpu", "masked_attention_gpu")
 SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if path.stem not in ("__init__", "tables")]
-LONG = ("bulk", "hostile", "int8_real", "masked_attention_gpu", "rollout", "timm_models")
-"""Scripts whose ``--check`` takes minutes on a slow machine, and whose steps other tests have: run by hand."""
+LONG = (
+    *("bulk", "engines", "gateway_cost", "hostile", "int8_real", "large_images_served", "masked_attention_gpu"),
+    *("one_image", "rollout", "soak", "timm_models"),
+)
+"""Scripts whose ``--check`` takes a minute or more, and whose steps other tests have: run by hand after a change."""
 TESTED = [path for path in SCRIPTS if path.stem not in ("fastest_gpu", *LONG)]
 MORE_OPTIONS = {"before_after": ("--before", str(ROOT))}
 """Script → what it needs besides ``--check``."""
