@@ -57,6 +57,7 @@ KINDS = {"closed": "image", "tensors": "tensor"}
 FILES = 16
 """The image files whose answers are checked; the load sends the first."""
 OPEN_ROUNDS = 3
+_AWAKE_S = 60.0
 
 Rates = dict[str, list[float]]
 """Program → answers a second in each round."""
@@ -212,9 +213,12 @@ class Measurement:
 
 @contextmanager
 def _alone(program: Program, kind: str, body: bytes) -> Iterator[None]:
-    """Let the service of a program run; it has answered what it was asked before, and afterwards."""
+    """Let the service of a program run; it has answered what it was asked before, and afterwards.
+
+    A service that was paused for minutes may drop its first connection, or replace a worker that it takes for dead.
+    """
     program.service.resume()
-    program.ask(kind, body)
+    program.service.wait_until(lambda: program.ask(kind, body), _AWAKE_S)
     yield
     program.ask(kind, body)
     program.service.pause()
