@@ -98,7 +98,7 @@ def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
         runner.run_all = lambda batch: {**real(batch), "features": real(batch)["features"] * 1.001}  # type: ignore[method-assign]
         (report,) = check_parity(both, [runner]).runners
     assert report.check("numeric").verdict == "failed"
-    assert "golden, features" in report.check("numeric").reasons[0]
+    assert "reference inputs, features" in report.check("numeric").reasons[0]
 
 
 @pytest.mark.rest
