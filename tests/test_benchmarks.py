@@ -1,4 +1,4 @@
-"""Scripts in benchmarks/ run with ``--check`` and write no result; those of GPUs need one.  The run card of a result,
+"""Scripts in benchmarks/ run with ``--check`` and write no result; two need a GPU.  The run card of a result,
 and the timing of programs side by side.
 """
 

@@ -74,7 +74,7 @@ def test_golden_logits_and_what_inspect_states(settings: dict[str, str]) -> None
 @pytest.mark.rest
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates another x86-64 processor")
-@pytest.mark.skipif("avx512f" not in cpu_features(), reason="this processor is such a one")
+@pytest.mark.skipif("avx512f" not in cpu_features(), reason="this processor has no more than a Haswell")
 @pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"no {EMULATOR} here; Debian has it in qemu-user")
 def test_golden_logits_on_an_emulated_haswell() -> None:
     """A processor with AVX2, and without AVX-512 and VNNI."""

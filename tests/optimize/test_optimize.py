@@ -155,13 +155,13 @@ def test_with_calibration_every_form_is_tried_and_the_chosen_graph_is_kept(
     np.savez(tmp_path / "calibration.npz", images=photographs(7, 64))
     arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "calibration.npz", "--gate", "0.1")
     choice, _ = optimized(copy, *arguments)
-    forms = {one.form for one in choice.candidates if one.precision == "int8" and one.judged is not None}
+    forms = {each.form for each in choice.candidates if each.precision == "int8" and each.judged is not None}
     best = choice.candidates[0]
     assert (best.passed, best.precision) == (True, "int8")
     assert best.form in forms
     assert best.graph_sha256 == open_variant(open_bundle(copy.path), "int8", for_cpu=True).sha256
-    for one in choice.candidates:
-        assert one.form in ("", best.form) or not one.passed
+    for candidate in choice.candidates:
+        assert candidate.form in ("", best.form) or not candidate.passed
 
 
 def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> None:
