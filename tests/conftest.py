@@ -131,12 +131,20 @@ def cifar_options(**changes: Any) -> ExportOptions:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that all processes of a test run share, so that each file is made only once."""
+def shared_by_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all processes of a test run share."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def shared(shared_by_run: Path) -> Path:
+    """Return the folder of the bundles that are made only once: of a test run, or of all runs that are given the same
+    folder in ``GMMVIT_TEST_BUNDLES``.
+    """
+    return Path(os.environ.get("GMMVIT_TEST_BUNDLES", shared_by_run))
 
 
 def once(path: Path, make: Callable[[Path], object]) -> Bundle:
@@ -264,9 +272,9 @@ def repository(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Repo
 
 
 @pytest.fixture(scope="session")
-def server(bundle: Bundle, shared: Path) -> Running:
+def server(bundle: Bundle, shared_by_run: Path) -> Running:
     """A real Triton server with the pixel bundle, which all processes of the run ask."""
-    return shared_service("bare", bundle.path, shared)["server"]
+    return shared_service("bare", bundle.path, shared_by_run)["server"]
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
-"""Scripts in benchmarks/ run with ``--check`` and write no result; two need a GPU.  The run card of a result,
+"""Some scripts in benchmarks/ run with ``--check`` and write no result; two need a GPU.  The run card of a result,
 and the timing of programs side by side.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,26 +22,19 @@ from tests.documented import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 GPU_SCRIPTS = ("fastest_gpu", "masked_attention_gpu")
-SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if path.stem not in ("__init__", "tables")]
-LONG = (
-    *("bulk", "engines", "gateway_cost", "hostile", "int8_real", "large_images_served", "masked_attention_gpu"),
-    *("one_image", "rollout", "soak", "timm_models"),
-)
-"""Scripts whose ``--check`` takes a minute or more, and whose steps other tests have: run by hand after a change."""
-TESTED = [path for path in SCRIPTS if path.stem not in ("fastest_gpu", *LONG)]
-MORE_OPTIONS = {"before_after": ("--before", str(ROOT))}
-"""Script → what it needs besides ``--check``."""
-PROGRAMS = {"served_peers": "wrk"}
-"""Script → program that it needs."""
+SCRIPTS = ("fastest_cpu", "overload", "served")
+"""A script of each kind: programs in one process, a load on a server, and a service beside others.  The check of a
+script takes up to three minutes, and other tests have the steps of the others: run theirs by hand after a change.
+"""
 
 
 def times_of_results() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
 
 
-def check(script: Path, *options: str) -> None:
+def check(script: Path) -> None:
     before = times_of_results()
-    command = [sys.executable, str(script), "--check", *options]
+    command = [sys.executable, str(script), "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert times_of_results() == before
@@ -50,12 +42,9 @@ def check(script: Path, *options: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.rest
-@pytest.mark.parametrize("script", TESTED, ids=lambda path: path.stem)
-def test_a_script_runs(script: Path) -> None:
-    program = PROGRAMS.get(script.stem)
-    if program is not None and shutil.which(program) is None:
-        pytest.skip(f"no {program} on PATH; on Debian, type apt-get install {program}")
-    check(script, *MORE_OPTIONS.get(script.stem, ()))
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs(name: str) -> None:
+    check(ROOT / "benchmarks" / f"{name}.py")
 
 
 @pytest.mark.gpu

@@ -49,11 +49,10 @@ def released(path: Path, spec: ViTSpec) -> Path:
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("name", ["vit_plain", "swin_gmm"])
 def test_export_from_a_bundles_weights_gives_the_same_network(
-    name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
+    tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
-    first = tensor_bundles[name]
+    first = tensor_bundles["swin_gmm"]
     again = bundle_from_checkpoint(
         first.weights_path, tmp_path / "again", ExportOptions(input_kind="tensor", max_batch=8)
     )

@@ -167,7 +167,7 @@ def test_a_copy_for_cpus_needs_no_graph_for_gpus(copied: Bundle) -> None:
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("left", [["model.int8.json"], [CPU], [GPU], ["model.int8.json", CPU], []])
+@pytest.mark.parametrize("left", [["model.int8.json", CPU], []])
 def test_the_hint_after_a_killed_conversion_works_as_typed(
     left: list[str], copied: Bundle, calibration_images: Path
 ) -> None:

@@ -62,10 +62,10 @@ Open = Callable[..., Gateway]
 
 
 @pytest.fixture(scope="session")
-def service(bundle: Bundle, shared: Path) -> dict[str, Running]:
+def service(bundle: Bundle, shared_by_run: Path) -> dict[str, Running]:
     """The server and the gateway that all processes of the run ask."""
     require_haproxy()
-    return shared_service("gateway", bundle.path, shared)
+    return shared_service("gateway", bundle.path, shared_by_run)
 
 
 @pytest.fixture(scope="session")

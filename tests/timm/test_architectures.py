@@ -29,9 +29,6 @@ from tests.uneven_attention import attention_effects, perturbed
 
 MAX_BATCH = 5
 SMALL: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "test_vit": ("test_vit", 64, {"img_size": 64, "depth": 2}),
-    "test_vit4": ("test_vit4", 64, {"img_size": 64, "depth": 2}),
-    "hiera": ("hiera_tiny_224", 64, {"img_size": 64, "embed_dim": 16, "num_heads": 1, "stages": [1, 1, 1, 1]}),
     "levit": (
         "levit_128s",
         128,

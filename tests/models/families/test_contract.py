@@ -240,8 +240,9 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
 @pytest.mark.parametrize(
     ("small", "precision"),
     [
-        pytest.param(small, precision, id=f"{small}-{precision}", marks=[pytest.mark.rest] if small.variant else [])
+        pytest.param(small, precision, id=f"{small}-{precision}")
         for small in FAMILY_EXAMPLES
+        if not small.variant
         for precision in (OTHER_PRECISIONS if small is FAMILY_EXAMPLES[0] else ("fp16", "int8"))
     ],
 )

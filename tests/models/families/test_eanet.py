@@ -32,7 +32,7 @@ from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.attention import attention_names
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.precision import PRECISIONS, Precision
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.engines._graph_source import source_from_onnx
 from gmmvit_deploy.runtimes.engines.proof import prove_attentions
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
@@ -196,7 +196,7 @@ def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle
 
 @pytest.mark.first(1)
 @pytest.mark.export
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precision) -> None:
     """Weights that underflow to 0 in every slot of most tokens; without the 1e-9 they would be 0/0."""
     model = EANET.build(replace(EANET.small(MaskSpec()), slots=2)).eval()  # 5 tokens: most win no slot

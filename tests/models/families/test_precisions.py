@@ -1,9 +1,8 @@
 """Networks that differ from the small model of their family, in fp16 and int8.
 
 `test_contract.test_each_precision_exports` exports a small model of each family. Some families have networks with other
-operators, which no small model of the contract has: the other releases of RMT, DeepViT without convolutions before the
-patches or with an odd head dim, and the networks of vit-pytorch. A golden file of RMT has too many operators for a test
-of 4 precisions.
+operators, which no small model of the contract has: the other releases of RMT, and DeepViT without convolutions before
+the patches or with an odd head dim.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ OTHER: dict[str, tuple[Family, dict[str, Any]]] = {
     "deepvit-odd_head_dim": (DEEPVIT, {"dim": 99, "heads": 3}),
 }
 """Name of a small model → its family, and the fields in which its spec differs from that of the contract."""
-GOLDEN = ("deepvit_patch", "vp_simple_vit", "vp_cait")
+GOLDEN = ("deepvit_patch",)
 
 
 def model_and_images(name: str) -> tuple[Model, np.ndarray]:

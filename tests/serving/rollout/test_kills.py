@@ -1,4 +1,4 @@
-"""HAProxy, the new server and the service itself are killed at each step of a rollout, under load.
+"""During a rollout under load, the service is killed at each step, HAProxy and the new server at two.
 
 Some requests are lost then. No answer is wrong, the service answers again within ten seconds, and it serves the bundle
 that the state folder names.
@@ -39,8 +39,8 @@ STEPS = {
 }
 """Step → a part of its sentence."""
 AT = {
-    "HAProxy": ("golden", "start", "all", "end"),
-    "new server": ("golden", "start", "all", "end"),
+    "HAProxy": ("golden", "all"),
+    "new server": ("golden", "all"),
     "service": ("all", "copy", "start", "golden", "end"),
 }
 """Process → the steps at which it is killed."""
