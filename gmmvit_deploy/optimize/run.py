@@ -101,6 +101,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
                 limit=options.limit,
                 gate=gate.least if gate.kind == "accuracy ratio" else None,
                 keep_decisions=gate.least if gate.kind == "kept decisions" else None,
+                other_preprocessings=False,  # no program's answers depend on it
             ),
             on_progress=prefixed("check", on_progress),
         )

@@ -84,6 +84,7 @@ class ParityOptions:
     not centred. None sets no gate.
     gate: the share of PyTorch's top-1 that the runner must reach; None uses MLPerf's gate for the runner's precision.
     expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
+    other_preprocessings: False does not look for a preprocessing with which PyTorch is more accurate.
     localize: True also measures the error of each block.
     """
 
@@ -95,6 +96,7 @@ class ParityOptions:
     snr_db: float | None = None
     least_cosine: float | None = None
     expected_accuracy: float | None = None
+    other_preprocessings: bool = True
     localize: bool = False
 
     def __post_init__(self) -> None:
@@ -163,7 +165,8 @@ def check_parity(
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
         samples = samples_of(bundle, reference, stream)
-        trained.try_others(reference, stream, on_progress)
+        if options.other_preprocessings:
+            trained.try_others(reference, stream, on_progress)
     checked: dict[Path, list[str]] = {}
     reports = [tally.report(kept, samples, trained, checked, on_progress) for tally in tallies]
     of_bundle = (

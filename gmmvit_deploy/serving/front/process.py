@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving._metric_text import metric_text
+from gmmvit_deploy.serving._restarts import Restarts
 from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, READY_PATH, FrontOptions
 from gmmvit_deploy.serving.gateway.options import Front
 from gmmvit_deploy.serving.ports import listening_socket
@@ -34,7 +34,6 @@ _EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it rec
 _EXIT_BEHIND_GATEWAY_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05
 _BACKLOG = 128
-_MOST_RESTARTS, _RESTART_WINDOW_S = 5, 60.0
 
 
 class FrontProcess:
@@ -43,7 +42,6 @@ class FrontProcess:
     This process keeps the listening socket: while the front is started again, connections wait.
     Start it from a thread that lives as long as the service: Linux stops the front when this thread ends.
     port: the port.
-    restarts: how often the front was started again.
     """
 
     def __init__(
@@ -66,8 +64,7 @@ class FrontProcess:
         self.options, self._secret, self._note = options, secret, on_log_line
         self._listener = listener or listening_socket(_HOST, 0, "HTTP endpoint", backlog=_BACKLOG)
         self._host, self.port = self._listener.getsockname()[:2]
-        self.restarts = 0
-        self._restarted: deque[float] = deque(maxlen=_MOST_RESTARTS)
+        self._restarts = Restarts("the HTTP endpoint")
         self._start()
 
     def _start(self) -> None:
@@ -99,6 +96,11 @@ class FrontProcess:
         return Front(port=self.port, secret=self._secret or "", model=self.options.model)
 
     @property
+    def restarts(self) -> int:
+        """How often the front was started again."""
+        return self._restarts.count
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -111,13 +113,7 @@ class FrontProcess:
         status = self.poll()
         if status is None:
             return
-        now = time.monotonic()
-        if len(self._restarted) == _MOST_RESTARTS and now - self._restarted[0] < _RESTART_WINDOW_S:
-            raise ServerError(
-                f"the HTTP endpoint ended {_MOST_RESTARTS + 1} times in a minute, last with exit status {status}"
-            )
-        self._restarted.append(now)
-        self.restarts += 1
+        self._restarts.add(f"the last exit status is {status}")
         self._note(f"HTTP endpoint: ended with exit status {status}, and is started again")
         self._start()
 

@@ -17,7 +17,6 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,6 +29,7 @@ from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.serving._local_http import MetricsEndpoint, text_from_socket, text_from_url
 from gmmvit_deploy.serving._metric_text import joined_metrics, metric_text
+from gmmvit_deploy.serving._restarts import Restarts
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
 from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import gateway_options, options_for, tls_pem, write_files
@@ -47,7 +47,6 @@ _BACKLOG = 1024
 _QUANTILES = "0.5:0.05,0.9:0.01,0.99:0.001"
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.5  # the time between two looks at the key file and the certificate
-_MOST_RESTARTS, _RESTART_WINDOW_S = 5, 60.0
 _STOP_S = 20.0
 _SOURCE_S = 5.0  # the maximum time for the metrics of the server, and of HAProxy
 
@@ -95,7 +94,8 @@ class Gateway:
         """http_port, grpc_port, metrics_port: the ports on ``settings.listen``; 0 means any free port."""
         self.settings = settings
         self.admin_secret, self.front_secret = secrets.token_hex(16), secrets.token_hex(16)
-        self.key_reloads = self.restarts = 0
+        self.key_reloads = 0
+        self._restarts = Restarts("HAProxy")
         self.reload_failed = False
         self._on_log_line = on_log_line
         self._program = find_haproxy()
@@ -122,7 +122,6 @@ class Gateway:
         self.places: Places | None = None
         self._changing = threading.Lock()  # held while HAProxy is started again, reloads or changes its configuration
         self._metrics: MetricsEndpoint | None = None
-        self._restarted: deque[float] = deque(maxlen=_MOST_RESTARTS)
         self._hangup = False
         self._handler: Any = None
         self._states = self._file_states()
@@ -143,6 +142,11 @@ class Gateway:
     @property
     def _tls(self) -> str:
         return "s" if self._pem else ""
+
+    @property
+    def restarts(self) -> int:
+        """How often HAProxy was started again."""
+        return self._restarts.count
 
     @property
     def pid(self) -> int:
@@ -304,11 +308,7 @@ class Gateway:
             self._haproxy.kill_now()
 
     def _restart(self, haproxy: HAProxy) -> None:
-        now = time.monotonic()
-        if len(self._restarted) == _MOST_RESTARTS and now - self._restarted[0] < _RESTART_WINDOW_S:
-            raise ServerError(f"HAProxy ended {_MOST_RESTARTS + 1} times in a minute: {haproxy.last_words()}")
-        self._restarted.append(now)
-        self.restarts += 1
+        self._restarts.add(haproxy.last_words())
         self._note(f"gateway: HAProxy has ended ({haproxy.end}) and is started again: {haproxy.last_words()}")
         if self.places is not None and self._folder is not None and self._options is not None:
             changed = replace(self._options, upstreams=self.places.upstreams)
