@@ -142,9 +142,9 @@ def shared_by_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared(shared_by_run: Path) -> Path:
     """Return the folder of the bundles that are made only once: of a test run, or of all runs that are given the same
-    folder in ``GMMVIT_TEST_BUNDLES``.
+    folder in ``GMMVIT_TEST_BUNDLES``, which must be new: bundles of other code are not noticed.
     """
-    return Path(os.environ.get("GMMVIT_TEST_BUNDLES", shared_by_run))
+    return Path(os.environ.get("GMMVIT_TEST_BUNDLES") or shared_by_run).absolute()
 
 
 def once(path: Path, make: Callable[[Path], object]) -> Bundle:
@@ -238,6 +238,7 @@ def precise_bundle(bundle: Bundle, calibration_images: Path, shared: Path) -> Bu
 
     def make(out: Path) -> None:
         staging = out.with_name("precise.partial")
+        shutil.rmtree(staging, ignore_errors=True)
         shutil.copytree(bundle.path, staging)
         opened = open_bundle(staging)
         for precision in ("fp16", "bf16", "int8", "fp8"):

@@ -4,6 +4,7 @@ and the timing of programs side by side.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -24,7 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 GPU_SCRIPTS = ("fastest_gpu", "masked_attention_gpu")
 SCRIPTS = ("fastest_cpu", "overload", "served")
 """A script of each kind: programs in one process, a load on a server, and a service beside others.  The check of a
-script takes up to three minutes, and other tests have the steps of the others: run theirs by hand after a change.
+script takes up to three minutes: run those of the others by hand after a change.
 """
 
 
@@ -45,6 +46,12 @@ def check(script: Path) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs(name: str) -> None:
     check(ROOT / "benchmarks" / f"{name}.py")
+
+
+@pytest.mark.rest
+def test_every_script_imports_what_it_uses() -> None:
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        importlib.import_module(f"benchmarks.{path.stem}")
 
 
 @pytest.mark.gpu

@@ -46,7 +46,7 @@ SHOWN_BY = {
         "tests/serving/rollout/test_rollout.py::test_other_labels_of_the_images_go_back",
     ),
     "a kill during a rollout": (
-        "tests/serving/rollout/test_kills.py::test_a_kill_at_each_step_leaves_a_service_that_serves_what_its_state_names",
+        "tests/serving/rollout/test_kills.py::test_a_kill_leaves_a_service_that_serves_what_its_state_names",
     ),
     "another user of the machine": ("tests/serving/test_admin_secret.py::test_inferences_and_configurations_do_not",),
 }

@@ -38,7 +38,6 @@ SPT_LSA = {"vit": 2_729_878, "cait": 9_058_066, "pit": 8_642_014, "t2t": 6_507_0
 """Preset → trainable parameters with SPT and LSA, for 32×32 pixels and 10 classes."""
 
 
-@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("family", "preset"), [(family, preset) for family, counts in COUNTS.items() for preset in counts]
 )

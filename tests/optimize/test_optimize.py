@@ -15,6 +15,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.optimize import _race
+from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
 from tests.parity.test_quantised import narrow, planted
@@ -72,7 +73,10 @@ def optimized(bundle: Bundle, *arguments: str | Path) -> tuple[Choice, Answer]:
 
 
 @pytest.mark.rest
-def test_the_choice_is_written_beside_the_proven_files(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
+def test_the_choice_is_written_beside_the_proven_files(
+    precise_bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(TrainedAccuracy, "try_others")  # minutes for a large network, and no choice depends on it
     bundle = copied(precise_bundle, tmp_path)
     other = Choice(
         machine=Machine(cpu="another", cores=64),

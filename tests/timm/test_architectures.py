@@ -29,6 +29,7 @@ from tests.uneven_attention import attention_effects, perturbed
 
 MAX_BATCH = 5
 SMALL: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "hiera": ("hiera_tiny_224", 64, {"img_size": 64, "embed_dim": 16, "num_heads": 1, "stages": [1, 1, 1, 1]}),
     "levit": (
         "levit_128s",
         128,

@@ -198,7 +198,9 @@ def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle
 @pytest.mark.export
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precision) -> None:
-    """Weights that underflow to 0 in every slot of most tokens; without the 1e-9 they would be 0/0."""
+    """Weights that underflow to 0 in every slot of most tokens; without the 1e-9 they would be 0/0.  bf16 has the nodes
+    of fp16, and fp8 those of int8.
+    """
     model = EANET.build(replace(EANET.small(MaskSpec()), slots=2)).eval()  # 5 tokens: most win no slot
     assert isinstance(model, EANet)
     with torch.no_grad():

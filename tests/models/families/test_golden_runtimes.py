@@ -42,7 +42,6 @@ KERNEL_ATTENTIONS = {
     "mnist_vit": (2, 2),
     "rmt_tiny_like": (6, 6),
     "rmt_2023": (9, 9),
-    "sl_vit": (3, 3),
     "sl_swin": (5, 5),
     "sl_cait": (5, 5),
     "sl_pit": (4, 4),
@@ -50,7 +49,6 @@ KERNEL_ATTENTIONS = {
     "vp_deepvit": (0, 3),
     "vp_simple_vit": (2, 2),
     "vp_spt_lsa": (2, 2),
-    "vp_cait": (3, 3),
 }
 """Golden checkpoint → the number of attentions that our kernels take, and the number of attentions of the graph."""
 
@@ -124,6 +122,7 @@ def with_int8(bundle: Bundle, folder: Path) -> Bundle:
 
     def make(out: Path) -> None:
         staging = out.with_name(f"{out.name}.partial")
+        shutil.rmtree(staging, ignore_errors=True)
         shutil.copytree(bundle.path, staging)
         images = np.concatenate([golden(bundle.path.name).inputs, fresh_inputs(bundle, 28, seed=7)])
         np.savez(staging.with_suffix(".npz"), images=images)

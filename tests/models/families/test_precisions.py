@@ -1,8 +1,7 @@
 """Networks that differ from the small model of their family, in fp16 and int8.
 
 `test_contract.test_each_precision_exports` exports a small model of each family. Some families have networks with other
-operators, which no small model of the contract has: the other releases of RMT, and DeepViT without convolutions before
-the patches or with an odd head dim.
+operators: the other releases of RMT, and DeepViT without convolutions before the patches or with an odd head dim.
 """
 
 from __future__ import annotations
