@@ -355,7 +355,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         env={**os.environ, "PYTHONPATH": f"docs:{ROOT}:{ROOT / 'cli'}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr
