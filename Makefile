@@ -37,7 +37,7 @@ test-fast: $(INSTALLED)
 # All tests that make test leaves out, the fast numeric tests with AVX2 where the CPU has more, and last, one at a time,
 # those that judge a time.
 test-rest: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile -m "rest and not alone"
+	OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --no-loadscope-reorder -m "rest and not alone"
 	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC); fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 

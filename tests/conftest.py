@@ -101,6 +101,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
     mark_further_cases(items)
+    items.sort(key=_own_limit_s, reverse=True)  # so that no worker begins a test of minutes when the others end
+
+
+def _own_limit_s(item: pytest.Item) -> float:
+    """Return the time limit that a long test sets for itself, else 0."""
+    limit = item.get_closest_marker("timeout")
+    return float(limit.args[0]) if limit else 0
 
 
 @pytest.fixture(params=RELEASED)

@@ -18,8 +18,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
-from gmmvit_deploy.bench import _products as products
-from gmmvit_deploy.bench.measure import Plan
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo import run as module
@@ -61,10 +59,12 @@ def few(digits: Digits, count: int) -> Digits:
 @pytest.mark.server
 @pytest.mark.engine
 @pytest.mark.export
+@pytest.mark.timeout(600)
 def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole demo with a short training, so that the accuracy is only compared between the programs."""
-    monkeypatch.setattr(module, "_BENCH_PLAN", Plan(batches=(1, 32), rounds=3, seconds=0.1))
-    monkeypatch.setattr(products, "_SECONDS_A_PRODUCT", 0.01)
+    """The demo with a short training, so that the accuracy is only compared between the programs, and without its
+    last step: to time a bundle is the same for every model.
+    """
+    monkeypatch.setattr(module, "_benched", lambda *arguments: "")
     monkeypatch.setattr(DemoTimmModel, "epochs", 3)
     monkeypatch.setattr(module, "_LEAST_TOP1", 0.1)
     result = run_demo(tmp_path / "out", model="timm:test_vit", mask="gmm")
@@ -81,8 +81,6 @@ def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert manifest.labels == tuple("0123456789")
     assert "each of the 6 attentions is a single fp16 kernel" in steps["build"].result
     assert {Image.open(path).size for path in (result.path / "images").glob("*/*.png")} == {(8, 8)}
-    for runner in ("eager", "triton-grpc", "triton-http"):
-        assert re.search(rf"\b{re.escape(runner)} [\d,]+", steps["bench"].result)
     assert "<svg" in (result.path / "parity.html").read_text()
 
 

@@ -21,7 +21,7 @@ from tests.timm_graphs import timm_model
 CHANGED = "its queries are {} after the split into heads, which the kernel does not compute"
 MIXED = "transpose stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
 EXPECTED: dict[str, tuple[int, list[str]]] = {
-    **dict.fromkeys(("vit", "deit_distilled", "deit3", "clip", "beit", "relpos", "pit", "swin_padded"), (2, [])),
+    **dict.fromkeys(("vit", "beit", "relpos", "pit", "swin_padded"), (2, [])),
     "swin": (3, []),
     "map_pooling": (3, []),
     "registers": (0, [CHANGED.format("normalised")] * 2),
@@ -29,7 +29,7 @@ EXPECTED: dict[str, tuple[int, list[str]]] = {
     "cait": (1, [MIXED, MIXED]),
 }
 """Test model → (attentions that the kernel computes, the reasons of the others)."""
-FUSED = ("vit", "deit_distilled", "beit", "relpos", "pit", "swin", "map_pooling", "cait")
+FUSED = ("vit", "beit", "relpos", "pit", "swin", "map_pooling", "cait")
 pytestmark = pytest.mark.export
 
 
