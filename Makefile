@@ -21,6 +21,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0
 PYTEST_FAST := $(BIN)/python -m pytest -n $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4))) --max-worker-restart 0
 FAST := not (server or engine or export or process or browser or further or rest or alone)
 
+# The first line of make test has checked the shapes in signatures (pyproject.toml).
+UNTYPED := --jaxtyping-packages=
+
 # Other CPU instructions and another order of sums than this machine's; no test may depend on them.
 OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OMP_NUM_THREADS=1
@@ -29,7 +32,7 @@ NUMERIC := $(addprefix tests/,models/scores models/layers models/folding models/
 # docs/pages/developing.md states what each target holds.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "not (rest or alone)"
-	OMP_WAIT_POLICY=PASSIVE $(OTHER_ARITHMETIC) $(PYTEST_FAST) --dist worksteal -m "$(FAST)" $(NUMERIC)
+	OMP_WAIT_POLICY=PASSIVE $(OTHER_ARITHMETIC) $(PYTEST_FAST) $(UNTYPED) --dist worksteal -m "$(FAST)" $(NUMERIC)
 
 test-fast: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST_FAST) --dist worksteal -m "$(FAST)"
@@ -37,8 +40,8 @@ test-fast: $(INSTALLED)
 # All tests that make test leaves out, the fast numeric tests with AVX2 where the CPU has more, and last, one at a time,
 # those that judge a time.
 test-rest: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --no-loadscope-reorder -m "rest and not alone"
-	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) --dist worksteal -m "$(FAST)" $(NUMERIC); fi
+	OMP_NUM_THREADS=1 $(PYTEST) $(UNTYPED) --dist loadfile --no-loadscope-reorder -m "rest and not alone"
+	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) $(UNTYPED) --dist worksteal -m "$(FAST)" $(NUMERIC); fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 
 test-all: test test-rest

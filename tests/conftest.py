@@ -43,7 +43,7 @@ from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.cases import mark_further_cases
 from tests.forked import command_line
-from tests.golden_files import EACH_MASK as EACH_MASK
+from tests.golden_files import EACH_FAMILY as EACH_FAMILY
 from tests.golden_files import EXPORTED as EXPORTED
 from tests.golden_files import GOLDEN as GOLDEN
 from tests.golden_files import LATER as LATER

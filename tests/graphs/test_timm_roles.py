@@ -9,23 +9,22 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.precision import Role
-from tests.export.test_timm_precisions import INSIDE
-from tests.timm_graphs import ARCHITECTURES, exported
+from tests.timm_graphs import exported
 
 OUTSIDE_THE_POLICY = {
     "resnet": {"MaxPool"},
     "convnext": {"Range"},
     "mobilenet": {"HardSigmoid", "HardSwish", "Mul"},  # Mul: a gate whose activation is HardSigmoid
 }
-"""Test model → operators of the nodes without a known role; every other test model has no such node.
-
-Those of `INSIDE` are converted to fp16 by tests/export, which an unknown role would stop."""
+"""Test model → operators of the nodes without a known role; every other test model has no such node: tests/export
+converts some to fp16, which an unknown role would stop.
+"""
 BLOCK = "network.blocks.0"
 
 
 @pytest.mark.first(1)
 @pytest.mark.export
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in INSIDE])
+@pytest.mark.parametrize("name", ["map_pooling", "swin", "rope", *OUTSIDE_THE_POLICY])
 def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) -> None:
     graph = exported(name).graph
     roles = guessed_roles(graph)

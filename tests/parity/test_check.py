@@ -24,7 +24,7 @@ from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import RUNNERS, open_runner, open_runners
 from tests.browser import accessibility_problems
-from tests.conftest import EACH_MASK
+from tests.conftest import EACH_FAMILY
 from tests.pages import require_readable_page
 from tests.parity.test_faults import answers_of, labelled_by
 
@@ -32,7 +32,7 @@ SCHEMA = json.loads(SCHEMA_PATH.read_text())
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("name", EACH_MASK)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
     with open_runners(["eager", "onnxruntime"], bundle) as runners:

@@ -1,4 +1,4 @@
-"""A real Triton server with a golden checkpoint of each family and mask gives the golden logits over gRPC and HTTP.
+"""A real Triton server with a golden checkpoint of each family gives the golden logits over gRPC and HTTP.
 
 The float64 logits of the training code, which newer golden files have, are the reference for parity's limit.
 The server starts once, with the models of the run's tests. tests/timm/test_to_triton.py serves the models that timm
@@ -18,11 +18,11 @@ from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.conftest import EACH_MASK, FREE_PORTS, LATER, MANIFEST, golden
+from tests.conftest import EACH_FAMILY, FREE_PORTS, LATER, MANIFEST, golden
 from tests.serving.test_server import PROTOCOLS, url_of
 
 pytestmark = [pytest.mark.server, pytest.mark.rest]
-SERVED = [name for name in EACH_MASK if MANIFEST[name]["family"] != "timm"]
+SERVED = [name for name in EACH_FAMILY if MANIFEST[name]["family"] != "timm"]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,6 @@ SMALL: dict[str, tuple[str, int, dict[str, Any]]] = {
         32,
         {"img_size": 32, "window_size": 4, "embed_dim": 16, "depths": [2], "num_heads": [2]},
     ),
-    "xcit": ("xcit_nano_12_p16_224", 64, {"img_size": 64, "embed_dim": 16, "depth": 1, "num_heads": 2}),
 }
 """Name of a test → (architecture, side of the images in pixels, arguments that make the model small)."""
 GAINS = {"levit_128s": 1.3}  # with smaller weights, LeViT's last attention hardly moves the logits

@@ -22,7 +22,7 @@ from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.models.folding.projections import separate_projections
 from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from tests.conftest import NAMES, golden
+from tests.conftest import EXPORTED, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs
 
@@ -46,7 +46,7 @@ def folded(name: str) -> FoldedModel:
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_logits_stay_the_same(name: str) -> None:
     plain = folded(name)
     images = torch.from_numpy(golden(name).inputs)

@@ -24,7 +24,7 @@ from gmmvit_deploy.reports.pictures.mask_images import coloured, matrix_image, p
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import page_of, write_report
 from tests.browser import accessibility_problems
-from tests.conftest import EACH_MASK, GOLDEN, golden
+from tests.conftest import EACH_FAMILY, GOLDEN, golden
 from tests.pages import require_readable_page
 
 GRID = 4
@@ -132,8 +132,8 @@ def test_position_maps_put_row_i_at_the_place_of_token_i() -> None:
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("name", EACH_MASK)
-def test_reports_of_a_golden_checkpoint_of_each_mask(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_reports_of_a_golden_checkpoint_of_each_family(name: str, tmp_path: Path) -> None:
     case = golden(name)
     loaded = load_checkpoint(case.path, case.hints)
     write_report(loaded, tmp_path / "masks.html")

@@ -60,7 +60,7 @@ def saved(proto: onnx.ModelProto, path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "attentions"),
     [
-        *(("vit_gmm", 3), ("vit_plain", 3), ("swin_gmm", 4), ("pit_gmm", 4), ("t2t_gmm", 2), ("cait_elm", 5)),
+        *(("vit_gmm", 3), ("swin_gmm", 4), ("pit_gmm", 4), ("t2t_gmm", 2), ("cait_elm", 5)),
     ],
 )
 def test_every_attention_of_every_family_is_one_kernel(
