@@ -33,7 +33,7 @@ with open_runner("onnxruntime", bundle) as runner:
 """
 
 
-@pytest.mark.alone
+@pytest.mark.rest
 def test_ten_thousand_images_in_bounded_memory(bundle: Bundle, tmp_path: Path) -> None:
     """A folder with links to some images, and a broken image."""
     images = sorted(class_folders(labelled_by(bundle), tmp_path / "few").glob("*/*.png"))
