@@ -44,11 +44,8 @@ for _folder, _entries in _manifests():
 NAMES = tuple(MANIFEST)
 EACH_MASK = tuple({(entry["family"], entry["mask"]): name for name, entry in reversed(MANIFEST.items())}.values())[::-1]
 """The first golden checkpoint of each family and mask."""
-EACH_FAMILY = tuple(
-    {
-        MANIFEST[name]["family"]: name for name in sorted(EACH_MASK, key=lambda name: MANIFEST[name]["mask"] == "gmm")
-    }.values()
-)
+_GMM_LAST = sorted(EACH_MASK, key=lambda name: MANIFEST[name]["mask"] == "gmm")
+EACH_FAMILY = tuple({MANIFEST[name]["family"]: name for name in _GMM_LAST}.values())
 """A golden checkpoint of each family, with a Gaussian mixture mask if the family has them."""
 _OTHER_MODULES = (
     *("eanet_transformer", "rmt_2023", "vp_simple_vit", "vp_spt_lsa", "sl_swin", "sl_cait", "sl_pit", "sl_t2t"),

@@ -24,8 +24,8 @@ from tests.documented import ROOT
 RESULTS = ROOT / "benchmarks" / "results"
 GPU_SCRIPTS = ("fastest_gpu", "masked_attention_gpu")
 SCRIPTS = ("overload", "served")
-"""A load on a server, and programs beside a server.  The check of a
-script takes up to three minutes: run those of the others by hand after a change.
+"""Scripts whose check `make test-rest` runs.  A check takes up to three minutes: after a change to another script, run
+its check by hand.
 """
 
 

@@ -20,7 +20,7 @@ from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.timm_graphs import timm_model
 
 INSIDE = ("registers", "swin_padded", "beit", "eva02", "cait", "mobilevit")
-"""Test models with every operator that the policy knows for timm's models, except ReLU and BatchNorm."""
+"""Test models whose operators the policy knows."""
 pytestmark = pytest.mark.export
 
 
