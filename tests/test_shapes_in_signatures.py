@@ -1,4 +1,7 @@
-"""Shapes in signatures are checked while tests run; without this test a run without the checks would go unnoticed."""
+"""Shapes in signatures are checked while tests run; without this test a run without the checks would go unnoticed.
+
+It is not among the tests that the Makefile runs again without the checks.
+"""
 
 from __future__ import annotations
 
