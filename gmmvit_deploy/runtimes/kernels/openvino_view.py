@@ -33,7 +33,7 @@ _KINDS = {
     "Softmax": "softmax",
     "Transpose": "transpose",
 }
-_MOVE_VALUES = {"Concat", "Reshape", "Slice", "Split", "StridedSlice", "Transpose", "VariadicSplit"}
+_MOVE_VALUES = {"Concat", "Gather", "Reshape", "Slice", "Split", "StridedSlice", "Transpose", "VariadicSplit"}
 
 
 def nodes_of(model: Any, kind: str) -> list[Any]:

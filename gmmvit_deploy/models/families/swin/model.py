@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
@@ -37,14 +37,24 @@ __all__ = ["Swin", "WindowBlock"]
 
 
 class WindowBlock(nn.Module):
-    """A pre-norm block on a grid × grid lattice of tokens.  Each token attends only to the tokens of its window."""
+    """A pre-norm block on a grid × grid lattice of tokens.  Each token attends only to the tokens of its window.
+
+    Transposes divide the lattice into windows. With a shift, a single gather shifts and divides it, and another gather
+    undoes both: a runtime copies the tokens once, where a roll would copy them twice more.
+    in_windows, in_rows: the indices of these gathers, (grid²,); empty without a shift.
+    """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
+    in_windows: Int[Tensor, " places"]
+    in_rows: Int[Tensor, " places"]
 
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
         self.joined = False  # True after `folding.join_windows`, which moves windows into batch or heads
+        order = shifted_windows(self.grid, self.window, self.shift) if self.shift else torch.empty(0, dtype=torch.int64)
+        self.register_buffer("in_windows", order, persistent=False)
+        self.register_buffer("in_rows", order.argsort(), persistent=False)
         dim, heads = spec.dims[stage], spec.heads[stage]
         self.attention_norm = layer_norm(dim)
         self.attention = MaskedAttention(
@@ -73,18 +83,25 @@ class WindowBlock(nn.Module):
 
     def _attended(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
         dim, side = x.shape[-1], self.grid // self.window
-        lattice = x.reshape(-1, self.grid, self.grid, dim)
         if self.shift:
-            lattice = torch.roll(lattice, (-self.shift, -self.shift), dims=(1, 2))
-        windows = lattice.reshape(-1, side, self.window, side, self.window, dim).transpose(2, 3)
+            windows = x.index_select(1, self.in_windows)
+        else:
+            windows = x.reshape(-1, side, self.window, side, self.window, dim).transpose(2, 3)
         alone = self.joined and self.attention.windows is None
         shape = (-1, self.window**2, dim) if alone else (-1, side**2, self.window**2, dim)
-        mixed = self.attention(windows.reshape(shape))
-        mixed = mixed.reshape(-1, side, side, self.window, self.window, dim).transpose(2, 3)
-        lattice = mixed.reshape(-1, self.grid, self.grid, dim)
+        mixed: Tensor = self.attention(windows.reshape(shape))
         if self.shift:
-            lattice = torch.roll(lattice, (self.shift, self.shift), dims=(1, 2))
-        return lattice.reshape(-1, self.grid**2, dim)
+            return mixed.reshape(-1, self.grid**2, dim).index_select(1, self.in_rows)
+        return (
+            mixed.reshape(-1, side, side, self.window, self.window, dim).transpose(2, 3).reshape(-1, self.grid**2, dim)
+        )
+
+
+def shifted_windows(grid: int, window: int, shift: int) -> Int[Tensor, " places"]:
+    """Return the token at each place of the windows, in the order (window, row, column), after a shift up and left."""
+    tokens = torch.arange(grid**2).reshape(grid, grid).roll((-shift, -shift), dims=(0, 1))
+    side = grid // window
+    return tokens.reshape(side, window, side, window).transpose(1, 2).flatten()
 
 
 class PatchMerging(nn.Module):
