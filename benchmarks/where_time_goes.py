@@ -2,14 +2,16 @@
 
 The profiler of each runtime measures the operators of the paper's models, as the paper authors' code names the models,
 and of the systems of `benchmarks/shared/systems.py`, each of which has a result and a run card of its own. The programs
-are those of the runner `openvino+kernels`: the float32 graph in OpenVINO, in float32 and with bf16, and the int8 graph.
-The input is a single image, or a chunk of the size into which the runner divides a batch. A single thread runs, so that
-no operator waits for another core. The script takes the median time of each operator over the runs, and sums these
-times by kind:
+are those of the runner `openvino+kernels` (the float32 graph in OpenVINO, in float32 and with bf16, and the int8
+graph), and beside them the plain export in OpenVINO (`straight openvino`). The input is a single image, or a chunk of
+the size into which the runner divides a batch; for the plain export, which is not divided, a whole batch. A single
+thread runs, so that no operator waits for another core. The script takes the median time of each operator over the
+runs, and sums these times by kind:
 
     products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation
     attention   Q Kᵀ, softmax and P V, with the mask if a single kernel of ours or of OpenVINO computes all of these
-    mask        the multiplication by the mask, if a separate operator computes it
+    mask        the multiplication by the mask, if a separate operator computes it; in the plain export, whose operators
+                have no names of modules, it is in attention or in rest
     layout      transposes, splits, copies
     norms       LayerNorm; our kernel also computes the residual before the norm and the quantisation after it
     rest        separate residuals, GELU, quantisation and pooling
@@ -56,7 +58,9 @@ TARGET = 5.0
 """The target: so many times the speed of eager PyTorch at a batch of 64."""
 _BATCH = 64
 _CORES = cores()
-_WITH_WEIGHTS = {"MatMul", "Gemm", "Conv", "FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution"}
+_WITH_WEIGHTS = {"FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution", "GroupConvolution"}
+_OF_ATTENTION = {"Reference", "MatMul", "Softmax"}
+"""OpenVINO's names of our kernels, of a product of two computed tensors, and of a softmax."""
 _LAYOUT = {"Transpose", "Split", "Concat", "Reshape", "Reorder", "ReorderOutput", "ReorderInput", "Convert", "Slice"}
 _NORMS = {"LayerNormalization", "SkipLayerNormalization", "MVN"}
 _INSIDE_ATTENTION = re.compile(r"attention(\.inner)?(\.scores(\.\w+)*)?/")
@@ -70,11 +74,9 @@ def kind_of(node: str, operator: str) -> str:
         return "layout"
     if operator in _NORMS or node.endswith("/LayerNormalization"):
         return "norms"
-    if operator == "Reference":  # OpenVINO's name of our kernels
-        return "attention"
     if operator == "Mul" and ".mask/" in node:
         return "mask"
-    if _INSIDE_ATTENTION.search(node):
+    if operator in _OF_ATTENTION or _INSIDE_ATTENTION.search(node):
         return "attention"
     return "products" if operator in _WITH_WEIGHTS else "rest"
 
@@ -89,13 +91,21 @@ def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision,
     model.reshape(list(images.shape))
     core = openvino.Core()
     settings = {**program.settings(model, 1), "PERF_COUNT": True}
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    compiled = core.compile_model(model, "CPU", settings)
+    # A subgraph is a generated kernel of several operators.
+    with_softmax = {
+        node.get_friendly_name()
+        for node in compiled.get_runtime_model().get_ordered_ops()
+        if "softmax" in node.get_rt_info()["originalLayersNames"].astype(str).lower()
+    }
+    request = compiled.create_infer_request()
     operators: Operators = defaultdict(list)
     for _ in range(runs):
         request.infer({0: images})
         for operator in request.profiling_info:
             if operator.real_time:
-                operators[operator.node_name, operator.node_type].append(operator.real_time.total_seconds() * 1e3)
+                kind = "Softmax" if operator.node_name in with_softmax else operator.node_type
+                operators[operator.node_name, kind].append(operator.real_time.total_seconds() * 1e3)
     return operators
 
 
@@ -113,7 +123,9 @@ def product_operations(proto: onnx.ModelProto, rows: int) -> int:
     return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
 
 
+STRAIGHT = "straight openvino"
 PROGRAMS: dict[str, Precision] = {
+    STRAIGHT: "fp32",
     "openvino+kernels": "fp32",
     "openvino+kernels:bf16": "bf16",
     "openvino+kernels:int8": "int8",
@@ -129,7 +141,7 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
         for program, precision in PROGRAMS.items()
         if program in (names or PROGRAMS) and (precision != "bf16" or HAS_BF16)
     }
-    graphs = graphs_of(name, dict.fromkeys([*models, *map(graph_of, chosen.values())]), max_batch=_BATCH)
+    graphs = graphs_of(name, dict.fromkeys([*models, *map(graph_of, chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         onnx.save(graph, folder / f"{key}.onnx")
     timed = time_rounds({"eager": eager(as_released(models["trained"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
@@ -137,47 +149,53 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
     for program, precision in chosen.items():
         line = measured_roofline([work_of_graph(graphs["trained"], CHUNK)], precision)
         gflops = line.best.gflops / _CORES if line else float("nan")
-        runner, why_not = runner_of(folder / f"{graph_of(precision)}.onnx", program, precision)
+        runner, sizes = program, (1, _BATCH)
+        if program != STRAIGHT:
+            runner, _ = runner_of(folder / f"{graph_of(program)}.onnx", program, precision)
+            sizes = (1, CHUNK)
         rows = {}
-        for size in (1, CHUNK):
+        for size in sizes:
             images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
-            rows[str(size)] = chunk_of(precision, folder, graphs, images, runs, gflops, kernels=not why_not)
-        rows[str(CHUNK)]["target"] = target_of(rows[str(CHUNK)], results["eager_64_ms"] / TARGET, CHUNK)
+            rows[str(size)] = chunk_of(runner, precision, folder, graphs, images, runs, gflops)
+        if str(CHUNK) in rows:
+            rows[str(CHUNK)]["target"] = target_of(rows[str(CHUNK)], results["eager_64_ms"] / TARGET, CHUNK)
         results["programs"][runner] = {"precision": precision, "gflops_a_core": gflops, "rows": rows}
     return results
 
 
-def graph_of(precision: Precision) -> str:
-    """Return the name of the graph that a runner of this precision runs, as for `graphs_of`."""
-    return "int8_cpu" if precision == "int8" else "trained"
+def graph_of(program: str) -> str:
+    """Return the name of the graph that a program runs, as for `graphs_of`."""
+    if program == STRAIGHT:
+        return "straight"
+    return "int8_cpu" if program.endswith(":int8") else "trained"
 
 
 def chunk_of(
+    program: str,
     precision: Precision,
     folder: Path,
     graphs: dict[str, onnx.ModelProto],
     images: np.ndarray,
     runs: int,
     gflops: float,
-    *,
-    kernels: bool,
 ) -> dict[str, Any]:
     """Return the times of a chunk.
 
     graphs: name → graph, as for `graphs_of`; ``plain`` is absent if a system has no plain twin.
-    kernels: False if our kernels compute no part of the graph.
 
     ms: the total.  spent_ms: the time of each kind.  products_at_best_ms: the time of the products at the best rate.
-    mask_ms: the cost of the mask; absent without a plain model, and for int8, for which the script has no plain model.
+    mask_ms: the cost of the mask; absent without a plain model, and for int8 and the plain export, for which the script
+    has no plain model.
     """
 
     def spent_in(graph: str) -> dict[str, float]:
+        kernels = "+kernels" in program
         return joined(in_openvino(folder / f"{graph}.onnx", images, runs, precision, kernels=kernels))
 
-    spent = spent_in(graph_of(precision))
+    spent = spent_in(graph_of(program))
     least = product_operations(graphs["trained"], len(images)) / gflops / 1e6
     chunk = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
-    if precision != "int8" and "plain" in graphs:
+    if program != STRAIGHT and precision != "int8" and "plain" in graphs:
         plain = spent_in("plain")
         chunk["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
     return chunk
