@@ -34,6 +34,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,6 +59,7 @@ FILES = 16
 """The image files whose answers are checked; the load sends the first."""
 OPEN_ROUNDS = 3
 _AWAKE_S = 60.0
+_SETTLE_S = 5.0
 
 Rates = dict[str, list[float]]
 """Program → answers a second in each round."""
@@ -215,9 +217,12 @@ class Measurement:
 def _alone(program: Program, kind: str, body: bytes) -> Iterator[None]:
     """Let the service of a program run; it has answered what it was asked before, and afterwards.
 
-    A service that was paused for minutes may drop its first connection, or replace a worker that it takes for dead.
+    A service that was paused for minutes may drop its first connection, or replace a worker that it takes for dead,
+    also after its first answer.
     """
     program.service.resume()
+    program.service.wait_until(lambda: program.ask(kind, body), _AWAKE_S)
+    time.sleep(_SETTLE_S)
     program.service.wait_until(lambda: program.ask(kind, body), _AWAKE_S)
     yield
     program.ask(kind, body)
