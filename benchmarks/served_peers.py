@@ -220,10 +220,17 @@ def _alone(program: Program, kind: str, body: bytes) -> Iterator[None]:
     A service that was paused for minutes may drop its first connection, or replace a worker that it takes for dead,
     also after its first answer.
     """
+
+    def answers() -> bool:
+        try:
+            return bool(program.ask(kind, body))
+        except LoadFailed:
+            return False
+
     program.service.resume()
-    program.service.wait_until(lambda: program.ask(kind, body), _AWAKE_S)
+    program.service.wait_until(answers, _AWAKE_S)
     time.sleep(_SETTLE_S)
-    program.service.wait_until(lambda: program.ask(kind, body), _AWAKE_S)
+    program.service.wait_until(answers, _AWAKE_S)
     yield
     program.ask(kind, body)
     program.service.pause()
