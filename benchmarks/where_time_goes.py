@@ -61,7 +61,7 @@ _CORES = cores()
 _WITH_WEIGHTS = {"FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution", "GroupConvolution"}
 _OF_ATTENTION = {"Reference", "MatMul", "Softmax"}
 """OpenVINO's names of our kernels, of a product of two computed tensors, and of a softmax."""
-_LAYOUT = {"Transpose", "Split", "Concat", "Reshape", "Reorder", "ReorderOutput", "ReorderInput", "Convert", "Slice"}
+_LAYOUT = {"Transpose", "Split", "VariadicSplit", "Concat", "Gather", "Reshape", "Reorder", "Convert", "Slice"}
 _NORMS = {"LayerNormalization", "SkipLayerNormalization", "MVN"}
 _INSIDE_ATTENTION = re.compile(r"attention(\.inner)?(\.scores(\.\w+)*)?/")
 
