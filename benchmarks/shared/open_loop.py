@@ -132,7 +132,7 @@ class http_sender:  # noqa: N801 - used as a function, like grpc_sender
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def __call__(self, deadline_s: float) -> str:
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(*self._place)
+        reader, writer = self._kept() or await asyncio.open_connection(*self._place)
         whole = False
         try:
             writer.write(self._request)
@@ -150,6 +150,15 @@ class http_sender:  # noqa: N801 - used as a function, like grpc_sender
                 writer.close()
         status = int(fields[0].split()[1])
         return "OK" if status == 200 else str(status)
+
+    def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """Return a kept connection that the server has not closed; uvicorn, for one, closes it after 5 s."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return None
 
     def close(self) -> None:
         for _, writer in self._idle:

@@ -63,7 +63,7 @@ def repository(
     chunk: int = _BATCHING.option(
         "N",
         "Largest number of images that a core computes at once, a power of two up to 128, with --backend python; "
-        "0 means 4 in ONNX Runtime and 16 in OpenVINO.",
+        "0 means 4 in ONNX Runtime and 8 in OpenVINO.",
         default=0,
     ),
     preprocess_threads: int = _BATCHING.option(

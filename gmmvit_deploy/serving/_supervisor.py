@@ -29,7 +29,7 @@ _POLL_S = 0.05
 class SupervisorOptions:
     """Options of a supervisor.
 
-    probe_interval_s: the time between two probes of a model, in seconds.
+    probe_interval_s: the shortest interval between two probes of a model, in seconds.
     delays_s: the times before the first, second, … restart in sequence, in seconds; the last is repeated.
     steady_s: the time after which the sequence of restarts begins again, in seconds.
     most_failed_restarts: the number of restarts in sequence after which the server was not ready; then the supervisor

@@ -1,9 +1,12 @@
-"""Ask each model of a running server for an inference every second, and notice a model that is dead.
+"""Ask each model of a running server for an inference now and then, and notice a model that is dead.
 
     answered                                          alive
     late or refused, but other requests completed     alive: the probe waits behind other requests
     late, and a worker of the model computes          alive for a minute: the probe waits behind a large request
     otherwise                                         a failure; the second in sequence means that the model is dead
+
+A model computes a probe like every other request, so a large model gets fewer: the interval is a hundred times as long
+as the answer took, at least a second and at most ten. After a failure it is a second.
 
 An ensemble does not compute, so the models that it runs get the probes. A model's probe that waits is not repeated
 until it is answered or late, so a busy server holds at most a probe for each model.
@@ -23,6 +26,10 @@ from gmmvit_deploy.serving.server import TritonServer
 __all__ = ["Watch"]
 
 _MOST_FAILURES = 2
+_QUICK_S = 0.01
+"""A model that answers a probe within this time gets the next one after the shortest interval."""
+_LONGEST = 10
+"""The longest interval, relative to the shortest."""
 _MOST_COMPUTING_S = 60.0
 _COMPUTING = 0.1
 """A worker that uses more than this part of a processor computes."""
@@ -47,7 +54,8 @@ class Watch:
         """Begin.
 
         answered: the models that have answered a probe since the first start. Each watch adds models.
-        interval_s: the time between two probes of a model.  timeout_s: the maximum time for an answer. Both in seconds.
+        interval_s: the shortest interval between two probes of a model.  timeout_s: the maximum time for an answer. Both
+        in seconds.
         """
         self.workers = server.workers
         self.reason = ""
@@ -90,7 +98,8 @@ class Watch:
                 failures += 1
             if failures >= _MOST_FAILURES:
                 self.reason = f"{model} failed {_MOST_FAILURES} probes in sequence: {answer.detail}"
-            self._ended.wait(self._interval_s)
+            longer = 1.0 if failures else min(max(answer.seconds / _QUICK_S, 1.0), _LONGEST)
+            self._ended.wait(longer * self._interval_s)
 
     def _probe(self, model: str) -> Probe | None:
         """Return the probe of a model; None for an ensemble, and for a model with inputs without a known example."""

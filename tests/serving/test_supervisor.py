@@ -233,30 +233,38 @@ def test_a_worker_that_hangs_while_another_model_is_busy(decoder: bool, supervis
 
 
 @pytest.mark.alone
-def test_each_model_infers_every_second_idle_and_busy(supervised: Supervisor, bundle: Bundle) -> None:
-    """In three seconds, each model infers two to four times."""
-    address = Address(host="127.0.0.1", port=supervised.server.metrics_port)
+def test_each_model_is_probed_idle_and_busy(supervised: Supervisor, bundle: Bundle) -> None:
+    """A model that answers a probe at once is probed every second, one that takes longer less often."""
     of_network = 'model="gmmvit_network",result="answered"}'
 
-    def off_idle() -> float:
-        counts = successes(address)
+    def probed() -> dict[str, float]:
+        before = answered_probes(supervised)
         run_for(supervised, 3)
-        after = successes(address)
-        assert counts is not None
-        assert after is not None
-        models = ("gmmvit_network", "gmmvit_preprocess")
-        return max(abs(after[model] - counts[model] - 3) for model in models)
+        return {name: count - before.get(name, 0) for name, count in answered_probes(supervised).items()}
+
+    def off_idle() -> float:
+        counts = probed()
+        assert min(counts.values()) >= 1
+        return abs(counts[of_network] - 3)
 
     def off_busy() -> float:
-        probes = answered_probes(supervised)
         with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
-            run_for(supervised, 3)
+            counts = probed()
         assert len(answered) > 20
-        return abs(answered_probes(supervised)[of_network] - probes[of_network] - 3)
+        return abs(counts[of_network] - 2)
 
     assert best_of(3, off_idle, enough=1) <= 1
     assert best_of(3, off_busy, enough=1) <= 1
     assert supervised.metrics.restarts == 0
+
+
+def test_a_model_that_takes_long_is_probed_less_often(supervised: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model takes longer than a millionth of a second."""
+    monkeypatch.setattr("gmmvit_deploy.serving._watch._QUICK_S", 1e-6)
+    run_for(supervised, 2)  # the last probe with the short interval
+    before = answered_probes(supervised)
+    run_for(supervised, 4)
+    assert all(count - before.get(name, 0) <= 1 for name, count in answered_probes(supervised).items())
 
 
 def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
@@ -337,7 +345,7 @@ def open_loop(server: TritonServer, *, rate: float) -> Iterator[Callable[[], int
 
 
 def test_probes_do_not_disturb_what_parity_counts(repository: Repository, bundle: Bundle) -> None:
-    """With a hundred times as many probes as usual."""
+    """With at least ten times as many probes as usual."""
     with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as server:
         supervisor = Supervisor(server, SupervisorOptions(probe_interval_s=0.01))
         supervisor.step()

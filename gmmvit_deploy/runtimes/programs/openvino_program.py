@@ -1,8 +1,9 @@
 """Run a network in OpenVINO on the CPU.
 
-A batch is divided into chunks of at most `CHUNK` rows, or of another size that was measured. The data of a chunk stays
-in a core's cache, and each core runs its own chunks. The
-graph is compiled for each chunk size, because OpenVINO fuses more operators in a graph with static shapes.
+Each core computes the same number of rows by itself, in chunks of at most `CHUNK` rows, or of another size that was
+measured: no operator waits for another core, and the data of a chunk stays in a core's cache. All cores share the
+rows that are left over, if these are at most half as many as the cores. So they share a single row. The graph is
+compiled for each size, because OpenVINO fuses more operators in a graph with static shapes.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
 copied with it.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +25,8 @@ from .cores import allowed_processors, cores
 __all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 
 Hint = Literal["f32", "bf16"]
-CHUNK = 16
-"""The maximum number of rows in a chunk, unless the caller gives another size."""
+CHUNK = 8
+"""The maximum number of rows that a core computes at once, unless the caller gives another size."""
 _DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 
@@ -69,6 +72,7 @@ class OpenVinoProgram:
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
         self._requests: dict[tuple[int, int], list[Any]] = {}
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="openvino")
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._prepared(1, 1)  # compiled now, so that a graph that cannot be compiled fails here
@@ -83,15 +87,15 @@ class OpenVinoProgram:
 
     def model(self, rows: int) -> Any:
         """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model."""
-        return self._whole if rows == self.chunk else self._small
+        return self._whole if rows >= self.chunk else self._small
 
     def prepare(self, most: int) -> None:
         """Compile the graph for all batches of up to ``most`` rows now, so that no request waits for a compilation."""
         with self._lock:
-            for size in (1 << power for power in range(min(self.chunk, most).bit_length())):
+            for size in _powers(min(most, max(1, self.threads // 2))):
                 self._prepared(size, 1)
-            for streams in {min(self.threads, whole) for whole in range(1, most // self.chunk + 1)}:
-                self._prepared(self.chunk, streams)
+            for size in _powers(min(self.chunk, -(-most // self.threads))):
+                self._prepared(size, self.threads)
 
     def run(self, batch: Any) -> Any:
         """Return the first output, float32 (B, C), for a batch of the graph's input (B, …)."""
@@ -103,45 +107,36 @@ class OpenVinoProgram:
 
     def _run(self, batch: Any, outputs: int) -> list[Any]:
         with self._lock:
-            starts, streams = self._cut(len(batch))
-            answers: list[Any] = [None] * len(starts)
-            waiting: list[tuple[Any, int, Any]] = []
-            used: Counter[int] = Counter()
-            for index, (start, size) in enumerate(starts):
-                requests = self._prepared(size, streams if size == self.chunk else 1)
-                if used[size] >= len(requests):
-                    self._collect(waiting.pop(0), answers, outputs)  # the oldest request: the next chunk uses it again
-                request = requests[used[size] % len(requests)]
-                used[size] += 1
-                chunk = np.ascontiguousarray(batch[start : start + size])
-                request.start_async({0: chunk}, share_inputs=True)
-                waiting.append((request, index, chunk))  # the request reads the memory of the chunk until it ends
-            for pending in waiting:
-                self._collect(pending, answers, outputs)
+            of_cores, shared = self._divided(len(batch))
+            for count in set(of_cores):
+                for size in _sizes(count, self.chunk):
+                    self._prepared(size, self.threads)
+
+            def of_core(core: int) -> list[Any]:
+                start = sum(of_cores[:core])
+                answers = []
+                for size in _sizes(of_cores[core], self.chunk):
+                    request = self._prepared(size, self.threads)[core]
+                    answers.append(_answers(request, batch[start : start + size], outputs))
+                    start += size
+                return answers
+
+            busy = sum(count > 0 for count in of_cores)
+            answers = [chunk for chunks in self._pool.map(of_core, range(busy)) for chunk in chunks]
+            start = len(batch) - shared
+            for size in _sizes(shared, shared):
+                answers.append(_answers(self._prepared(size, 1)[0], batch[start : start + size], outputs))
+                start += size
         return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*answers, strict=True)]
 
-    def _cut(self, rows: int) -> tuple[list[tuple[int, int]], int]:
-        """Return ([(start, size) of each chunk], number of full chunks that run at once).
-
-        Sizes are powers of two up to the chunk.
-        """
-        whole = rows // self.chunk
-        streams = max(1, min(self.threads, whole))
-        starts = [(index * self.chunk, self.chunk) for index in range(whole)]
-        start = whole * self.chunk
-        while start < rows:
-            size = 1 << ((rows - start).bit_length() - 1)
-            starts.append((start, size))
-            start += size
-        return starts, streams
-
-    def _collect(self, pending: tuple[Any, int, Any], answers: list[Any], outputs: int) -> None:
-        request, index, _ = pending
-        request.wait()
-        answers[index] = [request.get_output_tensor(output).data.copy() for output in range(outputs)]
+    def _divided(self, rows: int) -> tuple[list[int], int]:
+        """Return ([number of rows that a core computes by itself], number of rows after them that all cores share)."""
+        each, rest = divmod(rows, self.threads)
+        shared = rest if 2 * rest <= self.threads else 0
+        return [each + (core < rest - shared) for core in range(self.threads)], shared
 
     def _prepared(self, size: int, streams: int) -> list[Any]:
-        """Return the inference requests for chunks of this size, compiled on first use."""
+        """Return the inference requests for chunks of this size, one for each stream, compiled on first use."""
         if (size, streams) not in self._requests:
             model = self.model(size).clone()
             shape = model.inputs[0].partial_shape
@@ -151,7 +146,7 @@ class OpenVinoProgram:
             compiled = self._core.compile_model(model, "CPU", settings)
             self._require_hint(compiled)
             self._kernels = _kernels(compiled)
-            self._requests[size, streams] = [compiled.create_infer_request() for _ in range(2 * streams)]
+            self._requests[size, streams] = [compiled.create_infer_request() for _ in range(streams)]
         return self._requests[size, streams]
 
     def settings(self, model: Any, streams: int) -> dict[str, Any]:
@@ -160,8 +155,8 @@ class OpenVinoProgram:
             "INFERENCE_PRECISION_HINT": self._hint,
             "NUM_STREAMS": str(streams),
             "INFERENCE_NUM_THREADS": str(self.threads),
-            # If they were pinned, two programs with a thread each would share the first core.
-            "ENABLE_CPU_PINNING": self.threads == len(allowed_processors()),
+            # Threads of two programs, or of two sizes, would be pinned to the same core.
+            "ENABLE_CPU_PINNING": streams == 1 and self.threads == len(allowed_processors()),
             **self.quantization,
         }
         # Snippets, the kernels that OpenVINO generates, are slower than its other kernels for a single row in bf16.
@@ -176,6 +171,24 @@ class OpenVinoProgram:
         actual = compiled.get_property("INFERENCE_PRECISION_HINT")
         if actual != types[self._hint]:
             raise RuntimeError(f"expected OpenVINO to compute in {self._hint}, got {actual}")
+
+
+def _sizes(rows: int, most: int) -> Iterator[int]:
+    """Yield the sizes of the chunks of some rows, the largest first: powers of two up to ``most``, a power of two."""
+    while rows:
+        size = min(most, 1 << (rows.bit_length() - 1))
+        yield size
+        rows -= size
+
+
+def _powers(most: int) -> Iterator[int]:
+    """Yield the powers of two up to ``most``."""
+    return (1 << power for power in range(most.bit_length()))
+
+
+def _answers(request: Any, chunk: Any, outputs: int) -> list[Any]:
+    request.infer({0: np.ascontiguousarray(chunk)}, share_inputs=True)
+    return [request.get_output_tensor(output).data.copy() for output in range(outputs)]
 
 
 def _quantization(model: Any) -> dict[str, str]:

@@ -132,7 +132,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """The request with which HAProxy checks a server every second.
+    """The request with which HAProxy checks a server.
 
     path: of the request.  body: of a POST; "" means a GET.  headers: of a POST.
     infers: True if the request runs the network.  why_not: the reason why not; empty if ``infers``.

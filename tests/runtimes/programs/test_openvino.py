@@ -96,6 +96,17 @@ def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle)
     assert max(size for size, _ in program._requests) == chunk
 
 
+@pytest.mark.first(1)
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: Bundle) -> None:
+    """With four cores, a batch of 2 is shared, one of 3 is not, and one of 6 is a row for each core and 2 shared."""
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=threads, chunk=2)
+    inputs = fresh_inputs(bundle, 11)
+    expected = np.concatenate([program.run(inputs[row : row + 1]) for row in range(11)])
+    for rows in range(1, 12):
+        np.testing.assert_allclose(program.run(inputs[:rows]), expected[:rows], atol=1e-5)
+
+
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     program = OpenVinoProgram(str(bundle.onnx_path), hint="f32")
     program.prepare(3 * CHUNK)
