@@ -106,12 +106,12 @@ class Measurement:
         for program, _ in tried.values():
             if not any(program in chosen.values() for chosen in best.values()):
                 program.service.stop()
-        seconds = self._network.seconds
         for part, kind in KINDS.items():
             result[part] = {}
             for clients in CLIENTS:
                 programs = {program.name: program for program in ours if kind in program.addresses} | best[clients]
-                rates = self._rounds(programs, kind, clients, seconds if part == "closed" else max(1, seconds // 2))
+                seconds = self._network.seconds[clients] // (1 if part == "closed" else 2)
+                rates = self._rounds(programs, kind, clients, seconds)
                 result[part][str(clients)] = _compared(rates, list(best[clients]))
                 _show(f"{part}, {clients} clients", result[part][str(clients)])
         most = str(max(CLIENTS))
@@ -177,8 +177,8 @@ class Measurement:
         self._stack.callback(program.service.stop)
         try:
             self._check(program)
-            seconds = max(1, self._network.seconds // 2)
-            return program, {str(count): self._rate(program, "image", count, seconds) for count in CLIENTS}
+            seconds = {count: self._network.seconds[count] // 2 for count in CLIENTS}
+            return program, {str(count): self._rate(program, "image", count, seconds[count]) for count in CLIENTS}
         finally:
             program.service.pause()
 
@@ -291,7 +291,7 @@ def main() -> None:
             arguments.output / f"{name}.json",
             "served_peers.py",
             rounds=arguments.rounds,
-            round_s=NETWORKS[name].seconds,
+            round_s=", ".join(f"{seconds} with {count} clients" for count, seconds in NETWORKS[name].seconds.items()),
             requests_in_open_loop=arguments.requests,
         )
         with card as results, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

@@ -155,7 +155,7 @@ class http_sender:  # noqa: N801 - used as a function, like grpc_sender
         """Return a kept connection that the server has not closed; uvicorn, for one, closes it after 5 s."""
         while self._idle:
             reader, writer = self._idle.pop()
-            if not reader.at_eof():
+            if not (reader.at_eof() or writer.is_closing()):
                 return reader, writer
             writer.close()
         return None

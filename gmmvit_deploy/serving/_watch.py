@@ -6,7 +6,7 @@
     otherwise                                         a failure; the second in sequence means that the model is dead
 
 A model computes a probe like every other request, so a large model gets fewer: the interval is a hundred times as long
-as the answer took, at least a second and at most ten. After a failure it is a second.
+as the quickest answer took, at least a second and at most ten. After a failure it is a second.
 
 An ensemble does not compute, so the models that it runs get the probes. A model's probe that waits is not repeated
 until it is answered or late, so a busy server holds at most a probe for each model.
@@ -54,8 +54,8 @@ class Watch:
         """Begin.
 
         answered: the models that have answered a probe since the first start. Each watch adds models.
-        interval_s: the shortest interval between two probes of a model.  timeout_s: the maximum time for an answer. Both
-        in seconds.
+        interval_s: the shortest interval between two probes of a model, in seconds.
+        timeout_s: the maximum time for an answer, in seconds.
         """
         self.workers = server.workers
         self.reason = ""
@@ -74,7 +74,7 @@ class Watch:
 
     def _repeat(self, model: str) -> None:
         probe = self._probe(model)
-        failures, computing_since = 0, 0.0
+        failures, computing_since, quickest_s = 0, 0.0, 0.0
         while probe is not None and not self._ended.is_set() and not self.reason:
             completed, cpu_s, began = self._completed(model), self._cpu_seconds(model), time.monotonic()
             answer = ask(self._http, probe, self._timeout_s)
@@ -83,6 +83,7 @@ class Watch:
             self._metrics.count_probe(model, answer.result)
             if answer.result == "answered":
                 self._answered.add(model)
+                quickest_s = min(quickest_s or answer.seconds, answer.seconds)
             elif answer.result == "refused" and model not in self._answered and _NO_WORKER not in answer.detail:
                 self._server.note(f"{model} refuses a probe, so only its processes are watched: {answer.detail}")
                 return
@@ -98,7 +99,7 @@ class Watch:
                 failures += 1
             if failures >= _MOST_FAILURES:
                 self.reason = f"{model} failed {_MOST_FAILURES} probes in sequence: {answer.detail}"
-            longer = 1.0 if failures else min(max(answer.seconds / _QUICK_S, 1.0), _LONGEST)
+            longer = 1.0 if failures else min(max(quickest_s / _QUICK_S, 1.0), _LONGEST)
             self._ended.wait(longer * self._interval_s)
 
     def _probe(self, model: str) -> Probe | None:

@@ -300,7 +300,7 @@ def test_the_probes_wait_for_a_start_and_for_a_restart(container: dict[str, Any]
     start_s = int(args[args.index("--start-timeout") + 1])
     startup, liveness = container["startupProbe"], container["livenessProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= start_s
-    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 20 + start_s  # the supervisor begins within 20 s
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 30 + start_s  # the supervisor begins within 30 s
 
 
 def test_the_end_of_the_server_takes_what_the_page_states(spec: dict[str, Any], container: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ from gmmvit_deploy.parity._served import _mix
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving._probes import Address, successes
 from gmmvit_deploy.serving._supervisor import Supervisor, SupervisorOptions
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
@@ -213,10 +212,10 @@ def hung_and_restarted_s(supervised: Supervisor, bundle: Bundle, *, decoder: boo
 
 
 @pytest.mark.alone
-def test_a_server_with_a_worker_that_hangs_is_restarted_within_twenty_seconds(
+def test_a_server_with_a_worker_that_hangs_is_restarted_within_thirty_seconds(
     supervised: Supervisor, bundle: Bundle
 ) -> None:
-    assert best_of(3, lambda: hung_and_restarted_s(supervised, bundle), enough=20) < 20
+    assert best_of(3, lambda: hung_and_restarted_s(supervised, bundle), enough=30) < 30
 
 
 @pytest.mark.parametrize("decoder", [False, True], ids=["preprocessing", "decoders of large images"])
@@ -232,39 +231,42 @@ def test_a_worker_that_hangs_while_another_model_is_busy(decoder: bool, supervis
         assert connection.infer("gmmvit", "IMAGE", image).shape == (1, 10)
 
 
+_QUICK = "gmmvit_deploy.serving._watch._QUICK_S"
+
+
 @pytest.mark.alone
-def test_each_model_is_probed_idle_and_busy(supervised: Supervisor, bundle: Bundle) -> None:
-    """A model that answers a probe at once is probed every second, one that takes longer less often."""
-    of_network = 'model="gmmvit_network",result="answered"}'
+def test_a_model_that_answers_at_once_is_probed_every_second_idle_and_busy(
+    supervised: Supervisor, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever this machine takes for an answer, it counts as quick."""
+    monkeypatch.setattr(_QUICK, 60.0)
+    run_for(supervised, 3)  # the last probes with a longer interval
 
-    def probed() -> dict[str, float]:
-        before = answered_probes(supervised)
-        run_for(supervised, 3)
-        return {name: count - before.get(name, 0) for name, count in answered_probes(supervised).items()}
-
-    def off_idle() -> float:
-        counts = probed()
-        assert min(counts.values()) >= 1
-        return abs(counts[of_network] - 3)
+    def off(counts: dict[str, float]) -> float:
+        return max(abs(count - 3) for count in counts.values())
 
     def off_busy() -> float:
         with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
-            counts = probed()
+            counts = probes_in(supervised, 3)
         assert len(answered) > 20
-        return abs(counts[of_network] - 2)
+        return abs(counts['model="gmmvit_network",result="answered"}'] - 3)
 
-    assert best_of(3, off_idle, enough=1) <= 1
+    assert best_of(3, lambda: off(probes_in(supervised, 3)), enough=1) <= 1
     assert best_of(3, off_busy, enough=1) <= 1
     assert supervised.metrics.restarts == 0
 
 
 def test_a_model_that_takes_long_is_probed_less_often(supervised: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model takes longer than a millionth of a second."""
-    monkeypatch.setattr("gmmvit_deploy.serving._watch._QUICK_S", 1e-6)
-    run_for(supervised, 2)  # the last probe with the short interval
+    monkeypatch.setattr(_QUICK, 1e-6)
+    run_for(supervised, 3)  # the last probes with a shorter interval
+    assert max(probes_in(supervised, 4).values()) <= 1
+
+
+def probes_in(supervised: Supervisor, seconds: float) -> dict[str, float]:
+    """Return labels → number of the probes in some seconds from now."""
     before = answered_probes(supervised)
-    run_for(supervised, 4)
-    assert all(count - before.get(name, 0) <= 1 for name, count in answered_probes(supervised).items())
+    run_for(supervised, seconds)
+    return {name: count - before.get(name, 0) for name, count in answered_probes(supervised).items()}
 
 
 def test_the_wait_grows_with_each_restart_until_the_server_was_steady(

@@ -2,8 +2,8 @@
 
 Each core computes the same number of rows by itself, in chunks of at most `CHUNK` rows, or of another size that was
 measured: no operator waits for another core, and the data of a chunk stays in a core's cache. All cores share the
-rows that are left over, if these are at most half as many as the cores. So they share a single row. The graph is
-compiled for each size, because OpenVINO fuses more operators in a graph with static shapes.
+rows that are left over, if these are at most half as many as the cores, and a batch with less than two rows for each
+core. The graph is compiled for each size, because OpenVINO fuses more operators in a graph with static shapes.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
 copied with it.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +27,8 @@ __all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 Hint = Literal["f32", "bf16"]
 CHUNK = 8
 """The maximum number of rows that a core computes at once, unless the caller gives another size."""
+_ROWS_A_CORE = 2
+"""The minimum number of rows that a core computes by itself."""
 _DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 
@@ -67,8 +69,8 @@ class OpenVinoProgram:
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small, hint=hint) if kernels else 0
-        self._whole = self._small.clone()  # for full chunks, which usually have enough rows for our norms to be faster
-        self.fused_norms = kernels.fuse_norms(self._whole) if kernels else 0
+        self._several = self._small.clone()  # for more than a row, where our norms are faster
+        self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
         self._requests: dict[tuple[int, int], list[Any]] = {}
@@ -87,15 +89,17 @@ class OpenVinoProgram:
 
     def model(self, rows: int) -> Any:
         """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model."""
-        return self._whole if rows >= self.chunk else self._small
+        return self._several if rows > 1 else self._small
 
     def prepare(self, most: int) -> None:
         """Compile the graph for all batches of up to ``most`` rows now, so that no request waits for a compilation."""
         with self._lock:
-            for size in _powers(min(most, max(1, self.threads // 2))):
+            least = _ROWS_A_CORE * self.threads
+            for size in _powers(min(most, least - 1)):
                 self._prepared(size, 1)
-            for size in _powers(min(self.chunk, -(-most // self.threads))):
-                self._prepared(size, self.threads)
+            if most >= least:
+                for size in _powers(min(self.chunk, -(-most // self.threads))):
+                    self._prepared(size, self.threads)
 
     def run(self, batch: Any) -> Any:
         """Return the first output, float32 (B, C), for a batch of the graph's input (B, …)."""
@@ -122,7 +126,12 @@ class OpenVinoProgram:
                 return answers
 
             busy = sum(count > 0 for count in of_cores)
-            answers = [chunk for chunks in self._pool.map(of_core, range(busy)) for chunk in chunks]
+            if busy > 1:
+                running = [self._pool.submit(of_core, core) for core in range(busy)]
+                wait(running)  # also after an error, because the next batch takes the same requests
+                answers = [chunk for core in running for chunk in core.result()]
+            else:
+                answers = of_core(0)
             start = len(batch) - shared
             for size in _sizes(shared, shared):
                 answers.append(_answers(self._prepared(size, 1)[0], batch[start : start + size], outputs))
@@ -131,6 +140,8 @@ class OpenVinoProgram:
 
     def _divided(self, rows: int) -> tuple[list[int], int]:
         """Return ([number of rows that a core computes by itself], number of rows after them that all cores share)."""
+        if rows < _ROWS_A_CORE * self.threads:
+            return [0] * self.threads, rows
         each, rest = divmod(rows, self.threads)
         shared = rest if 2 * rest <= self.threads else 0
         return [each + (core < rest - shared) for core in range(self.threads)], shared
@@ -174,7 +185,7 @@ class OpenVinoProgram:
 
 
 def _sizes(rows: int, most: int) -> Iterator[int]:
-    """Yield the sizes of the chunks of some rows, the largest first: powers of two up to ``most``, a power of two."""
+    """Yield the sizes of the chunks of some rows, the largest first: powers of two up to ``most``."""
     while rows:
         size = min(most, 1 << (rows.bit_length() - 1))
         yield size
@@ -187,8 +198,8 @@ def _powers(most: int) -> Iterator[int]:
 
 
 def _answers(request: Any, chunk: Any, outputs: int) -> list[Any]:
-    request.infer({0: np.ascontiguousarray(chunk)}, share_inputs=True)
-    return [request.get_output_tensor(output).data.copy() for output in range(outputs)]
+    answers = request.infer({0: np.ascontiguousarray(chunk)}, share_inputs=True)  # copies
+    return [answers[output] for output in range(outputs)]
 
 
 def _quantization(model: Any) -> dict[str, str]:

@@ -142,10 +142,10 @@ def test_int8_values_move_between_the_windows_of_swin(tmp_path: Path) -> None:
 @needs_kernel
 def test_our_norms_run_in_a_chunk_and_not_for_a_single_image(precise_bundle: Bundle) -> None:
     variant = open_variant(precise_bundle, "int8", for_cpu=True)
-    inputs = fresh_inputs(precise_bundle, CHUNK + 1)
     with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True) as runner:
+        inputs = fresh_inputs(precise_bundle, 2 * runner.program.threads)
         assert runner.program.fused_norms > 0
-        assert runner.settings["norms"] == f"our own, in chunks of {CHUNK}"
+        assert runner.settings["norms"] == "our own, except for a single row"
         single = runner.program.run(inputs[:1])
         alone = runner.program.kernels["Reference ref_f32"]
         ours = runner.program.run(inputs)

@@ -99,7 +99,7 @@ def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle)
 @pytest.mark.first(1)
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: Bundle) -> None:
-    """With four cores, a batch of 2 is shared, one of 3 is not, and one of 6 is a row for each core and 2 shared."""
+    """With four cores, 7 images are shared, 10 are 2 for each core and 2 shared, and 11 are 3, 3, 3 and 2."""
     program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=threads, chunk=2)
     inputs = fresh_inputs(bundle, 11)
     expected = np.concatenate([program.run(inputs[row : row + 1]) for row in range(11)])
