@@ -22,7 +22,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.rollout.control import send_order
 from tests.serving.gateways import key_file, request, require_haproxy
-from tests.serving.rollout.services import load, other_bundle, processes, promoted
+from tests.serving.rollout.services import load, other_bundle, png, processes, promoted
 from tests.serving.rollout.state_service import ORDER, StateService
 from tests.waiting import best_of, wait_until
 
@@ -88,9 +88,10 @@ def photo(service: StateService) -> Path:
     return path
 
 
-def is_ready(service: StateService) -> bool:
+def answers(service: StateService) -> bool:
+    raw = {"Inference-Header-Content-Length": "0"}
     with suppress(OSError):
-        return request(service.where["http"], "/v2/health/ready").status == 200
+        return request(service.where["http"], "/v2/models/gmmvit/infer", png(), headers=raw).status == 200
     return False
 
 
@@ -108,8 +109,8 @@ def roll_out_with_kill(
     began, looks = time.monotonic(), [-1.0]
 
     def answers_steadily() -> bool:
-        """A killed server counts as ready until HAProxy's next check."""
-        looks.append(time.monotonic() if is_ready(services[0]) else -1.0)
+        """The gateway may know of a killed server only after some requests."""
+        looks.append(time.monotonic() if answers(services[0]) else -1.0)
         return len(looks) > 10 and min(looks[-10:]) > 0
 
     wait_until(answers_steadily, "answers of the service", poll_s=0.2)
