@@ -236,7 +236,8 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
     every = {option for name in CLI for option in _options(name)} | {"--help", "--version"}
     # benchmarks/tables.py, curl, torchrun, docker, kubectl
     of_others = {"--write", "--data-binary", "--cacert", "--standalone", "--nproc-per-node", "--cpuset-cpus", "--cpus"}
-    of_others |= {"--model-ema", "--from-file", "--from-literal", "--cert", "--key", "--connect-to", "--no-deps", "--shm-size"}
+    of_others |= {"--model-ema", "--from-file", "--from-literal", "--cert", "--key", "--connect-to", "--no-deps"}
+    of_others |= {"--shm-size"}
     for where, code in _code_spans():
         command = re.match(r"gmmvit ([a-z]+)", code)
         known = _options(command[1]) | {"--help"} if command else every | of_others
