@@ -23,6 +23,11 @@ class Inference(Worker):
 if __name__ == "__main__":
     server = Server()
     server.append_worker(
-        Inference, num=SETTINGS["workers"], max_batch_size=SETTINGS["batch"], max_wait_time=1, route="/classify"
+        Inference,
+        num=SETTINGS["workers"],
+        max_batch_size=SETTINGS["batch"],
+        max_wait_time=1,
+        timeout=30,  # the default of 3 s is too short for a batch of a large network
+        route="/classify",
     )
     server.run()
