@@ -168,10 +168,10 @@ def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bu
     assert after == {**before, refused: before[refused] + 1}
 
 
-def test_the_documented_command_prints_the_process_of_the_server(service: StateService) -> None:
+def test_the_documented_command_ends_the_process_of_the_server_alone(service: StateService) -> None:
     page = (ROOT / "docs/pages/operate.md").read_text(encoding="utf-8")
-    (command,) = set(re.findall(r"`(pgrep -P PID_OF_SERVE \w+)`", page))
-    words = command.replace("PID_OF_SERVE", str(service.process.pid)).split()
+    (command,) = set(re.findall(r"`pkill -9 (-P PID \w+)`", page))
+    words = ["pgrep", *command.replace("PID", str(service.process.pid)).split()]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
     assert {int(pid) for pid in printed} == processes(service, "tritonserver")
     assert len(printed) == 1
