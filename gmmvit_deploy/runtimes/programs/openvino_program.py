@@ -69,7 +69,7 @@ class OpenVinoProgram:
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small, hint=hint) if kernels else 0
-        self._several = self._small.clone()  # for more than a row, where our norms are faster
+        self._several = self._small.clone()  # for more than a row: for a single one our norms are slower
         self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
