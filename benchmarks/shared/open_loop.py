@@ -152,7 +152,7 @@ class http_sender:  # noqa: N801 - used as a function, like grpc_sender
         return "OK" if status == 200 else str(status)
 
     def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """Return a kept connection that the server has not closed; uvicorn, for one, closes it after 5 s."""
+        """Return a kept connection that the server has not closed; uvicorn closes an idle connection after 5 s."""
         while self._idle:
             reader, writer = self._idle.pop()
             if not (reader.at_eof() or writer.is_closing()):

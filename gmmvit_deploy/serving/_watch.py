@@ -27,7 +27,7 @@ __all__ = ["Watch"]
 
 _MOST_FAILURES = 2
 _QUICK_S = 0.01
-"""A model that answers a probe within this time gets the next one after the shortest interval."""
+"""A model that answers a probe within this time gets the next probe after the shortest interval."""
 _LONGEST = 10
 """The longest interval, relative to the shortest."""
 _MOST_COMPUTING_S = 60.0

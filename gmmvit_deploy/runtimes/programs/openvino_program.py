@@ -69,7 +69,7 @@ class OpenVinoProgram:
         self.attentions = kernels.describe_attention(self._small) if kernels else ""
         """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
         self.fused_attentions = kernels.fuse_attention(self._small, hint=hint) if kernels else 0
-        self._several = self._small.clone()  # for more than a row: for a single one our norms are slower
+        self._several = self._small.clone()  # for several rows: with a single row, our norms are slower
         self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
@@ -115,39 +115,37 @@ class OpenVinoProgram:
             for count in set(of_cores):
                 for size in _sizes(count, self.chunk):
                     self._prepared(size, self.threads)
-
-            def of_core(core: int) -> list[Any]:
-                start = sum(of_cores[:core])
-                answers = []
-                for size in _sizes(of_cores[core], self.chunk):
-                    request = self._prepared(size, self.threads)[core]
-                    answers.append(_answers(request, batch[start : start + size], outputs))
-                    start += size
-                return answers
-
-            busy = sum(count > 0 for count in of_cores)
-            if busy > 1:
-                running = [self._pool.submit(of_core, core) for core in range(busy)]
-                wait(running)  # also after an error, because the next batch takes the same requests
-                answers = [chunk for core in running for chunk in core.result()]
-            else:
-                answers = of_core(0)
-            start = len(batch) - shared
-            for size in _sizes(shared, shared):
-                answers.append(_answers(self._prepared(size, 1)[0], batch[start : start + size], outputs))
-                start += size
+            running, start = [], 0
+            for core, count in enumerate(of_cores):
+                rows = batch[start : start + count]
+                running.append(self._pool.submit(self._computed, rows, self.chunk, self.threads, core, outputs))
+                start += count
+            wait(running)  # also after an error, because the next batch takes the same requests
+            answers = [chunk for core in running for chunk in core.result()]
+            answers += self._computed(batch[start:], shared, 1, 0, outputs)
         return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*answers, strict=True)]
+
+    def _computed(self, rows: Any, most: int, streams: int, stream: int, outputs: int) -> list[list[Any]]:
+        """Return the outputs of each chunk of some rows, of at most ``most`` rows, computed in a stream."""
+        answers, start = [], 0
+        for size in _sizes(len(rows), most):
+            request = self._prepared(size, streams)[stream]
+            chunk = np.ascontiguousarray(rows[start : start + size])
+            results = request.infer({0: chunk}, share_inputs=True)  # copies of the outputs
+            answers.append([results[output] for output in range(outputs)])
+            start += size
+        return answers
 
     def _divided(self, rows: int) -> tuple[list[int], int]:
         """Return ([number of rows that a core computes by itself], number of rows after them that all cores share)."""
         if rows < _ROWS_A_CORE * self.threads:
-            return [0] * self.threads, rows
+            return [], rows
         each, rest = divmod(rows, self.threads)
         shared = rest if 2 * rest <= self.threads else 0
         return [each + (core < rest - shared) for core in range(self.threads)], shared
 
     def _prepared(self, size: int, streams: int) -> list[Any]:
-        """Return the inference requests for chunks of this size, one for each stream, compiled on first use."""
+        """Return an inference request of each stream for chunks of this size, compiled on first use."""
         if (size, streams) not in self._requests:
             model = self.model(size).clone()
             shape = model.inputs[0].partial_shape
@@ -195,11 +193,6 @@ def _sizes(rows: int, most: int) -> Iterator[int]:
 def _powers(most: int) -> Iterator[int]:
     """Yield the powers of two up to ``most``."""
     return (1 << power for power in range(most.bit_length()))
-
-
-def _answers(request: Any, chunk: Any, outputs: int) -> list[Any]:
-    answers = request.infer({0: np.ascontiguousarray(chunk)}, share_inputs=True)  # copies
-    return [answers[output] for output in range(outputs)]
 
 
 def _quantization(model: Any) -> dict[str, str]:
