@@ -12,12 +12,15 @@ stands for the peer. Ours is ``gmmvit serve`` as it starts: Triton's own path, w
 ``POST /classify``. ``--optimized BUNDLE`` adds a copy of the bundle for which ``gmmvit optimize`` has chosen a
 runner on this machine: its answers are not float32's, so the result has the share of images with the same class.
 
+On a CPU with AVX512-BF16, OpenVINO computes in bf16 unless it is told otherwise, so the services tell it float32. With
+``--optimized``, they are also tried in bf16, where nothing checks their answers, and the fastest of these is measured.
+
     closed      1 and 16 clients that wait for their answers (wrk), with image files
     tensors     the same with pixels, which need no decoding
     open        requests at random times (Poisson arrivals), at half of the lowest capacity of ours and the best peer's
 
 The programs take turns in each round, on the same cores as their load, and the processes of all others are stopped
-meanwhile. An answer with another class than PyTorch's, or with other probabilities, stops the script.
+meanwhile. In float32, an answer with another class than PyTorch's, or with other probabilities, stops the script.
 
 The peers are not among this project's dependencies: give them an environment of their own, with ``--peers PYTHON``
 (`pip install litserve bentoml "ray[serve]" mosec fastapi "uvicorn[standard]" onnxruntime openvino pillow numpy`). A
@@ -47,12 +50,15 @@ from benchmarks.peer_services.networks import NETWORKS, Expected, preprocessing,
 from benchmarks.peer_services.programs import PEERS, Program, our_programs, peer_program
 from benchmarks.peer_services.running import NotStarted
 from benchmarks.shared import run_card
+from benchmarks.shared.cpu_programs import HAS_BF16
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.statistics import ENOUGH, ratio
 from gmmvit_deploy.bundle.artifacts import open_bundle
 
 RUNTIMES = ("onnxruntime", "openvino")
+IN_BF16 = ("openvino:bf16",) if HAS_BF16 else ()
+"""What a peer has in place of int8."""
 CLIENTS = (1, 16)
 KINDS = {"closed": "image", "tensors": "tensor"}
 FILES = 16
@@ -63,6 +69,8 @@ _SETTLE_S = 5.0
 
 Rates = dict[str, list[float]]
 """Program → answers a second in each round."""
+Tried = dict[str, tuple[Program, dict[str, float]]]
+"""Service of a peer → (the program, number of clients → answers a second)."""
 
 
 class Measurement:
@@ -81,6 +89,7 @@ class Measurement:
         write_straight(self._bundle, self._graph)
 
     def run(self) -> dict[str, Any]:
+        tried, missing = self._tried()
         ours = our_programs(self._bundle.path, self._folder, self._stack, label="gmmvit serve")
         for program in ours:
             self._check(program)
@@ -92,7 +101,6 @@ class Measurement:
         ours += optimized
         for program in ours:
             program.service.pause()
-        tried, missing = self._tried()
         result: dict[str, Any] = {
             "network": self._network.title,
             "bundle": self._arguments.network.name if self._arguments.network else "random weights",
@@ -103,16 +111,15 @@ class Measurement:
         if optimized:
             result["same_class_optimized"] = self._same_class(optimized[0])
         best = {clients: _fastest(tried, clients) for clients in CLIENTS}
-        for program, _ in tried.values():
-            if not any(program in chosen.values() for chosen in best.values()):
-                program.service.stop()
+        in_bf16 = {clients: _fastest_in_bf16(tried, clients) for clients in CLIENTS}
         for part, kind in KINDS.items():
             result[part] = {}
             for clients in CLIENTS:
-                programs = {program.name: program for program in ours if kind in program.addresses} | best[clients]
+                programs = {program.name: program for program in ours if kind in program.addresses}
+                programs |= best[clients] | in_bf16[clients]
                 seconds = self._network.seconds[clients] // (1 if part == "closed" else 2)
                 rates = self._rounds(programs, kind, clients, seconds)
-                result[part][str(clients)] = _compared(rates, list(best[clients]))
+                result[part][str(clients)] = _compared(rates, list(best[clients]), list(in_bf16[clients]))
                 _show(f"{part}, {clients} clients", result[part][str(clients)])
         most = str(max(CLIENTS))
         peer = result["closed"][most]["best_peer"]
@@ -136,17 +143,17 @@ class Measurement:
                 if wrong:
                     raise SystemExit(f"{program.name}: {wrong}")
 
-    def _tried(self) -> tuple[dict[str, tuple[Program, dict[str, float]]], dict[str, str]]:
-        """Start, check and try every service of the peers, and pause them.
+    def _tried(self) -> tuple[Tried, dict[str, str]]:
+        """Start, check and try every service of the peers, and pause those that are the fastest.
 
         Returns (name → (program, number of clients → answers a second), name of a service that is missing → reason).
         """
-        tried: dict[str, tuple[Program, dict[str, float]]] = {}
+        tried: Tried = {}
         missing: dict[str, str] = {}
         cores = len(os.sched_getaffinity(0))
         settings = dict.fromkeys([(1, cores)] if self._arguments.check else [(1, cores), (cores, 1)])
         for peer in self._arguments.peer or PEERS:
-            for runtime in RUNTIMES:
+            for runtime in RUNTIMES + (IN_BF16 if self._arguments.optimized else ()):
                 for workers, threads in settings:
                     name = f"{PEERS[peer]}, {runtime}, {workers} × {threads}"
                     try:
@@ -155,6 +162,7 @@ class Measurement:
                     except (NotStarted, LoadFailed) as exc:
                         missing[name] = str(exc)
                         print(f"{name}: missing: {exc}", flush=True)
+            _stop_slower(tried)
         if not tried:
             raise SystemExit(f"no peer started: {missing}")
         return tried, missing
@@ -176,11 +184,15 @@ class Measurement:
         )
         self._stack.callback(program.service.stop)
         try:
-            self._check(program)
+            if not _is_bf16(name):
+                self._check(program)
             seconds = {count: self._network.seconds[count] // 2 for count in CLIENTS}
-            return program, {str(count): self._rate(program, "image", count, seconds[count]) for count in CLIENTS}
-        finally:
-            program.service.pause()
+            rates = {str(count): self._rate(program, "image", count, seconds[count]) for count in CLIENTS}
+        except LoadFailed:
+            program.service.stop()
+            raise
+        program.service.pause()
+        return program, rates
 
     def _rounds(self, programs: Mapping[str, Program], kind: str, clients: int, seconds: int) -> Rates:
         random = np.random.default_rng(clients)
@@ -236,25 +248,49 @@ def _alone(program: Program, kind: str, body: bytes) -> Iterator[None]:
     program.service.pause()
 
 
-def _fastest(tried: Mapping[str, tuple[Program, Mapping[str, float]]], clients: int) -> dict[str, Program]:
-    """Return the fastest service of each peer: name → program."""
+def _stop_slower(tried: Tried) -> None:
+    """Stop the services that are the fastest for no number of clients: together, all would need too much memory."""
+    kept = {name for clients in CLIENTS for name in _fastest(tried, clients) | _fastest_in_bf16(tried, clients)}
+    for name in tried.keys() - kept:
+        tried[name][0].service.stop()
+
+
+def _fastest(tried: Tried, clients: int) -> dict[str, Program]:
+    """Return the fastest float32 service of each peer: name → program."""
     fastest: dict[str, str] = {}
     for name, (_, rates) in tried.items():
         peer = name.partition(",")[0]
+        if _is_bf16(name):
+            continue
         if peer not in fastest or rates[str(clients)] > tried[fastest[peer]][1][str(clients)]:
             fastest[peer] = name
     return {name: tried[name][0] for name in fastest.values()}
 
 
-def _compared(rates: Rates, peers: list[str]) -> dict[str, Any]:
-    """Return the rate of each program, and that of ours divided by the best peer's in the same rounds."""
+def _is_bf16(name: str) -> bool:
+    return any(f", {runtime}," in name for runtime in IN_BF16)
+
+
+def _fastest_in_bf16(tried: Tried, clients: int) -> dict[str, Program]:
+    """Return the fastest of all services in bf16, if any."""
+    rates = {name: rates[str(clients)] for name, (_, rates) in tried.items() if _is_bf16(name)}
+    return {name: tried[name][0] for name in sorted(rates, key=lambda name: -rates[name])[:1]}
+
+
+def _compared(rates: Rates, peers: list[str], in_bf16: list[str]) -> dict[str, Any]:
+    """Return the rate of each program, and that of ours divided by the best peer's in the same rounds.
+
+    peers: in float32.  in_bf16: the service that was the fastest in bf16 when it was tried, if any.
+    """
     medians = {name: float(np.median(values)) for name, values in rates.items()}
     best = max(peers, key=lambda name: medians[name])
     rows: dict[str, Any] = {}
     for name, values in rates.items():
         rows[name] = {"requests_per_second": medians[name], "rounds": values}
-        if name not in peers:
+        if name not in (*peers, *in_bf16):
             rows[name]["over_best_peer"] = ratio(values, rates[best])
+            if "optimized" in name and in_bf16:
+                rows[name]["over_bf16_peer"] = ratio(values, rates[in_bf16[0]])
     return {"best_peer": best, "programs": rows}
 
 
@@ -265,6 +301,7 @@ def _percentiles(latencies: list[float]) -> list[float]:
 def _show(title: str, compared: Mapping[str, Any]) -> None:
     for name, row in compared["programs"].items():
         over = f", {interval(row['over_best_peer'])} × {compared['best_peer']}" if "over_best_peer" in row else ""
+        over += f", {interval(row['over_bf16_peer'])} × the fastest in bf16" if "over_bf16_peer" in row else ""
         print(f"{title}: {name}: {row['requests_per_second']:.1f}/s{over}", flush=True)
 
 

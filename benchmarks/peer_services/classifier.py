@@ -4,7 +4,7 @@ The services run with the Python of an environment that has the peers' packages,
 project.  The environment variable ``PEER_SERVICE`` holds JSON with
 
     graph     path of the straight export, with an input ``tensor`` of a dynamic batch
-    runtime   onnxruntime or openvino
+    runtime   onnxruntime, openvino, or openvino:bf16, which OpenVINO takes by itself on a CPU with AVX512-BF16
     workers   processes that compute            threads   threads of each of these processes
     port      the port to listen on             batch     the largest batch
     image     height, width, mean, std, crop_pct, and the names ``fit`` and ``filter`` of a resize rule
@@ -26,8 +26,11 @@ _TOP = 5
 
 class Classifier:
     def __init__(self) -> None:
-        load = {"onnxruntime": _in_onnxruntime, "openvino": _in_openvino}[SETTINGS["runtime"]]
-        self._run = load(SETTINGS["graph"], SETTINGS["threads"])
+        runtime, _, rounded = SETTINGS["runtime"].partition(":")
+        if runtime == "openvino":
+            self._run = _in_openvino(SETTINGS["graph"], SETTINGS["threads"], precision=rounded or "f32")
+        else:
+            self._run = _in_onnxruntime(SETTINGS["graph"], SETTINGS["threads"])
         image = SETTINGS["image"]
         self._shape = (image["height"], image["width"], 3)
         self._mean, self._std = (np.asarray(image[name], np.float32) for name in ("mean", "std"))
@@ -84,10 +87,11 @@ def _in_onnxruntime(graph: str, threads: int) -> Any:
     return lambda tensors: session.run(["logits"], {"tensor": tensors})[0]
 
 
-def _in_openvino(graph: str, threads: int) -> Any:
+def _in_openvino(graph: str, threads: int, *, precision: str) -> Any:
     import openvino
 
     # Workers that are pinned would all be pinned to the first cores.
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+    settings["INFERENCE_PRECISION_HINT"] = precision
     compiled = openvino.Core().compile_model(graph, "CPU", settings)
     return lambda tensors: compiled(tensors)[0]

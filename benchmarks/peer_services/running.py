@@ -78,6 +78,8 @@ class Service:
 
     def stop(self) -> None:
         """End the service and all of its processes."""
+        if self._process.poll() is not None:
+            return
         self.resume()
         own = _tree(self._process.pid)
         self._process.terminate()

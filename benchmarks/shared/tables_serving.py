@@ -307,7 +307,10 @@ def peers_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _served_by(program: str) -> str:
     """Return the peer of a program, whose runtime and threads may differ with the clients; for ours, the program."""
-    return program if ":" in program else program.partition(",")[0]
+    peer, _, settings = program.partition(", ")
+    if settings.startswith("openvino:bf16"):
+        return f"{peer}, bf16"
+    return program if ":" in program else peer
 
 
 def _rate_cell(column: Mapping[str, Any], service: str) -> str:
@@ -315,7 +318,10 @@ def _rate_cell(column: Mapping[str, Any], service: str) -> str:
         if _served_by(program) == service:
             rate, settings = f"{row['requests_per_second']:,.1f}/s", program.partition(", ")[2]
             if "over_best_peer" in row:
-                return f"{rate}, {interval(row['over_best_peer'])} × {_served_by(column['best_peer'])}"
+                over = f"{interval(row['over_best_peer'])} × {_served_by(column['best_peer'])}"
+                if "over_bf16_peer" in row:
+                    over += f", {interval(row['over_bf16_peer'])} × the fastest in bf16"
+                return f"{rate}, {over}"
             return f"{rate} ({settings})"
     return "–"
 

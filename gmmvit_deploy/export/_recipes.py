@@ -11,9 +11,9 @@ is varied after the other, and the best value is kept:
 
 A graph for CPUs has zero points where ranges are far from symmetric. TensorRT has none.
 
-The graph is static, with a range for each activation, which is faster. The score of its dynamic form
-(`graphs.quantize`) is recorded as well. With a gate, half of the images are judged, and projections move to the dynamic
-form, or to float32, until the gate holds (`_mixed`).
+The graph is static, with a range for each activation, which is faster. With several recipes, the score of the dynamic
+form (`graphs.quantize`) is recorded as well. With a gate, half of the images are judged, and projections move to the
+dynamic form, or to float32, until the gate holds (`_mixed`).
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def quantized_by_choice(
     proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
     zero_points: True for a graph for CPUs.  types: the precision of the operators that are not quantised, to which the
     caller casts the graph.  over_images: as in `signal_to_noise_db`, True for a multi-label network.
-    recipe: the recipe that another graph of the network already chose, with the projections that moved.
+    recipe: the recipe that another graph of the network already chose; None tries several.
     judge_from: makes the `Judge` of a gate from its images, their rows and the reference; None without a gate. With a
     ``recipe``, the gate is measured, and need not hold.
     The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were

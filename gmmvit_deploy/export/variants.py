@@ -106,6 +106,7 @@ def variants_from_bundle(
     *,
     padded: bool = True,
     gate: Gate | None = None,
+    like: Bundle | None = None,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
@@ -116,6 +117,8 @@ def variants_from_bundle(
     padded, force: as in `variant_from_bundle`.
     gate: what the int8 graph for CPUs must reach: projections move to more exact forms until it does. In the graph for
     GPUs, these are not quantised; its record says whether the gate holds there.
+    like: a copy of the bundle with a calibrated int8 graph, whose recipe is taken, with no projection in a more exact
+    form; None tries several recipes. Not with ``gate``.
     on_progress: called at the beginning of each precision.
     Errors: as in `variant_from_bundle`; OutputError leaves the bundle unchanged if a graph of any precision exists.
     """
@@ -135,11 +138,18 @@ def variants_from_bundle(
                 calibration=images,
                 padded=padded,
                 gate=gate if precision == "int8" else None,
+                recipe=None if like is None else _static_recipe(like),
                 force=force,
                 on_progress=on_progress,
             )
         )
     return variants
+
+
+def _static_recipe(bundle: Bundle) -> Recipe | None:
+    record = record_of(bundle, "int8")
+    recipe = None if record is None else recipe_from((record.cpu or record).calibration)
+    return None if recipe is None else replace(recipe, float32=())
 
 
 def _text(record: VariantRecord) -> bytes:
@@ -160,6 +170,7 @@ def _written(
     padded: bool,
     force: bool,
     gate: Gate | None = None,
+    recipe: Recipe | None = None,
     on_progress: OnProgress = ignore,
 ) -> Variant:
     if precision == "fp32":
@@ -178,7 +189,7 @@ def _written(
         if precision in FOR_CPUS and calibration is None:
             record = recorded(for_cpu=True)
         elif precision in FOR_CPUS:
-            cpu = recorded(for_cpu=True)
+            cpu = recorded(for_cpu=True, recipe=recipe)
             record = replace(recorded(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
         else:
             record = recorded(for_cpu=False)

@@ -104,14 +104,14 @@ def _require(bundle: Bundle, precision: Precision, on_progress: OnProgress) -> N
 def _add_int8(
     bundle: Bundle, graphs: Graphs, calibration: str | None, folder: Path, on_progress: OnProgress, *, kept: float
 ) -> None:
-    def try_form(form: Form, images: str | None, gate: Gate | None = None) -> Form | None:
-        """Convert a copy of the bundle, and return the form that came out."""
+    def try_form(form: Form, images: str | None, gate: Gate | None = None, like: Bundle | None = None) -> Bundle | None:
+        """Convert a copy of the bundle, and return it."""
         try:
             copy = _copy(bundle, folder / form)
             report = prefixed(f"int8, {form}", on_progress)
-            variants_from_bundle(copy, ("int8",), images, gate=gate, on_progress=report)
+            variants_from_bundle(copy, ("int8",), images, gate=gate, like=like, on_progress=report)
             graphs.bundles.setdefault(("int8", form_of(copy)), copy)
-            return form_of(copy)
+            return copy
         except GmmvitError as exc:
             graphs.left_out["int8", form] = str(exc)
             return None
@@ -126,11 +126,11 @@ def _add_int8(
     if calibration is None:
         graphs.left_out |= {("int8", "static"): _NO_IMAGES, ("int8", "mixed"): _NO_IMAGES}
     else:
-        gate = Gate(keep_decisions=kept)
-        if try_form("mixed", calibration, gate) == "static":
+        mixed = try_form("mixed", calibration, Gate(keep_decisions=kept))
+        if mixed is not None and form_of(mixed) == "static":
             graphs.left_out["int8", "mixed"] = "no projection has to leave the static form for decisions to be kept"
         else:
-            try_form("static", calibration)
+            try_form("static", calibration, like=mixed)
     try_form("dynamic", None)
 
 

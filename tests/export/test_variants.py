@@ -13,7 +13,7 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError, OutputError
 from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
@@ -55,6 +55,19 @@ def test_the_same_bundle_gives_the_same_bytes(copied: Bundle, precise_bundle: Bu
         data = open_images(copied, str(calibration_images), limit=64) if precision == "int8" else None
         made = variant_from_bundle(copied, precision, calibration=data)
         assert made.sha256 == open_variant(precise_bundle, precision).sha256
+
+
+@pytest.mark.rest
+def test_the_recipe_of_a_copy_gives_the_same_int8_graphs_without_a_search(
+    copied: Bundle, precise_bundle: Bundle, calibration_images: Path
+) -> None:
+    variants_from_bundle(copied, ("int8",), str(calibration_images), 64, like=precise_bundle)
+    for for_cpu in (True, False):
+        made, known = (open_variant(each, "int8", for_cpu=for_cpu) for each in (copied, precise_bundle))
+        assert made.sha256 == known.sha256
+        assert made.record is not None
+        assert made.record.calibration is not None
+        assert len(made.record.calibration["tried"]) == 1
 
 
 def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
