@@ -12,7 +12,7 @@ stands for the peer. Ours is ``gmmvit serve`` as it starts: Triton's own path, w
 ``POST /classify``. ``--optimized BUNDLE`` adds a copy of the bundle for which ``gmmvit optimize`` has chosen a
 runner on this machine: its answers are not float32's, so the result has the share of images with the same class.
 
-On a CPU with AVX512-BF16, OpenVINO computes in bf16 unless it is told otherwise, so the services tell it float32. With
+On a CPU with AVX512-BF16, OpenVINO computes in bf16 unless its precision is set, so the services set float32. With
 ``--optimized``, they are also tried in bf16, where nothing checks their answers, and the fastest of these is measured.
 
     closed      1 and 16 clients that wait for their answers (wrk), with image files

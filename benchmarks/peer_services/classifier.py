@@ -26,9 +26,9 @@ _TOP = 5
 
 class Classifier:
     def __init__(self) -> None:
-        runtime, _, rounded = SETTINGS["runtime"].partition(":")
+        runtime, _, precision = SETTINGS["runtime"].partition(":")
         if runtime == "openvino":
-            self._run = _in_openvino(SETTINGS["graph"], SETTINGS["threads"], precision=rounded or "f32")
+            self._run = _in_openvino(SETTINGS["graph"], SETTINGS["threads"], precision=precision or "f32")
         else:
             self._run = _in_onnxruntime(SETTINGS["graph"], SETTINGS["threads"])
         image = SETTINGS["image"]
@@ -91,7 +91,11 @@ def _in_openvino(graph: str, threads: int, *, precision: str) -> Any:
     import openvino
 
     # Workers that are pinned would all be pinned to the first cores.
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-    settings["INFERENCE_PRECISION_HINT"] = precision
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "ENABLE_CPU_PINNING": False,
+        "INFERENCE_PRECISION_HINT": precision,
+    }
     compiled = openvino.Core().compile_model(graph, "CPU", settings)
     return lambda tensors: compiled(tensors)[0]
