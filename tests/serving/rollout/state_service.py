@@ -36,7 +36,7 @@ class StateService:
         """Start the service, and wait until it is ready.
 
         keys: the key file.  arguments: more arguments of the command, such as the bundle; none after a restart.
-        Errors: SystemExit when the service does not start.
+        Errors: SystemExit when the service does not start, with its log.
         """
         self.folder, self.state = folder, folder / "service"
         command = [sys.executable, "-m", "gmmvit_cli.main", "serve", *arguments]
@@ -45,7 +45,11 @@ class StateService:
         command += ["--access-log", str(folder / "access.log")]
         self._errors = (folder / "service.log").open("a")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
-        self.where = ready(self.process)
+        try:
+            self.where = ready(self.process)
+        except SystemExit as error:
+            error.add_note((folder / "service.log").read_text())
+            raise
 
     def __enter__(self) -> StateService:
         return self
