@@ -7,7 +7,8 @@ instruction sets of the processor's architecture, and chooses the best when the 
     <folder>/openvino-<key>.so       a compiled library
     <folder>/openvino-<key>.failed   a compilation that failed because of the sources: the compiler's error as text
     <folder>/openvino-<key>.lock     the library's lock file.  A process that uses the library holds a shared lock; a
-                                     process that compiles or removes the library holds an exclusive lock
+                                     process that removes the library holds an exclusive lock
+    <folder>/compiling               the lock file of the process that compiles
 
 The folder is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``; without XDG_CACHE_HOME it is
 ``~/.cache/gmmvit-deploy/kernels``. The key is a hash of the compiler's arguments and the output of ``$CXX --version``,
@@ -221,7 +222,8 @@ def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
     if library in _IN_USE and library.exists():
         return library
     while (lock := _in_use(library)) is None:
-        with _locked(library.with_suffix(".lock"), fcntl.LOCK_EX):
+        # Not the library's own lock: the process that compiled first would keep a waiting process out until it ends.
+        with _locked(folder / "compiling", fcntl.LOCK_EX):
             if not library.exists():
                 if failure.exists():
                     raise SourceError(failure.read_text(encoding="utf-8"))
@@ -292,9 +294,7 @@ def _removed(path: Path) -> bool:
 def _locked(path: Path, kind: int) -> IO[str]:
     """Open and lock a lock file.  If another process removes the file during the wait, open and lock a new file.
 
-    kind: ``fcntl.LOCK_SH`` (shared) or ``fcntl.LOCK_EX`` (exclusive).  Request an exclusive lock only while the library
-    does not exist: every process that uses the library holds a shared lock until the process ends, and the request
-    would wait for all these processes.
+    kind: ``fcntl.LOCK_SH`` (shared) or ``fcntl.LOCK_EX`` (exclusive).
     """
     while True:
         lock = path.open("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
@@ -135,7 +136,7 @@ def test_nothing_half_written_is_left(folder: Path) -> None:
 
     with pytest.raises(OSError, match="disk full"):
         compiled("openvino-0", breaks)
-    assert [path.name for path in folder.iterdir()] == ["openvino-0.lock"]
+    assert {path.name for path in folder.iterdir()} == {"compiling", "openvino-0.lock"}
 
 
 def written(path: Path) -> None:
@@ -179,6 +180,13 @@ def test_a_library_in_use_by_another_process_is_never_removed(folder: Path) -> N
         holder.communicate("\n")
     assert used in empty_kernel_cache()[0]
     assert not used.exists()
+
+
+def test_a_process_that_compiles_does_not_wait_for_the_users_of_the_library(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with (folder / "openvino-new.lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # another process has compiled the library and uses it until it ends
+        assert compiled("openvino-new", written).exists()
 
 
 def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
