@@ -1,7 +1,7 @@
 """Run a network in OpenVINO on the CPU.
 
-Each core computes the same number of rows by itself, in chunks of at most `CHUNK` rows, or of another size that was
-measured: no operator waits for another core, and the data of a chunk stays in a core's cache. All cores share the
+A core computes a chunk of at most `CHUNK` rows by itself, or of another size that was measured, and then takes the
+next chunk: no operator waits for another core, and the data of a chunk stays in a core's cache. All cores share the
 rows that are left over, if these are at most half as many as the cores, and a batch with less than two rows for each
 core. The graph is compiled for each size, because OpenVINO fuses more operators in a graph with static shapes.
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal
 
 import numpy as np
@@ -73,8 +72,7 @@ class OpenVinoProgram:
         self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
-        self._requests: dict[tuple[int, int], list[Any]] = {}
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="openvino")
+        self._compiled: dict[tuple[int, int], tuple[Any, list[Any]]] = {}  # (size, streams) → (program, its requests)
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._prepared(1, 1)  # compiled now, so that a graph that cannot be compiled fails here
@@ -112,29 +110,37 @@ class OpenVinoProgram:
     def _run(self, batch: Any, outputs: int) -> list[Any]:
         with self._lock:
             of_cores, shared = self._divided(len(batch))
-            for count in set(of_cores):
-                for size in _sizes(count, self.chunk):
-                    self._prepared(size, self.threads)
-            running, start = [], 0
-            for core, count in enumerate(of_cores):
-                rows = batch[start : start + count]
-                running.append(self._pool.submit(self._computed, rows, self.chunk, self.threads, core, outputs))
-                start += count
-            wait(running)  # also after an error, because the next batch takes the same requests
-            answers = [chunk for core in running for chunk in core.result()]
-            answers += self._computed(batch[start:], shared, 1, 0, outputs)
+            answers = self._at_once(batch, of_cores, outputs)
+            start = len(batch) - shared
+            for size in _sizes(shared, shared):
+                request = self._prepared(size, 1)[0]
+                request.infer({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
+                answers.append(_outputs(request, outputs))
+                start += size
         return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*answers, strict=True)]
 
-    def _computed(self, rows: Any, most: int, streams: int, stream: int, outputs: int) -> list[list[Any]]:
-        """Return the outputs of each chunk of some rows, of at most ``most`` rows, computed in a stream."""
-        answers, start = [], 0
-        for size in _sizes(len(rows), most):
-            request = self._prepared(size, streams)[stream]
-            chunk = np.ascontiguousarray(rows[start : start + size])
-            results = request.infer({0: chunk}, share_inputs=True)  # copies of the outputs
-            answers.append([results[output] for output in range(outputs)])
-            start += size
-        return answers
+    def _at_once(self, batch: Any, of_cores: list[int], outputs: int) -> list[list[Any]]:
+        """Return the outputs of each chunk of the batch's first rows.
+
+        of_cores: the number of rows for each core.
+        One thread starts all requests. With a thread for each core, the first batch of a process can hang: two first
+        calls of ``openvino.Type.to_dtype`` at once wait for each other (OpenVINO 2026.4).
+        """
+        # The largest first, so that all cores end at nearly the same time.
+        sizes = sorted((size for count in of_cores for size in _sizes(count, self.chunk)), reverse=True)
+        free = {size: iter(self._prepared(size, self.threads, sizes.count(size))) for size in set(sizes)}
+        running: list[Any] = []
+        start = 0
+        try:
+            for size in sizes:
+                request = next(free[size])
+                request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
+                running.append(request)
+                start += size
+        finally:
+            for request in running:
+                request.wait()
+        return [_outputs(request, outputs) for request in running]
 
     def _divided(self, rows: int) -> tuple[list[int], int]:
         """Return ([number of rows that a core computes by itself], number of rows after them that all cores share)."""
@@ -144,19 +150,23 @@ class OpenVinoProgram:
         shared = rest if 2 * rest <= self.threads else 0
         return [each + (core < rest - shared) for core in range(self.threads)], shared
 
-    def _prepared(self, size: int, streams: int) -> list[Any]:
-        """Return an inference request of each stream for chunks of this size, compiled on first use."""
-        if (size, streams) not in self._requests:
+    def _prepared(self, size: int, streams: int, count: int = 1) -> list[Any]:
+        """Return at least ``count`` inference requests for chunks of this size, compiled on first use.
+
+        At most ``streams`` of these requests run at once.
+        """
+        if (size, streams) not in self._compiled:
             model = self.model(size).clone()
             shape = model.inputs[0].partial_shape
             shape[0] = size
             model.reshape(shape)
-            settings = self.settings(model, streams)
-            compiled = self._core.compile_model(model, "CPU", settings)
+            compiled = self._core.compile_model(model, "CPU", self.settings(model, streams))
             self._require_hint(compiled)
             self._kernels = _kernels(compiled)
-            self._requests[size, streams] = [compiled.create_infer_request() for _ in range(streams)]
-        return self._requests[size, streams]
+            self._compiled[size, streams] = compiled, []
+        compiled, requests = self._compiled[size, streams]
+        requests += [compiled.create_infer_request() for _ in range(count - len(requests))]
+        return requests
 
     def settings(self, model: Any, streams: int) -> dict[str, Any]:
         """Return OpenVINO's settings for a model of `model` with a fixed batch, of which ``streams`` run at once."""
@@ -180,6 +190,11 @@ class OpenVinoProgram:
         actual = compiled.get_property("INFERENCE_PRECISION_HINT")
         if actual != types[self._hint]:
             raise RuntimeError(f"expected OpenVINO to compute in {self._hint}, got {actual}")
+
+
+def _outputs(request: Any, count: int) -> list[Any]:
+    """Return copies of the first ``count`` outputs of a request that has ended."""
+    return [request.get_output_tensor(output).data.copy() for output in range(count)]
 
 
 def _sizes(rows: int, most: int) -> Iterator[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -93,7 +95,7 @@ def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle)
     assert program.chunk == other.chunk == chunk
     np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
     np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
-    assert max(size for size, _ in program._requests) == chunk
+    assert max(size for size, _ in program._compiled) == chunk
 
 
 @pytest.mark.first(1)
@@ -105,6 +107,18 @@ def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: 
     expected = np.concatenate([program.run(inputs[row : row + 1]) for row in range(11)])
     for rows in range(1, 12):
         np.testing.assert_allclose(program.run(inputs[:rows]), expected[:rows], atol=1e-5)
+
+
+@pytest.mark.process
+def test_the_first_batch_of_a_process_does_not_hang(bundle: Bundle) -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram\n"
+        "program = OpenVinoProgram(sys.argv[1], hint='f32', threads=2)\n"
+        "sys.setswitchinterval(1e-6)\n"  # so that threads meet in OpenVINO's first calls
+        f"program.run(np.zeros((4, *{tuple(bundle.input_shape)}), {fresh_inputs(bundle, 1).dtype.name!r}))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(bundle.onnx_path)], check=True, timeout=60)
 
 
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
