@@ -10,6 +10,7 @@ process, and take turns in each round:
     straight export            the same module exported without folding and run with ONNX Runtime's built-in operators,
                                as users do without this project
     straight openvino[:bf16]   the graph of the straight export in OpenVINO, compiled for each batch size
+    nncf openvino:int8         with ``--nncf``: the same graph, quantised by NNCF as its pages show
     openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32, bf16 or int8
 
 In int8, our programs run the quantised graph for CPUs that `gmmvit convert` writes.
@@ -23,29 +24,33 @@ bootstrap interval. The logits of every program are compared with the limits of 
 in the same run. Wrong logits of a program of ours stop the script. The straight programs and torch.compile are what
 users run without this project: if their logits are wrong, the result states it, and the program is not among the
 programs from which the best is chosen. *best_straight* is the fastest of these programs in the same precision with
-right logits at that batch size. No program of this kind exists in int8.
+right logits at that batch size; in int8 it is NNCF's, whose logits are not judged here.
 
 The machine's limit is the roofline: the best rate of any library on the matrix products of the model. The roofline is
 measured before and after each model. `mask_cost.py` measures the cost of the mask separately, because this cost is
 smaller than the intervals of these ratios.
 
-    python benchmarks/fastest_cpu.py [--rounds 15] [--family vit] [--check] [--output FOLDER]
+    python benchmarks/fastest_cpu.py [--rounds 15] [--family vit] [--nncf PYTHON] [--check] [--output FOLDER]
 """
 
 from __future__ import annotations
 
+import subprocess
 from functools import partial
 
+import numpy as np
 import torch
 
 from benchmarks.shared.cpu_programs import HAS_BF16, RUNNERS, cpu_program, runner_of, straight_openvino
 from benchmarks.shared.families import as_released, compiled
 from benchmarks.shared.interleaved import Program
+from benchmarks.shared.places import BENCHMARKS
 from benchmarks.shared.side_by_side import Family, main
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
 _COPIES = 3
+_NNCF_IMAGES = 300  # as many as NNCF takes by default
 _IN_INT8: dict[str, Precision] = {"openvino+kernels:int8": "int8"}
 _STRAIGHT: tuple[Precision, ...] = ("fp32", "bf16") if HAS_BF16 else ("fp32",)
 
@@ -59,6 +64,17 @@ def straight_in_openvino(family: Family, precision: Precision) -> Program:
     return straight_openvino(family.saved("straight"), precision)
 
 
+def nncf_in_openvino(family: Family, python: str) -> Program:
+    """Quantise the straight export with NNCF, by random images like those that calibrate ours, and load it."""
+    graph, images, output = family.saved("straight"), family.folder / "images.npy", family.folder / "nncf.xml"
+    shape = (_NNCF_IMAGES, *family.image_shape)
+    np.save(images, np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
+    script = BENCHMARKS / "shared" / "int8_peers.py"
+    command = [python, str(script), "nncf_default", *map(str, (graph, images, output))]
+    subprocess.run(command, check=True, capture_output=True)
+    return straight_openvino(output, "fp32")
+
+
 def add_straight(family: Family) -> None:
     """Add the programs that users without this project run."""
     torch.compiler.reset()  # PyTorch compiles a function only for a limited number of models
@@ -70,6 +86,8 @@ def add_straight(family: Family) -> None:
         family.add_straight(f"torch.compile{suffix}", load, precision)
         load = partial(straight_in_openvino, family, precision)
         family.add_straight(f"straight openvino{suffix}", load, precision)
+    if family.nncf:
+        family.add_straight("nncf openvino:int8", partial(nncf_in_openvino, family, family.nncf), "int8")
 
 
 def add_programs(family: Family) -> None:

@@ -47,10 +47,18 @@ class Family:
     without_kernels: name of a runner → the reason why our kernels compute no part of its graph.
     image_shape: (channels, height, width).
     only: the names of the programs to measure in addition to eager PyTorch; None measures every program.
+    nncf: the Python of an environment with NNCF; None without NNCF.
     """
 
     def __init__(
-        self, name: str, folder: Path, graphs: Sequence[str], device: Device, *, only: Sequence[str] | None = None
+        self,
+        name: str,
+        folder: Path,
+        graphs: Sequence[str],
+        device: Device,
+        *,
+        only: Sequence[str] | None = None,
+        nncf: str | None = None,
     ) -> None:
         models = pair(name)
         self.name = name
@@ -60,6 +68,7 @@ class Family:
         self.precision: dict[str, str] = {}
         self.straight: set[str] = set()
         self.only = only
+        self.nncf = nncf
         self.known: list[str] = []
         self.missing: dict[str, str] = {}
         self.without_kernels: dict[str, str] = {}
@@ -185,6 +194,7 @@ def best_straight(
 ) -> str | None:
     """Return the straight program in this precision with the smallest median time, among those with right logits.
 
+    In int8, the logits are not judged: `int8_real.py` measures what other projects' int8 costs in answers.
     checks: the results of `checked`.  Returns None if no straight program in this precision has right logits.
     """
     right = [
@@ -192,7 +202,7 @@ def best_straight(
         for name in times
         if name in family.straight
         and family.precision[name] == precision
-        and checks[name]["off"] <= checks[name]["limit"]
+        and (precision == "int8" or checks[name]["off"] <= checks[name]["limit"])
     ]
     return min(right, key=lambda name: float(np.median(times[name])), default=None)
 
@@ -213,9 +223,13 @@ def rows_of(
         row["times_faster_than_eager"] = ratio(times["eager"], values)
         if "straight export" in times:
             row["times_faster_than_straight_export"] = ratio(times["straight export"], values)
-        if name in family.straight:
+        if name in family.straight and family.precision[name] != "int8":
             row["right"] = checks[name]["off"] <= checks[name]["limit"]
-        elif name != "eager" and (best := best_straight(family, times, family.precision[name], checks)):
+        if (
+            name != "eager"
+            and name not in family.straight
+            and (best := best_straight(family, times, family.precision[name], checks))
+        ):
             row["best_straight"] = best
             row["times_faster_than_best_straight"] = ratio(times[best], values)
         if name in family.without_kernels:
@@ -324,6 +338,8 @@ def main(
     parser.add_argument(
         "--program", action="append", help="only eager PyTorch and this program, such as openvino+kernels; repeatable"
     )
+    if device == "cpu":
+        parser.add_argument("--nncf", metavar="PYTHON", help="also measure int8 by NNCF; Python with nncf and onnx")
     parser.add_argument("--no-roofline", action="store_true", help="leave the rooflines out of the results")
     arguments = parsed(
         parser,
@@ -335,7 +351,8 @@ def main(
     batches = arguments.batch or BATCHES
 
     def family_of(name: str, folder: Path) -> Family:
-        family = Family(name, folder, graphs, device, only=arguments.program)
+        nncf = arguments.nncf if device == "cpu" else None
+        family = Family(name, folder, graphs, device, only=arguments.program, nncf=nncf)
         add_programs(family)
         if unknown := set(arguments.program or ()) - set(family.known):
             raise SystemExit(f"{name}: expected --program {', '.join(family.known)}, got {', '.join(unknown)}")
