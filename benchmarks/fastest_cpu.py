@@ -24,7 +24,8 @@ bootstrap interval. The logits of every program are compared with the limits of 
 in the same run. Wrong logits of a program of ours stop the script. The straight programs and torch.compile are what
 users run without this project: if their logits are wrong, the result states it, and the program is not among the
 programs from which the best is chosen. *best_straight* is the fastest of these programs in the same precision with
-right logits at that batch size; in int8 it is NNCF's, whose logits are not judged here.
+right logits at that batch size. In int8 it is NNCF's, whose logits are not judged here; its attention is computed in
+float32, and that of our int8 in bf16 if the CPU has bf16.
 
 The machine's limit is the roofline: the best rate of any library on the matrix products of the model. The roofline is
 measured before and after each model. `mask_cost.py` measures the cost of the mask separately, because this cost is
@@ -65,13 +66,18 @@ def straight_in_openvino(family: Family, precision: Precision) -> Program:
 
 
 def nncf_in_openvino(family: Family, python: str) -> Program:
-    """Quantise the straight export with NNCF, by random images like those that calibrate ours, and load it."""
+    """Quantise the straight export with NNCF, calibrated by normally distributed images, as ours is, and load it.
+
+    Errors: RuntimeError with NNCF's last words.
+    """
     graph, images, output = family.saved("straight"), family.folder / "images.npy", family.folder / "nncf.xml"
     shape = (_NNCF_IMAGES, *family.image_shape)
     np.save(images, np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
     script = BENCHMARKS / "shared" / "int8_peers.py"
     command = [python, str(script), "nncf_default", *map(str, (graph, images, output))]
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
     return straight_openvino(output, "fp32")
 
 

@@ -5,8 +5,8 @@ and of the systems of `benchmarks/shared/systems.py`, each of which has a result
 are those of the runner `openvino+kernels` (the float32 graph in OpenVINO, in float32 and with bf16, and the int8
 graph), and beside them the plain export in OpenVINO (`straight openvino`). The input is a single image, or a chunk of
 the size into which the runner divides a batch; for the plain export, which is not divided, a whole batch. A single
-thread runs, so that no operator waits for another core. The script takes the median time of each operator over the
-runs, and sums these times by kind:
+thread runs, so that no operator waits for another core; a single image is also measured on all cores, as a runner
+computes it. The script takes the median time of each operator over the runs, and sums these times by kind:
 
     products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation
     attention   Q Kᵀ, softmax and P V, with the mask if a single kernel of ours or of OpenVINO computes all of these
@@ -81,12 +81,14 @@ def kind_of(node: str, operator: str) -> str:
     return "products" if operator in _WITH_WEIGHTS else "rest"
 
 
-def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision, *, kernels: bool) -> Operators:
+def in_openvino(
+    path: Path, images: np.ndarray, runs: int, precision: Precision, *, kernels: bool, threads: int
+) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
     hint = OPENVINO_HINTS[precision]
     ours = required_kernels(path, precision) if kernels else None
     # As the runner does: the operations are chosen before the batch is fixed.
-    program = OpenVinoProgram(str(path), hint=hint, threads=1, kernels=ours)
+    program = OpenVinoProgram(str(path), hint=hint, threads=threads, kernels=ours)
     model = program.model(len(images)).clone()
     model.reshape(list(images.shape))
     core = openvino.Core()
@@ -101,8 +103,9 @@ def in_openvino(path: Path, images: np.ndarray, runs: int, precision: Precision,
     request = compiled.create_infer_request()
     operators: Operators = defaultdict(list)
     for _ in range(runs):
-        request.infer({0: images})
-        for operator in request.profiling_info:
+        for _ in range(3):  # the threads of a program that has waited are asleep, and its caches are cold
+            request.infer({0: images})
+        for operator in request.profiling_info:  # of the last inference
             if operator.real_time:
                 kind = "Softmax" if operator.node_name in with_softmax else operator.node_type
                 operators[operator.node_name, kind].append(operator.real_time.total_seconds() * 1e3)
@@ -184,17 +187,20 @@ def chunk_of(
     graphs: name → graph, as for `graphs_of`; ``plain`` is absent if a system has no plain twin.
 
     ms: the total.  spent_ms: the time of each kind.  products_at_best_ms: the time of the products at the best rate.
+    all_cores_ms: as spent_ms, on all cores; only of a single image.
     mask_ms: the cost of the mask; absent without a plain model, and for int8 and the plain export, for which the script
     has no plain model.
     """
 
-    def spent_in(graph: str) -> dict[str, float]:
-        kernels = "+kernels" in program
-        return joined(in_openvino(folder / f"{graph}.onnx", images, runs, precision, kernels=kernels))
+    def spent_in(graph: str, threads: int = 1) -> dict[str, float]:
+        path, kernels = folder / f"{graph}.onnx", "+kernels" in program
+        return joined(in_openvino(path, images, runs, precision, kernels=kernels, threads=threads))
 
     spent = spent_in(graph_of(program))
     least = product_operations(graphs["trained"], len(images)) / gflops / 1e6
     chunk = {"ms": sum(spent.values()), "spent_ms": spent, "products_at_best_ms": least}
+    if len(images) == 1:
+        chunk["all_cores_ms"] = spent_in(graph_of(program), _CORES)
     if program != STRAIGHT and precision != "int8" and "plain" in graphs:
         plain = spent_in("plain")
         chunk["mask_ms"] = spent["attention"] + spent["mask"] - plain["attention"] - plain["mask"]
@@ -221,6 +227,10 @@ def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> No
     shares = ", ".join(f"{kind} {ms / chunk['ms']:.0%}" for kind, ms in chunk["spent_ms"].items() if ms)
     reached = chunk["products_at_best_ms"] / chunk["spent_ms"]["products"]
     print(f"{name}, {program}, {rows} rows: {chunk['ms']:.2f} ms: {shares}; products at {reached:.0%} of the best rate")
+    if "all_cores_ms" in chunk:
+        total, of_kinds = sum(chunk["all_cores_ms"].values()), chunk["all_cores_ms"]
+        factors = (f"{kind} {ms / chunk['spent_ms'][kind]:.2f}" for kind, ms in of_kinds.items() if ms)
+        print(f"    on all cores: {total:.2f} ms; time over that of a single thread: {', '.join(factors)}")
     if "mask_ms" in chunk:
         print(f"    cost of the mask: {chunk['mask_ms']:+.3f} ms, {chunk['mask_ms'] / chunk['ms']:+.1%}")
     if "target" in chunk:

@@ -31,6 +31,9 @@ _PRELOADED = (
     "gmmvit_cli.main",
 )
 
+_TRACEBACK_S = 2
+"""The time that a late command gets to print where its threads are."""
+
 
 def command_line(
     arguments: list[str],
@@ -56,7 +59,7 @@ def command_line(
             target=_run, args=(arguments, timeout_s, paths, settings, folder or Path.cwd(), address_bytes)
         )
         process.start()
-        process.join(timeout_s)
+        process.join(timeout_s + _TRACEBACK_S)
         if late := process.exitcode is None:
             process.kill()
             process.join()
@@ -80,7 +83,7 @@ def _run(
         resource.setrlimit(resource.RLIMIT_AS, (address_bytes, address_bytes))
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    faulthandler.dump_traceback_later(0.9 * timeout_s, file=2)
+    faulthandler.dump_traceback_later(timeout_s, file=2)
     os.environ.clear()
     os.environ.update(settings)
     os.chdir(cwd)

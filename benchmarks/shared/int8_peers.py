@@ -1,7 +1,7 @@
 """Quantise a straight export to int8 with another project's tool.
 
-`int8_real.py` runs this file with the Python of an environment that has the tool, so the file imports nothing of this
-project. Needs numpy, onnx and, by recipe:
+`int8_real.py` and `fastest_cpu.py` run this file with the Python of an environment that has the tool, so the file
+imports nothing of this project. Needs numpy, onnx and, by recipe:
 
     nncf_default     pip install nncf openvino      NNCF with model_type=TRANSFORMER, nothing else changed
     nncf_extremes    pip install nncf openvino      the same with the largest and the smallest values, SmoothQuant 0.5

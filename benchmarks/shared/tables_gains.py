@@ -54,11 +54,17 @@ def _head() -> list[str]:
 
 
 def _cells(rows: dict[str, Any]) -> list[str]:
-    """Return the times of the best plain export (``straight`` in results) and of ours, and their ratio by precision."""
+    """Return the times of the best plain export (``straight`` in results) and of ours, and their ratio by precision.
+
+    Without a plain export in a precision, as in int8 without NNCF, its cells are empty.
+    """
     best, cells = best_straight_of(rows), []
     for precision, name in OURS.items():
-        gain = interval(rows[name]["times_faster_than_best_straight"])
-        cells += [_ms(rows, best[precision]), _ms(rows, name), gain]
+        if precision in best:
+            gain = interval(rows[name]["times_faster_than_best_straight"])
+            cells += [_ms(rows, best[precision]), _ms(rows, name), gain]
+        else:
+            cells += ["", _ms(rows, name), ""]
     return cells
 
 

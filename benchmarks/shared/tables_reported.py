@@ -311,7 +311,7 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
     The columns are the size of a system, the best program of users without this project in each precision, the time of
     this program divided by the time of each of our programs, and the straight programs that are not compared, because
     their logits are wrong or because they do not run. The shares of the roofline of both programs follow each ratio.
-    runners: our programs.  int8 is missing, because no straight program computes in int8.
+    runners: our programs.  int8 is in `gains_table`, beside NNCF's.
     """
     lines = []
     for model, by_batch in results.items():
@@ -402,7 +402,7 @@ def where_table(results: dict[str, Any]) -> str:
     """Return a table with a row for each family, runner and chunk size.
 
     The columns are the time, the share of each kind of operator, the share of the best rate that the linear maps reach,
-    and the cost of the mask.
+    the cost of the mask, and for a single image the time on all cores.
     """
     lines = []
     for family, of_family in results["families"].items():
@@ -412,10 +412,11 @@ def where_table(results: dict[str, Any]) -> str:
                 reached = f"{chunk['products_at_best_ms'] / chunk['spent_ms']['products']:.0%}"
                 cells = [f"{family}, {program}, {rows}", f"{chunk['ms']:.2f}", *shares, reached]
                 cells.append(f"{chunk['mask_ms'] / chunk['ms']:.1%}" if "mask_ms" in chunk else "")
+                cells.append(f"{sum(chunk['all_cores_ms'].values()):.2f}" if "all_cores_ms" in chunk else "")
                 lines.append(cells)
     kinds = ("linear maps", "attention", "mask", "layout", "norms", "rest")
     head = ("family, runner, images", "ms", *kinds, "linear maps: share of the best rate", "cost of the mask")
-    return table(head, lines)
+    return table((*head, "ms on all cores"), lines)
 
 
 def target_sentence(results: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 EXPORT = ("--mean", "0,0,0", "--std", "1,1,1", "--labels", "a,b,c,d,e,f,g,h,i,j", "--max-batch", "8")
 
 
+@pytest.mark.rest
 def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     precisions = ("--precision", "fp32,fp16,int8", "--calibration", calibration_images, "--calibration-images", "16")

@@ -8,7 +8,8 @@ instruction sets of the processor's architecture, and chooses the best when the 
     <folder>/openvino-<key>.failed   a compilation that failed because of the sources: the compiler's error as text
     <folder>/openvino-<key>.lock     the library's lock file.  A process that uses the library holds a shared lock; a
                                      process that removes the library holds an exclusive lock
-    <folder>/compiling               the lock file of the process that compiles
+    <folder>/compiling               a lock file that is never removed.  A process that compiles any library holds an
+                                     exclusive lock
 
 The folder is ``$XDG_CACHE_HOME/gmmvit-deploy/kernels``; without XDG_CACHE_HOME it is
 ``~/.cache/gmmvit-deploy/kernels``. The key is a hash of the compiler's arguments and the output of ``$CXX --version``,
@@ -222,7 +223,8 @@ def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
     if library in _IN_USE and library.exists():
         return library
     while (lock := _in_use(library)) is None:
-        # Not the library's own lock: the process that compiled first would keep a waiting process out until it ends.
+        # Not the library's own lock: after the first process has compiled, it shares that lock until it ends, and an
+        # exclusive request would wait as long.
         with _locked(folder / "compiling", fcntl.LOCK_EX):
             if not library.exists():
                 if failure.exists():

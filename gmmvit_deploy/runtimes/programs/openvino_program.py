@@ -1,9 +1,9 @@
 """Run a network in OpenVINO on the CPU.
 
-A core computes a chunk of at most `CHUNK` rows by itself, or of another size that was measured, and then takes the
-next chunk: no operator waits for another core, and the data of a chunk stays in a core's cache. All cores share the
-rows that are left over, if these are at most half as many as the cores, and a batch with less than two rows for each
-core. The graph is compiled for each size, because OpenVINO fuses more operators in a graph with static shapes.
+A core computes a chunk of at most `CHUNK` rows by itself, or of another size that was measured: no operator waits for
+another core, and the data of a chunk stays in a core's cache. As many chunks run at once as there are cores. All cores
+share the rows that are left over, if these are at most half as many as the cores, and a batch with less than two rows
+for each core. The graph is compiled for each size, because OpenVINO fuses more operators in a graph with static shapes.
 
 ``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
 copied with it.
@@ -12,7 +12,7 @@ copied with it.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ CHUNK = 8
 """The maximum number of rows that a core computes at once, unless the caller gives another size."""
 _ROWS_A_CORE = 2
 """The minimum number of rows that a core computes by itself."""
+_FIRST_CALL = threading.Lock()
 _DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 
@@ -55,6 +56,8 @@ class OpenVinoProgram:
         """
         import openvino
 
+        with _FIRST_CALL:
+            openvino.Type.f32.to_dtype()  # two first calls at once would wait for each other (OpenVINO 2026.4)
         self._openvino = openvino
         self._core = openvino.Core()
         if hint == "bf16" and "BF16" not in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
@@ -72,7 +75,7 @@ class OpenVinoProgram:
         self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
-        self._compiled: dict[tuple[int, int], tuple[Any, list[Any]]] = {}  # (size, streams) → (program, its requests)
+        self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._prepared(1, 1)  # compiled now, so that a graph that cannot be compiled fails here
@@ -109,53 +112,48 @@ class OpenVinoProgram:
 
     def _run(self, batch: Any, outputs: int) -> list[Any]:
         with self._lock:
-            of_cores, shared = self._divided(len(batch))
-            answers = self._at_once(batch, of_cores, outputs)
-            start = len(batch) - shared
-            for size in _sizes(shared, shared):
-                request = self._prepared(size, 1)[0]
-                request.infer({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
-                answers.append(_outputs(request, outputs))
-                start += size
+            try:
+                answers = self._answers(batch, outputs)
+            except BaseException:
+                self._requests.clear()  # some may still run: the next batch gets new ones
+                raise
         return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*answers, strict=True)]
 
-    def _at_once(self, batch: Any, of_cores: list[int], outputs: int) -> list[list[Any]]:
-        """Return the outputs of each chunk of the batch's first rows.
-
-        of_cores: the number of rows for each core.
-        One thread starts all requests. With a thread for each core, the first batch of a process can hang: two first
-        calls of ``openvino.Type.to_dtype`` at once wait for each other (OpenVINO 2026.4).
-        """
-        # The largest first, so that all cores end at nearly the same time.
-        sizes = sorted((size for count in of_cores for size in _sizes(count, self.chunk)), reverse=True)
-        free = {size: iter(self._prepared(size, self.threads, sizes.count(size))) for size in set(sizes)}
-        running: list[Any] = []
+    def _answers(self, batch: Any, outputs: int) -> list[list[Any]]:
+        """Return the outputs of each chunk."""
+        sizes, shared = self._divided(len(batch))
+        answers: list[list[Any]] = []
+        running: deque[Any] = deque()
         start = 0
-        try:
-            for size in sizes:
-                request = next(free[size])
-                request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
-                running.append(request)
-                start += size
-        finally:
-            for request in running:
-                request.wait()
-        return [_outputs(request, outputs) for request in running]
+        for number, size in enumerate(sizes):
+            if len(running) == self.threads:
+                answers.append(_outputs(running.popleft(), outputs))
+            request = self._prepared(size, self.threads)[number % self.threads]
+            running.append(request)
+            request.start_async({0: np.ascontiguousarray(batch[start : start + size])}, share_inputs=True)
+            start += size
+        answers += [_outputs(request, outputs) for request in running]
+        for size in _sizes(shared, shared):
+            request = self._prepared(size, 1)[0]
+            rows = np.ascontiguousarray(batch[start : start + size])
+            request.infer({0: rows}, share_inputs=True, share_outputs=True)
+            answers.append(_outputs(request, outputs))
+            start += size
+        return answers
 
     def _divided(self, rows: int) -> tuple[list[int], int]:
-        """Return ([number of rows that a core computes by itself], number of rows after them that all cores share)."""
+        """Return ([size of each chunk that a single core computes], number of rows after them that all cores share)."""
         if rows < _ROWS_A_CORE * self.threads:
             return [], rows
         each, rest = divmod(rows, self.threads)
         shared = rest if 2 * rest <= self.threads else 0
-        return [each + (core < rest - shared) for core in range(self.threads)], shared
+        counts = [each + (core < rest - shared) for core in range(self.threads)]
+        # The largest first, so that chunks of the same size run at the same time.
+        return sorted((size for count in counts for size in _sizes(count, self.chunk)), reverse=True), shared
 
-    def _prepared(self, size: int, streams: int, count: int = 1) -> list[Any]:
-        """Return at least ``count`` inference requests for chunks of this size, compiled on first use.
-
-        At most ``streams`` of these requests run at once.
-        """
-        if (size, streams) not in self._compiled:
+    def _prepared(self, size: int, streams: int) -> list[Any]:
+        """Return an inference request of each stream for chunks of this size, compiled on first use."""
+        if (size, streams) not in self._requests:
             model = self.model(size).clone()
             shape = model.inputs[0].partial_shape
             shape[0] = size
@@ -163,10 +161,8 @@ class OpenVinoProgram:
             compiled = self._core.compile_model(model, "CPU", self.settings(model, streams))
             self._require_hint(compiled)
             self._kernels = _kernels(compiled)
-            self._compiled[size, streams] = compiled, []
-        compiled, requests = self._compiled[size, streams]
-        requests += [compiled.create_infer_request() for _ in range(count - len(requests))]
-        return requests
+            self._requests[size, streams] = [compiled.create_infer_request() for _ in range(streams)]
+        return self._requests[size, streams]
 
     def settings(self, model: Any, streams: int) -> dict[str, Any]:
         """Return OpenVINO's settings for a model of `model` with a fixed batch, of which ``streams`` run at once."""
@@ -193,7 +189,8 @@ class OpenVinoProgram:
 
 
 def _outputs(request: Any, count: int) -> list[Any]:
-    """Return copies of the first ``count`` outputs of a request that has ended."""
+    """Wait until a request ends, and return copies of its first ``count`` outputs."""
+    request.wait()
     return [request.get_output_tensor(output).data.copy() for output in range(count)]
 
 

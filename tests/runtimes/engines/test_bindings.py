@@ -137,6 +137,7 @@ def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> 
     return [line for line in answer.stdout.splitlines() if ": error:" in line and "checked_" in line]
 
 
+@pytest.mark.rest
 def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path], tmp_path: Path) -> None:
     stub = (names["tensorrt"] / "trt_names.pyi").read_text()
     assert "def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig)" in stub

@@ -182,6 +182,7 @@ def test_a_library_in_use_by_another_process_is_never_removed(folder: Path) -> N
     assert not used.exists()
 
 
+@pytest.mark.timeout(30)
 def test_a_process_that_compiles_does_not_wait_for_the_users_of_the_library(folder: Path) -> None:
     folder.mkdir(parents=True)
     with (folder / "openvino-new.lock").open("a") as other:

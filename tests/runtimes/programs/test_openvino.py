@@ -18,6 +18,7 @@ from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
+from gmmvit_deploy.runtimes.programs import openvino_program
 from gmmvit_deploy.runtimes.programs.int8_products import has_vnni, int8_saturates
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
@@ -95,7 +96,7 @@ def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle)
     assert program.chunk == other.chunk == chunk
     np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
     np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
-    assert max(size for size, _ in program._compiled) == chunk
+    assert max(size for size, _ in program._requests) == chunk
 
 
 @pytest.mark.first(1)
@@ -110,15 +111,34 @@ def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: 
 
 
 @pytest.mark.process
-def test_the_first_batch_of_a_process_does_not_hang(bundle: Bundle) -> None:
+def test_threads_may_call_openvino_once_a_program_is_open(bundle: Bundle) -> None:
     code = (
-        "import sys, numpy as np\n"
+        "import sys, threading, openvino\n"
         "from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram\n"
-        "program = OpenVinoProgram(sys.argv[1], hint='f32', threads=2)\n"
-        "sys.setswitchinterval(1e-6)\n"  # so that threads meet in OpenVINO's first calls
-        f"program.run(np.zeros((4, *{tuple(bundle.input_shape)}), {fresh_inputs(bundle, 1).dtype.name!r}))\n"
+        "OpenVinoProgram(sys.argv[1], hint='f32')\n"
+        "sys.setswitchinterval(1e-6)\n"
+        "together = threading.Barrier(2)\n"
+        "def call():\n"
+        "    together.wait(); openvino.Type.f32.to_dtype()\n"  # hangs if these are the first calls of a process
+        "threads = [threading.Thread(target=call) for _ in range(2)]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(bundle.onnx_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(bundle.onnx_path)], check=True, timeout=120)
+
+
+def test_a_batch_after_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=2, chunk=1)
+    inputs = fresh_inputs(bundle, 6)
+    expected = program.run(inputs)
+
+    def fail(request: object, count: int) -> list[object]:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(openvino_program, "_outputs", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            program.run(inputs)
+    np.testing.assert_allclose(program.run(inputs), expected, atol=1e-6)
 
 
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
