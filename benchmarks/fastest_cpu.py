@@ -36,7 +36,6 @@ smaller than the intervals of these ratios.
 
 from __future__ import annotations
 
-import subprocess
 from functools import partial
 
 import numpy as np
@@ -47,6 +46,7 @@ from benchmarks.shared.families import as_released, compiled
 from benchmarks.shared.interleaved import Program
 from benchmarks.shared.places import BENCHMARKS
 from benchmarks.shared.side_by_side import Family, main
+from benchmarks.shared.tools import why_failed
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
@@ -68,16 +68,14 @@ def straight_in_openvino(family: Family, precision: Precision) -> Program:
 def nncf_in_openvino(family: Family, python: str) -> Program:
     """Quantise the straight export with NNCF, calibrated by normally distributed images, as ours is, and load it.
 
-    Errors: RuntimeError with NNCF's last words.
+    Errors: RuntimeError with NNCF's error.
     """
     graph, images, output = family.saved("straight"), family.folder / "images.npy", family.folder / "nncf.xml"
     shape = (_NNCF_IMAGES, *family.image_shape)
     np.save(images, np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
     script = BENCHMARKS / "shared" / "int8_peers.py"
-    command = [python, str(script), "nncf_default", *map(str, (graph, images, output))]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    if why := why_failed([python, script, "nncf_default", graph, images, output]):
+        raise RuntimeError(why)
     return straight_openvino(output, "fp32")
 
 

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -56,6 +55,7 @@ from benchmarks.shared.photographs import crops_of, shifted
 from benchmarks.shared.places import BENCHMARKS, ROOT
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.tables_int8 import int8_plot
+from benchmarks.shared.tools import why_failed
 from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
@@ -183,13 +183,10 @@ class Network:
         if output.exists():
             return
         print(f"{self.name}: {name}", flush=True)
-        done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
+        if why := why_failed(command):
             output.unlink(missing_ok=True)  # a part of a file would count as made
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            errors = [line for line in lines if "Error" in line]
-            reason.write_text((errors or lines or [f"exit status {done.returncode}"])[-1].strip(), encoding="utf-8")
-            print(f"{self.name}: {name}: not made: {reason.read_text(encoding='utf-8')}", flush=True)
+            reason.write_text(why, encoding="utf-8")
+            print(f"{self.name}: {name}: not made: {why}", flush=True)
 
     def programs(self) -> tuple[dict[str, Callable[[], Program]], dict[str, str]]:
         """Return (name → function that loads the program, name of a program that is missing → the reason).

@@ -59,8 +59,9 @@ def command_line(
             target=_run, args=(arguments, timeout_s, paths, settings, folder or Path.cwd(), address_bytes)
         )
         process.start()
-        process.join(timeout_s + _TRACEBACK_S)
+        process.join(timeout_s)
         if late := process.exitcode is None:
+            process.join(_TRACEBACK_S)
             process.kill()
             process.join()
         output, errors = (path.read_text(errors="replace") if path.exists() else "" for path in paths)

@@ -149,7 +149,7 @@ class Family:
         return path
 
     def judged(self, name: str) -> bool:
-        """Return False if wrong logits of a program say nothing: int8 of others, which `int8_real.py` judges."""
+        """Return False for another project's int8, whose answers `int8_real.py` measures with trained weights."""
         return name not in self.straight or self.precision[name] != "int8"
 
     def limits(self, name: str, images: np.ndarray) -> tuple[np.ndarray, Limit]:
@@ -226,13 +226,10 @@ def rows_of(
         row["times_faster_than_eager"] = ratio(times["eager"], values)
         if "straight export" in times:
             row["times_faster_than_straight_export"] = ratio(times["straight export"], values)
-        if name in family.straight and family.judged(name):
-            row["right"] = checks[name]["off"] <= checks[name]["limit"]
-        if (
-            name != "eager"
-            and name not in family.straight
-            and (best := best_straight(family, times, family.precision[name], checks))
-        ):
+        if name in family.straight:
+            if family.judged(name):
+                row["right"] = checks[name]["off"] <= checks[name]["limit"]
+        elif name != "eager" and (best := best_straight(family, times, family.precision[name], checks)):
             row["best_straight"] = best
             row["times_faster_than_best_straight"] = ratio(times[best], values)
         if name in family.without_kernels:
@@ -341,6 +338,7 @@ def main(
     parser.add_argument(
         "--program", action="append", help="only eager PyTorch and this program, such as openvino+kernels; repeatable"
     )
+    parser.set_defaults(nncf=None)
     if device == "cpu":
         parser.add_argument("--nncf", metavar="PYTHON", help="also measure int8 by NNCF; Python with nncf and onnx")
     parser.add_argument("--no-roofline", action="store_true", help="leave the rooflines out of the results")
@@ -354,8 +352,7 @@ def main(
     batches = arguments.batch or BATCHES
 
     def family_of(name: str, folder: Path) -> Family:
-        nncf = arguments.nncf if device == "cpu" else None
-        family = Family(name, folder, graphs, device, only=arguments.program, nncf=nncf)
+        family = Family(name, folder, graphs, device, only=arguments.program, nncf=arguments.nncf)
         add_programs(family)
         if unknown := set(arguments.program or ()) - set(family.known):
             raise SystemExit(f"{name}: expected --program {', '.join(family.known)}, got {', '.join(unknown)}")

@@ -425,8 +425,8 @@ def target_sentence(results: dict[str, Any]) -> str:
     rows, chunk = next((rows, chunk) for rows, chunk in by_rows.items() if "target" in chunk)
     target, spent = chunk["target"], chunk["spent_ms"]
     return (
-        f"To be five times as fast as eager PyTorch at batch 64, a runner must compute {rows} images on one core in "
-        f"{target['chunk_ms']:.1f} ms. The runner `openvino+kernels:int8` takes {chunk['ms']:.1f} ms: "
+        f"To be five times as fast as eager PyTorch at batch 64, a runner must compute {rows} images on a single core "
+        f"in {target['chunk_ms']:.1f} ms. The runner `openvino+kernels:int8` takes {chunk['ms']:.1f} ms: "
         f"{spent['products']:.1f} ms in linear maps, {spent['attention']:.1f} ms in attention and "
         f"{target['others_ms'] - spent['attention']:.1f} ms in all other operators. At the best int8 rate, the linear "
         f"maps would take {chunk['products_at_best_ms']:.1f} ms. Of the {target['chunk_ms']:.1f} ms, "

@@ -57,7 +57,7 @@ class OpenVinoProgram:
         import openvino
 
         with _FIRST_CALL:
-            openvino.Type.f32.to_dtype()  # two first calls at once would wait for each other (OpenVINO 2026.4)
+            openvino.Type.f32.to_dtype()  # two threads that make the first calls at once hang (OpenVINO 2026.4)
         self._openvino = openvino
         self._core = openvino.Core()
         if hint == "bf16" and "BF16" not in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
@@ -115,7 +115,7 @@ class OpenVinoProgram:
             try:
                 answers = self._answers(batch, outputs)
             except BaseException:
-                self._requests.clear()  # some may still run: the next batch gets new ones
+                self._requests.clear()  # a request that still runs cannot start again, so the next batch compiles anew
                 raise
         return [np.concatenate(rows) if len(rows) > 1 else rows[0] for rows in zip(*answers, strict=True)]
 
