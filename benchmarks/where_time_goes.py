@@ -8,7 +8,8 @@ the size into which the runner divides a batch; for the plain export, which is n
 thread runs, so that no operator waits for another core; a single image is also measured on all cores, as a runner
 computes it. The script takes the median time of each operator over the runs, and sums these times by kind:
 
-    products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation
+    products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation; in
+                our operator of several int8 products, also the residuals and norms between them
     attention   Q Kᵀ, softmax and P V, with the mask if a single kernel of ours or of OpenVINO computes all of these
     mask        the multiplication by the mask, if a separate operator computes it; in the plain export, whose operators
                 have no names of modules, it is in attention or in rest
@@ -70,6 +71,8 @@ Operators = dict[tuple[str, str], list[float]]
 
 
 def kind_of(node: str, operator: str) -> str:
+    if node.endswith("/ProductChain"):
+        return "products"
     if operator in _LAYOUT:
         return "layout"
     if operator in _NORMS or node.endswith("/LayerNormalization"):

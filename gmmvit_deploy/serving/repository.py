@@ -22,7 +22,7 @@ from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
-from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks
+from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, product_chains
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs import cores, int8_products, onnxruntime_program, openvino_program
 from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph
@@ -220,7 +220,7 @@ def _copy_programs(options: RepositoryOptions, folder: Path, library: Path | Non
         package, modules = _ONNXRUNTIME, (cores, int8_products, onnxruntime_program)
     else:
         package = _OPENVINO
-        modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks)
+        modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks, product_chains)
     (folder / package).mkdir()
     for file in (Path(str(module.__file__)) for module in modules):
         shutil.copyfile(file, folder / package / file.name)

@@ -37,6 +37,12 @@ static void examine(int has[SETS]) {
     has[AVX512_BF16] = __get_cpuid_count(7, 1, &a, &b, &c, &d) && has_bits(a, BF16);
 }
 
+static int examine_bytes(void) {
+    enum { VNNI = 1 << 11, AMX_INT8 = 1 << 25 };
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && has_bits(c, VNNI) && !has_bits(d, AMX_INT8);
+}
+
 #elif defined(__aarch64__) && defined(__linux__)
 
 #include <sys/auxv.h>
@@ -47,13 +53,16 @@ static void examine(int has[SETS]) {
     has[NEON_BF16] = (getauxval(AT_HWCAP2) & bf16) != 0;
 }
 
+static int examine_bytes(void) { return 0; }
+
 #else
 
 static void examine(int has[SETS]) { (void)has; }
+static int examine_bytes(void) { return 0; }
 
 #endif
 
-static int chosen = -1;
+static int chosen = -1, multiplies_bytes; /* asked once: a virtual machine takes microseconds to answer */
 static char why[256];
 
 static void choose(void) {
@@ -73,6 +82,7 @@ static void choose(void) {
     else if (!set)
         snprintf(why, sizeof why, "GMMVIT_CPU_ISA is %.40s, and this processor has %s; unset it, or set it to one of these",
                  asked, names);
+    multiplies_bytes = set >= AVX512 && examine_bytes();
     __atomic_store_n(&chosen, set, __ATOMIC_RELEASE); /* all threads decide alike */
 }
 
@@ -80,6 +90,8 @@ int gmmvit_instruction_set(void) {
     if (__atomic_load_n(&chosen, __ATOMIC_ACQUIRE) < 0) choose();
     return __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
 }
+
+int gmmvit_multiplies_bytes(void) { return gmmvit_instruction_set() && multiplies_bytes; }
 
 const char *gmmvit_instruction_set_name(void) { return NAMES[gmmvit_instruction_set()]; }
 

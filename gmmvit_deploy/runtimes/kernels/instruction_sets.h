@@ -20,6 +20,9 @@ enum {
    has it. Otherwise NO_INSTRUCTION_SET, and gmmvit_why_no_instruction_set() says why. The first call decides. */
 int gmmvit_instruction_set(void);
 
+/* Whether the chosen set is of AVX-512, and the processor has VNNI beside it, and no AMX for int8. */
+int gmmvit_multiplies_bytes(void);
+
 /* "avx512-bf16", "avx512", "avx2", "neon-bf16" or "neon"; "" where there is none. */
 const char *gmmvit_instruction_set_name(void);
 

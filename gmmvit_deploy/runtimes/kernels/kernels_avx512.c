@@ -1,4 +1,5 @@
-/* The kernels for AVX-512: the vectors of attention_on_vectors.h and norm_on_vectors.h, also with its BF16 part. */
+/* The kernels for AVX-512: the vectors of attention_on_vectors.h and norm_on_vectors.h, also with its BF16 part,
+   and chain_on_vectors.h with its VNNI part. */
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -7,6 +8,7 @@
 
 #define SIMD __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 #define SIMD_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,avx512bf16")))
+#define SIMD_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni")))
 #include "vector_words.h"
 
 #define LANES 16
@@ -62,6 +64,27 @@ INLINE Floats replaced(Floats x, Chosen lanes, float by) { return _mm512_mask_mo
 /* Rounded to even, saturated. */
 INLINE void store_steps(int8_t *to, Floats x, Part part) {
     _mm_mask_storeu_epi8(to, part, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
+/* Rounded to even, saturated to 0 to 255. */
+INLINE void store_bytes(uint8_t *to, Floats x) {
+    const Words whole = _mm512_max_epi32(_mm512_cvtps_epi32(x), _mm512_setzero_si512());
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtusepi32_epi8(whole));
+}
+
+INLINE Floats floats_of(Words x) { return _mm512_cvtepi32_ps(x); }
+INLINE Words words_anywhere(const void *from) { return _mm512_loadu_si512(from); }
+INLINE Words repeated_bytes(const void *four) {
+    int word;
+    __builtin_memcpy(&word, four, sizeof word);
+    return _mm512_set1_epi32(word);
+}
+
+/* sum + the four products of each lane's unsigned and signed bytes. In assembly, because GCC 12 copies the sums of its
+   intrinsic between registers and memory, which takes two thirds more time. */
+INLINE_VNNI Words dot_bytes(Words sum, Words numbers, Words weights) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(numbers), "v"(weights));
+    return sum;
 }
 
 INLINE void transpose(Words r[LANES]) {
@@ -124,5 +147,7 @@ INLINE_BF16 void store_rounded(uint16_t *to, Floats x, Part part) {
 #include "attention_on_vectors.h"
 #define RESIDUAL_NORM residual_norm_avx512
 #include "norm_on_vectors.h"
+#define PRODUCT_CHAIN product_chain_avx512
+#include "chain_on_vectors.h"
 
 #endif

@@ -6,6 +6,9 @@
     Add, LayerNorm, QuantizeLinear, in a quantised graph
         →  ResidualNorm, which `residual_norm.c` computes
 
+    MatMul of int8 values, GELU, QuantizeLinear, Add, LayerNorm, again and again
+        →  ProductChain, which `product_chain.c` computes: see `product_chains.py`
+
 Swin divides the tokens into windows between LayerNorm and QuantizeLinear.  ResidualNorm then stands before this
 division, which moves int8 values instead of float32 values.
 
@@ -38,10 +41,13 @@ from .openvino_view import (
     takers_behind_layout,
 )
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
+from .product_chains import Chain, chains_in, share_in_chains
 
 __all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
 
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
+_TOKENS_A_CORE = 8  # the rows that chain_on_vectors.h multiplies at once
+_LEAST_SHARE = 0.9
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 
 
@@ -84,11 +90,12 @@ class Kernels:
     """The operations of this project, loaded into OpenVINO.
 
     arithmetic: the type in which attention is computed.  instruction_set: the instructions with which the operations
-    compute, such as ``avx2``.
+    compute, such as ``avx2``.  multiplies_int8: whether the operations compute int8 products on this processor.
     """
 
     arithmetic: Arithmetic
     instruction_set: str
+    multiplies_int8: bool
     _factory: Any
 
     def fuse_attention(self, model: Any, *, hint: Arithmetic = "f32") -> int:
@@ -136,6 +143,36 @@ class Kernels:
         model.validate_nodes_and_infer_types()
         return replaced
 
+    def fuse_products(self, model: Any, *, cores: int = 1) -> int:
+        """Replace the int8 products of an OpenVINO model, and the steps between them, after `fuse_norms`.
+
+        Nothing is replaced if an image has too few tokens for ``cores`` cores, because each core reads all weights, or
+        if many products would be left: `OpenVinoProgram` computes these in float32.
+        Returns the number of replaced products.
+        """
+        chains = chains_in(model) if self.multiplies_int8 else []
+        if max((chain.tokens for chain in chains), default=0) < _TOKENS_A_CORE * cores:
+            return 0
+        if share_in_chains(model, chains) < _LEAST_SHARE:
+            return 0
+        computed: dict[tuple[str, int], Any] = {}
+        for chain in chains:
+            self._put_chain(chain, computed)
+        model.validate_nodes_and_infer_types()
+        return sum(len(chain.products) for chain in chains)
+
+    def _put_chain(self, chain: Chain, computed: dict[tuple[str, int], Any]) -> None:
+        """Put a chain in a graph.  computed: a replaced value's node and index → the value of an earlier chain."""
+        from openvino import opset13
+
+        inputs = [computed.get(_key(value), value) for value in chain.inputs]
+        constants = [opset13.constant(values) for values in chain.constants]
+        fused = self._factory.create("ProductChain", [*inputs, *constants], chain.attributes)
+        fused.set_friendly_name(f"{chain.products[0].get_friendly_name()}/ProductChain")
+        for number, value in enumerate(chain.values):
+            computed[_key(value)] = fused.output(number)
+            value.replace(fused.output(number))
+
     def _put(self, operation: str, form: Form) -> None:
         from openvino import opset13
 
@@ -169,6 +206,7 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
         for stated in (kernels.gmmvit_instruction_set_name, kernels.gmmvit_why_no_instruction_set):
             stated.restype = ctypes.c_char_p
         support = int(kernels.masked_attention_support())
+        multiplies_int8 = bool(kernels.product_chain_support())
         factory = NodeFactory()
         factory.add_extension(str(library))
     # OpenVINO raises RuntimeError for a library that was compiled for another version of OpenVINO.
@@ -176,7 +214,8 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
         return None, f"{library.name} cannot be loaded: {exc}"
     for arithmetic in (requested, *_FALLBACK[requested]):
         if support >= _ARITHMETIC[arithmetic]:
-            return Kernels(arithmetic, kernels.gmmvit_instruction_set_name().decode(), factory), arithmetic
+            instruction_set = kernels.gmmvit_instruction_set_name().decode()
+            return Kernels(arithmetic, instruction_set, multiplies_int8, factory), arithmetic
     return None, kernels.gmmvit_why_no_instruction_set().decode()
 
 
@@ -221,12 +260,16 @@ def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, i
     keys: list[tuple[str, int]] = []
     parts = []
     for value, column in ends:
-        key = (value.get_node().get_name(), value.get_index())
+        key = _key(value)
         if key not in keys:
             keys.append(key)
             inputs.append(value)
         parts.append((keys.index(key), column))
     return inputs, tuple(parts)
+
+
+def _key(value: Any) -> tuple[str, int]:
+    return value.get_node().get_name(), value.get_index()
 
 
 # ---- find norms and quantised values ------------------------------------------------------------------------------

@@ -12,11 +12,22 @@
 
    ResidualNorm, by residual_norm.c
    Inputs: x, float32 (B, n, width); then what is added to it if `adds`; weight and bias (width), by the step.
-   Outputs: int8 (B, n, width); then the sum if `adds`. */
+   Outputs: int8 (B, n, width); then the sum if `adds`.
+
+   ProductChain, by product_chain.c
+   Inputs: int8 (…, depth of the first product) if `bytes`, or float32 if the first step quantises; x, float32
+   (…, width), if `width` is not 0; what the first norm adds to x if `adds`; then of each norm its weight and bias, and
+   of each product its packed weights, scale and bias.
+   Outputs: the sum, float32 (…, width), if `sums`; int8 (…, width) of a norm that is last; float32 (…, columns) of each
+   product that is stored.
+   Attributes: of each step `kinds`, as in product_chain.h, `depths` and `columns`, 0 for a norm, `epsilons`, `steps`
+   and `zeros`. */
 
 #include "masked_attention.h"
+#include "product_chain.h"
 #include "residual_norm.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -185,8 +196,101 @@ private:
     float m_epsilon = 0;
 };
 
+class ProductChain : public ov::op::Op {
+public:
+    OPENVINO_OP("ProductChain", "gmmvit");
+
+    ProductChain() = default;
+
+    void validate_and_infer_types() override {
+        auto shape = get_input_partial_shape(0);
+        size_t next = 0;
+        const auto returns = [&](const ov::element::Type& type, int64_t columns) {
+            shape[shape.size() - 1] = columns;
+            set_output_type(next++, type, shape);
+        };
+        if (m_sums) returns(ov::element::f32, m_width);
+        if (m_kinds.back() == CHAIN_NORM) returns(ov::element::i8, m_width);
+        for (size_t i = 0; i < m_kinds.size(); i++)
+            if (m_kinds[i] == CHAIN_OUT) returns(ov::element::f32, m_columns[i]);
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        auto copy = std::make_shared<ProductChain>(*this);
+        copy->set_arguments(inputs);
+        copy->validate_and_infer_types();
+        return copy;
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("bytes", m_bytes);
+        visitor.on_attribute("width", m_width);
+        visitor.on_attribute("adds", m_adds);
+        visitor.on_attribute("sums", m_sums);
+        visitor.on_attribute("kinds", m_kinds);
+        visitor.on_attribute("depths", m_depths);
+        visitor.on_attribute("columns", m_columns);
+        visitor.on_attribute("epsilons", m_epsilons);
+        visitor.on_attribute("steps", m_steps);
+        visitor.on_attribute("zeros", m_zeros);
+        return true;
+    }
+
+    bool has_evaluate() const override { return true; }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        size_t in = 0, out = 0;
+        ::ProductChain what{};
+        const int64_t rows = static_cast<int64_t>(inputs.at(0).get_size() / inputs.at(0).get_shape().back());
+        what.bytes = m_bytes ? inputs.at(in++).data<const int8_t>() : nullptr;
+        what.values = m_kinds[0] == CHAIN_QUANTISE ? inputs.at(in++).data<const float>() : nullptr;
+        what.x = m_width ? inputs.at(in++).data<const float>() : nullptr;
+        what.branch = m_adds ? inputs.at(in++).data<const float>() : nullptr;
+        what.sum = m_sums ? outputs.at(out++).data<float>() : nullptr;
+        what.normed = m_kinds.back() == CHAIN_NORM ? outputs.at(out++).data<int8_t>() : nullptr;
+        what.width = m_width;
+        what.widest = std::max(m_width, *std::max_element(m_depths.begin(), m_depths.end()));
+        std::vector<ChainStep> steps(m_kinds.size());
+        for (size_t i = 0; i < steps.size(); i++) {
+            auto& step = steps[i];
+            step.kind = static_cast<int32_t>(m_kinds[i]);
+            if (step.kind != CHAIN_NORM && step.kind != CHAIN_QUANTISE)
+                step.weights = static_cast<const uint8_t*>(inputs.at(in++).data());
+            if (step.kind != CHAIN_QUANTISE) {
+                step.scale = inputs.at(in++).data<const float>();
+                step.bias = inputs.at(in++).data<const float>();
+            }
+            step.epsilon = m_epsilons[i];
+            step.depth = m_depths[i];
+            step.columns = m_columns[i];
+            step.steps = m_steps[i];
+            step.zero = m_zeros[i];
+            step.out = step.kind == CHAIN_OUT ? outputs.at(out++).data<float>() : nullptr;
+        }
+        what.steps = steps.data();
+        what.count = static_cast<int64_t>(steps.size());
+        std::atomic<int> failed{0};
+        ov::parallel_nt(0, [&](const int thread, const int threads) {
+            int64_t first = 0, last = 0;
+            ov::splitter(rows, threads, thread, first, last);
+            if (first < last)
+                if (const int error = product_chain(&what, first, last)) failed = error;
+        });
+        OPENVINO_ASSERT(failed == 0, "ProductChain of ", steps.size(), " steps: ",
+                        failed == 2 ? "no memory is left" : "its sizes or this processor are not supported");
+        return true;
+    }
+
+private:
+    bool m_bytes = false, m_adds = false, m_sums = false;
+    int64_t m_width = 0;
+    std::vector<int64_t> m_kinds, m_depths, m_columns;
+    std::vector<float> m_epsilons, m_steps, m_zeros;
+};
+
 }  // namespace gmmvit
 
 OPENVINO_CREATE_EXTENSIONS(
     std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<gmmvit::MaskedAttention>>(),
-                                     std::make_shared<ov::OpExtension<gmmvit::ResidualNorm>>()}));
+                                     std::make_shared<ov::OpExtension<gmmvit::ResidualNorm>>(),
+                                     std::make_shared<ov::OpExtension<gmmvit::ProductChain>>()}));

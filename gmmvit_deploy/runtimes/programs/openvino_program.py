@@ -73,6 +73,7 @@ class OpenVinoProgram:
         self.fused_attentions = kernels.fuse_attention(self._small, hint=hint) if kernels else 0
         self._several = self._small.clone()  # for several rows: with a single row, our norms are slower
         self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
+        self.fused_products = self._fuse_products(kernels) if kernels else 0
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
         self._requests: dict[tuple[int, int], list[Any]] = {}
@@ -88,9 +89,25 @@ class OpenVinoProgram:
         """
         return dict(self._kernels)
 
+    @property
+    def few_rows(self) -> int:
+        """The number of rows from which a batch is divided into chunks; with our int8 products, otherwise 2.
+
+        Our products are faster for rows that all cores share: the cores wait for each other once in a chain of
+        products. A core that computes a chunk by itself is as fast with OpenVINO's.
+        """
+        return _ROWS_A_CORE * self.threads if self.fused_products else 2
+
     def model(self, rows: int) -> Any:
         """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model."""
-        return self._several if rows > 1 else self._small
+        return self._small if rows < self.few_rows else self._several
+
+    def _fuse_products(self, kernels: Any) -> int:
+        model = self._several.clone()
+        products = kernels.fuse_products(model, cores=self.threads)
+        if products:
+            self._small = model
+        return int(products)
 
     def prepare(self, most: int) -> None:
         """Compile the graph for all batches of up to ``most`` rows now, so that no request waits for a compilation."""
@@ -174,6 +191,10 @@ class OpenVinoProgram:
             "ENABLE_CPU_PINNING": streams == 1 and self.threads == len(allowed_processors()),
             **self.quantization,
         }
+        if self.fused_products and model.inputs[0].shape[0] < self.few_rows:
+            # OpenVINO's search for int8 products takes minutes in a deep graph of our operations (CaiT, OpenVINO
+            # 2026.4). The products that are left are computed in float32.
+            settings["LP_TRANSFORMS_MODE"] = "NO"
         # Snippets, the kernels that OpenVINO generates, are slower than its other kernels for a single row in bf16.
         # Without our kernels, they compute the attentions.
         alone = model.inputs[0].shape[0] == 1 and self.fused_attentions > 0

@@ -102,7 +102,10 @@ class OpenVinoRunner(Runner):
         ours = {"attentions in our kernel": self.program.attentions} if self.program.attentions else {}
         if self._instruction_set:
             ours["instruction set of our kernel"] = self._instruction_set
-        norms = {"norms": "our own, except for a single row"} if self.program.fused_norms else {}
+        program = self.program
+        norms = {"norms": "our own, except for a single row"} if program.fused_norms else {}
+        if program.fused_products:
+            norms = {"norms": "our own", "int8 products": f"our own for less than {program.few_rows} rows"}
         return {
             "threads": str(self.program.threads),
             "rows at once": str(self.program.chunk),

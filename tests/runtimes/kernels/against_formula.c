@@ -6,6 +6,7 @@
 
 #include "instruction_sets.h"
 #include "masked_attention.h"
+#include "product_chain.h"
 #include "residual_norm.h"
 
 #include <math.h>
@@ -275,6 +276,80 @@ static double norm_error(int adds) {
     return error / 0.501;
 }
 
+/* As product_chains.py packs them: panels of 48 columns, of which 4 weights of each column lie beside each other. */
+static uint8_t *packed(const int8_t *weights, int depth, int columns) {
+    uint8_t *all = malloc((size_t)(depth * columns)), *to = all;
+    for (int first = 0; first < columns; first += 48)
+        for (int k = 0; k < depth; k += 4)
+            for (int c = first; c < first + 48 && c < columns; c++)
+                for (int i = 0; i < 4; i++) *to++ = (uint8_t)weights[(k + i) * columns + c];
+    return all;
+}
+
+/* A product of int8 values, added to x, whose sum is then normed as norm_error() tests. */
+static double added_product_error(void) {
+    enum { ROWS = 37, DEPTH = 48, WIDTH = 80 };
+    static int8_t values[ROWS * DEPTH], weights[DEPTH * WIDTH], got[ROWS * WIDTH], expected[ROWS * WIDTH];
+    static float bias[WIDTH], sum[ROWS * WIDTH];
+    float *x = random_numbers(ROWS * WIDTH), *scale = random_numbers(WIDTH), *ones = random_numbers(WIDTH);
+    double error = 0, greatest = 0;
+    for (int i = 0; i < ROWS * DEPTH; i++) values[i] = (int8_t)(i * 37 + i / 5);
+    for (int i = 0; i < DEPTH * WIDTH; i++) weights[i] = (int8_t)(i * 91 + i / 7);
+    for (int c = 0; c < WIDTH; c++) {
+        double total = 0;
+        for (int k = 0; k < DEPTH; k++) total += weights[k * WIDTH + c];
+        bias[c] = (float)(-128 * total * (double)(scale[c] /= 1000));
+    }
+    uint8_t *in_panels = packed(weights, DEPTH, WIDTH);
+    const ChainStep steps[] = {
+        {.kind = CHAIN_ADD, .weights = in_panels, .scale = scale, .bias = bias, .depth = DEPTH, .columns = WIDTH},
+        {.kind = CHAIN_NORM, .scale = ones, .bias = ones, .epsilon = 1e-5f},
+    };
+    const ProductChain what = {.bytes = values, .x = x, .sum = sum, .normed = got, .width = WIDTH, .widest = WIDTH,
+                               .steps = steps, .count = 2};
+    if (product_chain(&what, 0, 20) || product_chain(&what, 20, ROWS)) return INFINITY;
+    for (int row = 0; row < ROWS; row++)
+        for (int c = 0; c < WIDTH; c++) {
+            double exact = 0;
+            for (int k = 0; k < DEPTH; k++) exact += values[row * DEPTH + k] * weights[k * WIDTH + c];
+            exact = exact * (double)scale[c] + (double)x[row * WIDTH + c];
+            error = fmax(error, fabs((double)sum[row * WIDTH + c] - exact));
+            greatest = fmax(greatest, fabs((double)bias[c]) + fabs(exact));
+        }
+    const ResidualNorm norm = {.x = sum, .weight = ones, .bias = ones, .normed = expected, .width = WIDTH, .epsilon = 1e-5f};
+    if (residual_norm(&norm, 0, ROWS) || memcmp(got, expected, sizeof got)) return INFINITY;
+    printf("%-32s error %.2e, allowed %.2e\n", "int8 product added to x", error, greatest * 4 * 6e-8);
+    free(x), free(scale), free(ones), free(in_panels);
+    return error / (greatest * 4 * 6e-8);
+}
+
+/* All numbers of 0 to 255 that stand for -8 to 7.94; their GELU on another grid, seen by a product with ones. */
+static double quantised_gelu_error(void) {
+    enum { ROWS = 4, WIDTH = 64 };
+    static int8_t ones[WIDTH * WIDTH];
+    static float values[ROWS * WIDTH], out[ROWS * WIDTH], scale[WIDTH], bias[WIDTH], same[WIDTH], nothing[WIDTH];
+    const double steps_in_1 = 40, zero = 7; /* from -0.175 to 6.2: some are beyond the grid */
+    double error = 0;
+    for (int i = 0; i < ROWS * WIDTH; i++) values[i] = (float)(i - 128) / 16;
+    for (int c = 0; c < WIDTH; c++) ones[c * WIDTH + c] = 1, scale[c] = 1.0f / 16, bias[c] = -8, same[c] = 1;
+    uint8_t *in_panels = packed(ones, WIDTH, WIDTH);
+    const ChainStep steps[] = {
+        {.kind = CHAIN_QUANTISE, .depth = WIDTH, .steps = 16, .zero = 128},
+        {.kind = CHAIN_GELU, .weights = in_panels, .scale = scale, .bias = bias, .depth = WIDTH, .columns = WIDTH,
+         .steps = (float)steps_in_1, .zero = (float)zero},
+        {.kind = CHAIN_OUT, .weights = in_panels, .scale = same, .bias = nothing, .depth = WIDTH, .columns = WIDTH, .out = out},
+    };
+    const ProductChain what = {.values = values, .widest = WIDTH, .steps = steps, .count = 3};
+    if (product_chain(&what, 0, ROWS)) return INFINITY;
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+        const double exact = (double)values[i] / 2 * (1 + erf((double)values[i] / sqrt(2))) * steps_in_1 + zero;
+        error = fmax(error, fabs((double)out[i] - fmin(fmax(exact, 0), 255)));
+    }
+    printf("%-32s error %.4f, allowed 0.5010\n", "quantised GELU", error);
+    free(in_panels);
+    return error / 0.501;
+}
+
 int main(int count, char **arguments) {
     if (count != 3) return 2;
     if (strcmp(gmmvit_instruction_set_name(), arguments[1])) {
@@ -288,6 +363,8 @@ int main(int count, char **arguments) {
         if (arithmetic == MASKED_ATTENTION_BFLOAT16) worst = fmax(worst, attention_error(&CASES[i], arithmetic, 1));
     }
     worst = fmax(worst, fmax(norm_error(0), norm_error(1)));
+    if (product_chain_support()) worst = fmax(worst, fmax(added_product_error(), quantised_gelu_error()));
+    else printf("int8 products: not computed by our kernel on this processor\n");
     float one = 0; /* of 17 mixed heads nothing is read */
     const MaskedAttention refused = {.batch = 1, .heads = 17, .queries = 1, .n = 1, .d = 1, .out = &one, .q = &one,
                                      .k = &one, .v = &one, .after = &one, .arithmetic = arithmetic};

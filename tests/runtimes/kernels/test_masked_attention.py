@@ -257,6 +257,7 @@ def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPat
     for support, outcome in ((2, "bf16"), (1, "f32"), (0, "no instructions")):
         made = SimpleNamespace(
             masked_attention_support=partial(int, support),
+            product_chain_support=lambda: 0,
             gmmvit_instruction_set_name=lambda: b"avx2",
             gmmvit_why_no_instruction_set=lambda: b"no instructions",
         )

@@ -93,7 +93,7 @@ def test_what_a_server_copies_imports_alone(bundle: Bundle, tmp_path: Path) -> N
     package, other = tmp_path / "gmmvit_openvino", tmp_path / "gmmvit_onnxruntime"
     package.mkdir()
     other.mkdir()
-    for name in ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py"):
+    for name in ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py", "product_chains.py"):
         shutil.copyfile(Path(kernels.__path__[0]) / name, package / name)
     programs = ((package, ("openvino_program.py",)), (other, ("onnxruntime_program.py", "int8_products.py")))
     for folder, names in programs:

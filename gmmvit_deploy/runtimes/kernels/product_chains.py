@@ -1,0 +1,358 @@
+"""Find the int8 products, LayerNorms and residual sums that one operation of ours computes row by row.
+
+    int8 attention → product → + x → norm → product → GELU, quantised → product → + x → norm → product → Q, K, V
+
+A row, which is a token, needs no other row in these steps, so `chain_on_vectors.h` computes them on the rows of a core
+one after the other.  A chain ends before a node that is not one of these steps, and where values inside the chain have
+another reader.
+
+`chains_in` reads a model whose norms are `ResidualNorm` operations.  ``gmmvit repository`` copies this file into the
+folder of a served model, so this file imports only modules that are copied with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# Relative imports also work in the folder of a served model, where the package has another name.
+from .openvino_view import constant, reader_of, shape_of
+from .prepared_masks import LANES
+
+__all__ = ["Chain", "chains_in", "share_in_chains"]
+
+_NORM, _OUT, _ADD, _GELU, _QUANTISE = range(5)  # the numbers of product_chain.h
+_PANEL = 3 * LANES  # columns, as in chain_on_vectors.h
+_INT8 = {"i8": 128, "u8": 0}  # OpenVINO's type → what is added to a value to be a number of 0 to 255
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """An int8 product with its bias.
+
+    node: the MatMul.  source: the int8 value that it multiplies.
+    weights: int8 (depth, columns).  scale, bias: float32 (columns), with which the kernel makes the output of the sums
+    of the numbers of 0 to 255 times weights.
+    output: the value after the bias.
+    """
+
+    node: Any
+    source: Any
+    weights: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+    output: Any
+
+
+@dataclass(eq=False)
+class Chain:
+    """A chain, and the values that it computes.
+
+    inputs: the values that the operation reads before its constants.  constants: those of each step, in order.
+    steps: (kind, depth, columns, epsilon, steps, zero) of each step, as in product_chain.h.
+    x: the value of the residual stream after the steps so far; None if no step has read it.
+    sum, normed, stored: the values of the graph that the operation returns: x if a step changes it, the int8 values of
+    a norm that is last, and the products that are stored.
+    products: the MatMul nodes that the operation replaces.
+    """
+
+    inputs: list[Any] = field(default_factory=list)
+    constants: list[np.ndarray] = field(default_factory=list)
+    steps: list[tuple[int, int, int, float, float, float]] = field(default_factory=list)
+    x: Any = None
+    reads_bytes: bool = False
+    adds: bool = False
+    sum: Any = None
+    normed: Any = None
+    stored: list[Any] = field(default_factory=list)
+    products: list[Any] = field(default_factory=list)
+    nodes: set[str] = field(default_factory=set)
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of the graph that the operation returns, in its order."""
+        return [value for value in (self.sum, self.normed, *self.stored) if value is not None]
+
+    @property
+    def tokens(self) -> int:
+        """The number of rows of an image."""
+        return int(np.prod(shape_of(self.inputs[0])[:-1]))  # type: ignore[index]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        kinds, depths, columns, epsilons, steps, zeros = zip(*self.steps, strict=True)
+        return {
+            "bytes": self.reads_bytes,
+            "width": shape_of(self.x)[-1] if self.x is not None else 0,  # type: ignore[index]
+            "adds": self.adds,
+            "sums": self.sum is not None,
+            "kinds": list(kinds),
+            "depths": list(depths),
+            "columns": list(columns),
+            "epsilons": list(epsilons),
+            "steps": list(steps),
+            "zeros": list(zeros),
+        }
+
+
+def chains_in(model: Any) -> list[Chain]:
+    """Return the chains of an OpenVINO model, each of at least one product."""
+    chains: list[Chain] = []
+    taken: set[str] = set()
+    for node in model.get_ordered_ops():
+        if node.get_name() in taken:
+            continue
+        chain = Chain()
+        if node.get_type_name() == "ResidualNorm":
+            _start_with_norm(chain, node)
+        elif product := _int8_product(node):
+            _start_with_values(chain, product)
+        if chain.products:
+            chains.append(chain)
+            taken |= chain.nodes
+    return chains
+
+
+def share_in_chains(model: Any, chains: list[Chain]) -> float:
+    """Return the share of the multiplications of all int8 products and convolutions that chains compute; 0 for none."""
+    replaced = {node.get_name() for chain in chains for node in chain.products}
+    inside = everywhere = 0
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in ("MatMul", "Convolution", "GroupConvolution"):
+            work = _multiplications(node)
+            everywhere += work
+            inside += work if node.get_name() in replaced else 0
+    return inside / everywhere if everywhere else 0.0
+
+
+def _multiplications(node: Any) -> int:
+    """Return how many multiplications of a row of the batch a node does with int8 weights, 0 if these are not int8."""
+    right, shape = _dequantised(node.input_value(1)), shape_of(node.output(0))
+    weights = constant(right[0]) if right else None
+    if weights is None or shape is None:
+        return 0
+    columns = weights.shape[-1] if node.get_type_name() == "MatMul" else weights.shape[0]
+    return int(np.prod(shape) * weights.size // columns)
+
+
+def _int8_product(node: Any) -> Product | None:
+    """Return the int8 product that a MatMul computes, or None for every other node."""
+    attributes = node.get_attributes() if node.get_type_name() == "MatMul" else {"transpose_a": True}
+    if attributes["transpose_a"] or attributes["transpose_b"]:
+        return None
+    left, right = (_dequantised(value) for value in node.input_values())
+    weights = constant(right[0]) if right else None
+    if left is None or right is None or weights is None or weights.dtype != np.int8 or weights.ndim != 2:
+        return None
+    source, step, zero = left
+    _, scales, zeros = right
+    depth, columns = weights.shape
+    if depth % LANES or columns % LANES or step.size != 1 or zero.size != 1 or zeros.any():
+        return None
+    if scales.size not in (1, columns) or shape_of(source) is None:
+        return None
+    scale = np.broadcast_to(step.reshape(()) * scales, columns).astype(np.float32)
+    number_of_zero = float(zero.reshape(())) + _INT8[source.get_element_type().get_type_name()]
+    bias = -scale * number_of_zero * weights.sum(0, dtype=np.int32).astype(np.float32)
+    output = node.output(0)
+    added = _bias_behind(output, columns)
+    if added is not None:
+        output, addend = added
+        bias += addend
+    return Product(node, source, weights, scale, bias.astype(np.float32), output)
+
+
+# ---- grow a chain -------------------------------------------------------------------------------------------------
+
+
+def _start_with_norm(chain: Chain, norm: Any) -> None:
+    x, *rest = (norm.input_value(index) for index in range(len(norm.inputs())))
+    chain.adds = len(rest) == 3
+    chain.inputs = [x, rest[0]] if chain.adds else [x]
+    chain.x = norm.output(1) if chain.adds else x
+    if chain.adds:
+        chain.sum = chain.x
+    _add_norm(chain, norm)
+
+
+def _start_with_values(chain: Chain, product: Product) -> None:
+    """Start with the int8 values that a product multiplies, or with float32 values, which the first step quantises."""
+    products = [product]
+    grid = _grid_of(product.source)
+    if grid is not None:
+        quantised, steps, zero = grid
+        products = _products_of(product.source)
+        chain.inputs = [quantised.input_value(0)]
+        chain.steps.append((_QUANTISE, product.weights.shape[0], 0, 0.0, steps, zero))
+    elif product.source.get_element_type().get_type_name() == "i8":
+        chain.inputs, chain.reads_bytes = [product.source], True
+    else:
+        return
+    _add_products(chain, products)
+
+
+def _add_norm(chain: Chain, norm: Any) -> None:
+    weight, bias = (constant(norm.input_value(len(norm.inputs()) - back)) for back in (2, 1))
+    chain.constants += [weight, bias]
+    chain.steps.append((_NORM, 0, 0, float(norm.get_attributes()["epsilon"]), 0.0, 0.0))
+    chain.nodes.add(norm.get_name())
+    products = _products_of(norm.output(0))
+    _add_products(chain, products)
+    if not products:
+        chain.normed = norm.output(0)
+
+
+def _add_products(chain: Chain, products: list[Product]) -> None:
+    """Add the products of the same values.  The chain goes on behind a product that is the only one."""
+    if len(products) == 1:
+        _add_product(chain, products[0])
+    for product in products if len(products) > 1 else ():
+        _store(chain, product)
+
+
+def _add_product(chain: Chain, product: Product) -> None:
+    """Add a product, and the steps after the product."""
+    reader = reader_of(product.output)
+    node = (reader if reader is not None else product.output).get_node()
+    kind = node.get_type_name() if reader is not None else "none, or several"
+    if kind == "Gelu" and (found := _quantised_gelu(node)):
+        following, steps, zero = found
+        _put_product(chain, product, _GELU, steps, zero)
+        _add_product(chain, following)
+    elif kind in ("Add", "ResidualNorm") and _joins_x(chain, product, node):
+        _put_product(chain, product, _ADD)
+        chain.x = chain.sum = node.output(1 if kind == "ResidualNorm" else 0)
+        if kind == "ResidualNorm":
+            _add_norm(chain, node)
+    else:
+        _store(chain, product)
+
+
+def _store(chain: Chain, product: Product) -> None:
+    _put_product(chain, product, _OUT)
+    chain.stored.append(product.output)
+
+
+def _put_product(chain: Chain, product: Product, kind: int, steps: float = 0.0, zero: float = 0.0) -> None:
+    depth, columns = product.weights.shape
+    chain.constants += [_packed(product.weights), product.scale, product.bias]
+    chain.steps.append((kind, depth, columns, 0.0, steps, zero))
+    chain.products.append(product.node)
+    chain.nodes.add(product.node.get_name())
+
+
+def _joins_x(chain: Chain, product: Product, adder: Any) -> bool:
+    """Return whether a node adds a product to the residual stream of a chain; a chain without a stream gets this one.
+
+    adder: an Add, or a ResidualNorm, which may not add.
+    """
+    first, second = adder.input_value(0), adder.input_value(1)
+    if adder.get_type_name() == "ResidualNorm" and len(adder.inputs()) != 4:
+        return False
+    x = second if first == product.output else first
+    if constant(x) is not None or shape_of(x) is None or shape_of(x) != shape_of(product.output):
+        return False
+    if chain.x is None:
+        chain.x = x
+        chain.inputs.append(x)
+        return True
+    readers = {target.get_node().get_name() for target in chain.x.get_target_inputs()}
+    return x == chain.x and (chain.sum is None or readers == {adder.get_name()})
+
+
+# ---- read the graph -----------------------------------------------------------------------------------------------
+
+
+def _dequantised(value: Any) -> tuple[Any, np.ndarray, np.ndarray] | None:
+    """Return (int8 value, step, number of 0) of (value - number of 0) * step, or None for every other value."""
+    node = value.get_node()
+    if node.get_type_name() != "Multiply":
+        return None
+    step = _numbers(node.input_value(1))
+    node = node.input_value(0).get_node()
+    zero: np.ndarray | None = np.zeros(1, np.float32)
+    if node.get_type_name() == "Subtract":
+        zero = _numbers(node.input_value(1))
+        node = node.input_value(0).get_node()
+    while node.get_type_name() == "Convert" and node.get_output_element_type(0).get_type_name() not in _INT8:
+        source = node.input_value(0)
+        if source.get_element_type().get_type_name() in _INT8:
+            return None if step is None or zero is None else (source, step, zero)
+        node = source.get_node()
+    return None
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    """Return a constant, also behind casts and reshapes, as a float32 vector; None for a computed value."""
+    while value.get_node().get_type_name() in ("Convert", "Reshape"):
+        value = value.get_node().input_value(0)
+    numbers = constant(value)
+    return None if numbers is None else np.asarray(numbers, np.float32).reshape(-1)
+
+
+def _bias_behind(value: Any, columns: int) -> tuple[Any, np.ndarray] | None:
+    """Return (the value after the bias, the bias) if the only reader of a product adds a constant to its columns."""
+    added = reader_of(value)
+    if added is None or added.get_node().get_type_name() != "Add":
+        return None
+    for addend in added.get_node().input_values():
+        numbers = constant(addend)
+        if numbers is not None and numbers.size == columns == numbers.shape[-1]:
+            return added, np.asarray(numbers, np.float32).reshape(-1)
+    return None
+
+
+def _products_of(value: Any) -> list[Product]:
+    """Return the int8 products that multiply an int8 value; empty if another node reads the value too."""
+    products: list[Product] = []
+    values = [value]
+    for each in values:  # grows
+        for target in each.get_target_inputs():
+            node = target.get_node()
+            if node.get_type_name() in ("Convert", "Subtract", "Multiply"):
+                values.append(node.output(0))
+                continue
+            product = _int8_product(node)
+            if product is None or product.source != value:
+                return []
+            products.append(product)
+    return products
+
+
+def _quantised_gelu(gelu: Any) -> tuple[Product, float, float] | None:
+    """Return (the product that reads it, steps in 1, number of 0) of a quantised GELU; None for any other reader."""
+    reader = reader_of(gelu.output(0))
+    values = reader_of(reader) if reader is not None else None
+    grid = _grid_of(values) if values is not None else None
+    products = _products_of(values) if grid is not None else []
+    if grid is None or len(products) != 1 or gelu.get_attributes()["approximation_mode"].lower() != "erf":
+        return None
+    return products[0], grid[1], grid[2]
+
+
+def _grid_of(values: Any) -> tuple[Any, float, float] | None:
+    """Return (FakeQuantize, steps in 1, number of 0) of int8 values that a FakeQuantize computes on a single grid."""
+    node = values.get_node()
+    if node.get_type_name() != "Convert" or values.get_element_type().get_type_name() not in _INT8:
+        return None
+    node = node.input_value(0).get_node()
+    if node.get_type_name() != "FakeQuantize" or node.get_attributes()["levels"] != 256:
+        return None
+    bounds = [constant(node.input_value(index)) for index in range(1, 5)]
+    if any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    low, high, least, most = (float(bound.reshape(())) for bound in bounds)
+    if (least, most) not in ((0, 255), (-128, 127)):
+        return None
+    steps = 255 / (high - low)
+    return node, steps, -low * steps
+
+
+def _packed(weights: np.ndarray) -> np.ndarray:
+    """Return int8 weights (depth, columns) as `chain_on_vectors.h` reads them.  The type only stands for 4 bytes."""
+    depth, columns = weights.shape
+    panels = (weights[:, first : first + _PANEL] for first in range(0, columns, _PANEL))
+    fours = (panel.reshape(depth // 4, 4, -1).transpose(0, 2, 1).reshape(-1) for panel in panels)
+    return np.concatenate(list(fours)).view(np.int32)

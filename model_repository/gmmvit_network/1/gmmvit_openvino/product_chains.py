@@ -1,0 +1,1 @@
+../../../../gmmvit_deploy/runtimes/kernels/product_chains.py
