@@ -92,7 +92,7 @@ def in_openvino(
     ours = required_kernels(path, precision) if kernels else None
     # As the runner does: the operations are chosen before the batch is fixed.
     program = OpenVinoProgram(str(path), hint=hint, threads=threads, kernels=ours)
-    model = program.model(len(images)).clone()
+    model = program.model(len(images), shared=len(images) == 1).clone()
     model.reshape(list(images.shape))
     core = openvino.Core()
     settings = {**program.settings(model, 1), "PERF_COUNT": True}

@@ -10,8 +10,8 @@
    steps while their values lie in the nearest caches, and cores meet once a chain.
 
    q is stored as numbers of 0 to 255 (an int8 value + 128), because the instruction multiplies these by int8 weights.
-   The scale is that of the values times that of each column of the weights; the bias holds -zero sum_k w_kn, so that
-   the sum of q w alone is left, which is exact in 32 bits.
+   s_n is the step of the values times that of the weights of column n. The sums start at -zero sum_k w_kn and are exact
+   in 32 bits.
 
    The weights are packed into panels of PANEL columns, the last of fewer: 4 values of k of each column, then the next
    4 of k. */
@@ -27,10 +27,10 @@
 enum { PANEL = 3 * LANES, MOST_TILE_ROWS = 8, BLOCK_ROWS = 32 };
 
 /* The sums of a panel of some rows: 24 of the 32 registers. */
-INLINE_VNNI void tile_of(int rows, int vectors, const uint8_t *q, ptrdiff_t row, const uint8_t *weights, int64_t depth,
-                         int32_t *sums) {
+INLINE_VNNI void tile_of(int rows, int vectors, const uint8_t *q, ptrdiff_t row, const uint8_t *weights, const int32_t *start,
+                         int64_t depth, int32_t *sums) {
     Words all[MOST_TILE_ROWS * 3];
-    UNROLL(24) for (int i = 0; i < rows * vectors; i++) all[i] = repeated_word(0);
+    UNROLL(24) for (int i = 0; i < rows * vectors; i++) all[i] = words_anywhere(start + i % vectors * LANES);
     for (int64_t k = 0; k < depth; k += 4, weights += vectors * 4 * LANES) {
         Words w[3];
         UNROLL(3) for (int v = 0; v < vectors; v++) w[v] = words_anywhere(weights + v * 4 * LANES);
@@ -44,18 +44,18 @@ INLINE_VNNI void tile_of(int rows, int vectors, const uint8_t *q, ptrdiff_t row,
 }
 
 #define TILE_OF(rows, vectors)                                                                                         \
-    case 4 * rows + vectors: tile_of(rows, vectors, q, row, weights, depth, sums); break;
+    case 4 * rows + vectors: tile_of(rows, vectors, q, row, weights, start, depth, sums); break;
 #define TILES_OF(rows) TILE_OF(rows, 1) TILE_OF(rows, 2) TILE_OF(rows, 3)
 
 SIMD_VNNI static void tile(int rows, int vectors, const uint8_t *q, ptrdiff_t row, const uint8_t *weights,
-                           int64_t depth, int32_t *sums) {
+                           const int32_t *start, int64_t depth, int32_t *sums) {
     switch (4 * rows + vectors) {
         TILES_OF(1) TILES_OF(2) TILES_OF(3) TILES_OF(4) TILES_OF(5) TILES_OF(6) TILES_OF(7) TILES_OF(8)
     }
 }
 
 /* x/2 (1 + erf(x / sqrt 2)) = max(x, 0) - |x|/2 erfc(|x| / sqrt 2), with a polynomial for the logarithm of erfc that was
-   fitted to the least greatest error of GELU: 6e-7. */
+   fitted to the least greatest error of GELU: 6e-7, absolute. */
 INLINE Floats gelu(Floats x) {
     static const float terms[] = {-4.88101883e-04f, 7.198716896e-03f, -5.214662869e-02f, -4.59595847e-01f,
                                   -1.151000542e+00f};
@@ -105,7 +105,8 @@ static void multiplied(const ChainStep *step, const uint8_t *q, int rows, const 
         const int vectors = (int)((left < PANEL ? left : PANEL) / LANES);
         for (int t = 0; t < tiles; t++) { /* of nearly the same number of rows: a tile of a single row is slow */
             const int top = rows * t / tiles, count = rows * (t + 1) / tiles - top;
-            tile(count, vectors, q + top * step->depth, step->depth, step->weights + column * step->depth, step->depth, sums);
+            tile(count, vectors, q + top * step->depth, step->depth, step->weights + column * step->depth,
+                 step->start + column, step->depth, sums);
             finish(step, sums, count, vectors, column, top * step->columns + column, ends);
         }
     }

@@ -66,7 +66,7 @@ INLINE void store_steps(int8_t *to, Floats x, Part part) {
     _mm_mask_storeu_epi8(to, part, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
-/* Rounded to even, saturated to 0 to 255. */
+/* Rounded to even, saturated to 0 to 255; below 2^31. */
 INLINE void store_bytes(uint8_t *to, Floats x) {
     const Words whole = _mm512_max_epi32(_mm512_cvtps_epi32(x), _mm512_setzero_si512());
     _mm_storeu_si128((__m128i *)to, _mm512_cvtusepi32_epi8(whole));

@@ -1,4 +1,4 @@
-"""Replace the attentions and norms of an OpenVINO model by operations that this project's kernels compute.
+"""Replace attentions, norms and int8 products of an OpenVINO model by operations that this project's kernels compute.
 
     Split, Reshape, Transpose, MatMul, Multiply by the mask, Add, Softmax, MatMul, Transpose, Reshape
         →  MaskedAttention, which `masked_attention.c` computes in a single pass over the data in the processor's cache

@@ -17,7 +17,7 @@
    ProductChain, by product_chain.c
    Inputs: int8 (…, depth of the first product) if `bytes`, or float32 if the first step quantises; x, float32
    (…, width), if `width` is not 0; what the first norm adds to x if `adds`; then of each norm its weight and bias, and
-   of each product its packed weights, scale and bias.
+   of each product its packed weights, the start of its sums, scale and bias.
    Outputs: the sum, float32 (…, width), if `sums`; int8 (…, width) of a norm that is last; float32 (…, columns) of each
    product that is stored.
    Attributes: of each step `kinds`, as in product_chain.h, `depths` and `columns`, 0 for a norm, `epsilons`, `steps`
@@ -250,12 +250,17 @@ public:
         what.normed = m_kinds.back() == CHAIN_NORM ? outputs.at(out++).data<int8_t>() : nullptr;
         what.width = m_width;
         what.widest = std::max(m_width, *std::max_element(m_depths.begin(), m_depths.end()));
+        for (size_t i = what.bytes || what.values ? 1 : 0; i < in; i++)
+            OPENVINO_ASSERT(inputs.at(i).get_size() == static_cast<size_t>(rows * m_width),
+                            "ProductChain of ", rows, " rows got ", inputs.at(i).get_shape());
         std::vector<ChainStep> steps(m_kinds.size());
         for (size_t i = 0; i < steps.size(); i++) {
             auto& step = steps[i];
             step.kind = static_cast<int32_t>(m_kinds[i]);
-            if (step.kind != CHAIN_NORM && step.kind != CHAIN_QUANTISE)
+            if (step.kind != CHAIN_NORM && step.kind != CHAIN_QUANTISE) {
                 step.weights = static_cast<const uint8_t*>(inputs.at(in++).data());
+                step.start = inputs.at(in++).data<const int32_t>();
+            }
             if (step.kind != CHAIN_QUANTISE) {
                 step.scale = inputs.at(in++).data<const float>();
                 step.bias = inputs.at(in++).data<const float>();

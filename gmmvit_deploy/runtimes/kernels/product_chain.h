@@ -18,10 +18,11 @@ enum {
 
 typedef struct {
     int32_t kind;
-    const float *scale, *bias; /* norm: (width), divided by the step of its grid; product: (columns), see product_chain.c */
+    const float *scale, *bias; /* norm: (width), divided by the step of its grid; product: (columns) */
     float epsilon;             /* norm */
-    const uint8_t *weights;    /* product: (depth, columns), packed */
-    int64_t depth, columns;    /* product: multiples of 16 */
+    const uint8_t *weights;    /* product: (depth, columns), packed as chain_on_vectors.h says */
+    const int32_t *start;      /* product: (columns), -zero sum_k w_kn */
+    int64_t depth, columns;    /* product: multiples of 16; CHAIN_QUANTISE: the depth of the next product; otherwise 0 */
     float steps, zero;         /* CHAIN_GELU, CHAIN_QUANTISE: those in 1, and the number of 0, of a grid of 0 to 255 */
     float *out;                /* CHAIN_OUT: (rows, columns) */
 } ChainStep;

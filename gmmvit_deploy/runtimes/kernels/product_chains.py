@@ -33,14 +33,15 @@ class Product:
     """An int8 product with its bias.
 
     node: the MatMul.  source: the int8 value that it multiplies.
-    weights: int8 (depth, columns).  scale, bias: float32 (columns), with which the kernel makes the output of the sums
-    of the numbers of 0 to 255 times weights.
+    weights: int8 (depth, columns).  start: int32 (columns), at which the sums of weights times numbers of 0 to 255
+    start.  scale, bias: float32 (columns), with which the sums become the output.
     output: the value after the bias.
     """
 
     node: Any
     source: Any
     weights: np.ndarray
+    start: np.ndarray
     scale: np.ndarray
     bias: np.ndarray
     output: Any
@@ -56,8 +57,10 @@ class Chain:
     sum, normed, stored: the values of the graph that the operation returns: x if a step changes it, the int8 values of
     a norm that is last, and the products that are stored.
     products: the MatMul nodes that the operation replaces.
+    taken: the names of the nodes of this chain and of the chains before.
     """
 
+    taken: set[str]
     inputs: list[Any] = field(default_factory=list)
     constants: list[np.ndarray] = field(default_factory=list)
     steps: list[tuple[int, int, int, float, float, float]] = field(default_factory=list)
@@ -68,7 +71,6 @@ class Chain:
     normed: Any = None
     stored: list[Any] = field(default_factory=list)
     products: list[Any] = field(default_factory=list)
-    nodes: set[str] = field(default_factory=set)
 
     @property
     def values(self) -> list[Any]:
@@ -104,14 +106,13 @@ def chains_in(model: Any) -> list[Chain]:
     for node in model.get_ordered_ops():
         if node.get_name() in taken:
             continue
-        chain = Chain()
+        chain = Chain(taken)
         if node.get_type_name() == "ResidualNorm":
             _start_with_norm(chain, node)
         elif product := _int8_product(node):
             _start_with_values(chain, product)
         if chain.products:
             chains.append(chain)
-            taken |= chain.nodes
     return chains
 
 
@@ -151,17 +152,16 @@ def _int8_product(node: Any) -> Product | None:
     depth, columns = weights.shape
     if depth % LANES or columns % LANES or step.size != 1 or zero.size != 1 or zeros.any():
         return None
-    if scales.size not in (1, columns) or shape_of(source) is None:
+    if (scales.size > 1 and scales.shape[-1] != columns) or scales.size not in (1, columns) or shape_of(source) is None:
         return None
-    scale = np.broadcast_to(step.reshape(()) * scales, columns).astype(np.float32)
-    number_of_zero = float(zero.reshape(())) + _INT8[source.get_element_type().get_type_name()]
-    bias = -scale * number_of_zero * weights.sum(0, dtype=np.int32).astype(np.float32)
-    output = node.output(0)
+    scale = np.broadcast_to(step.reshape(()) * scales.reshape(-1), columns).astype(np.float32)
+    number_of_zero = int(zero.reshape(())) + _INT8[source.get_element_type().get_type_name()]
+    start = -number_of_zero * weights.sum(0, dtype=np.int32)
+    output, bias = node.output(0), np.zeros(columns, np.float32)
     added = _bias_behind(output, columns)
     if added is not None:
-        output, addend = added
-        bias += addend
-    return Product(node, source, weights, scale, bias.astype(np.float32), output)
+        output, bias = added
+    return Product(node, source, weights, start, scale, bias, output)
 
 
 # ---- grow a chain -------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _add_norm(chain: Chain, norm: Any) -> None:
     weight, bias = (constant(norm.input_value(len(norm.inputs()) - back)) for back in (2, 1))
     chain.constants += [weight, bias]
     chain.steps.append((_NORM, 0, 0, float(norm.get_attributes()["epsilon"]), 0.0, 0.0))
-    chain.nodes.add(norm.get_name())
+    chain.taken.add(norm.get_name())
     products = _products_of(norm.output(0))
     _add_products(chain, products)
     if not products:
@@ -223,6 +223,7 @@ def _add_product(chain: Chain, product: Product) -> None:
         _add_product(chain, following)
     elif kind in ("Add", "ResidualNorm") and _joins_x(chain, product, node):
         _put_product(chain, product, _ADD)
+        chain.taken.add(node.get_name())
         chain.x = chain.sum = node.output(1 if kind == "ResidualNorm" else 0)
         if kind == "ResidualNorm":
             _add_norm(chain, node)
@@ -237,10 +238,10 @@ def _store(chain: Chain, product: Product) -> None:
 
 def _put_product(chain: Chain, product: Product, kind: int, steps: float = 0.0, zero: float = 0.0) -> None:
     depth, columns = product.weights.shape
-    chain.constants += [_packed(product.weights), product.scale, product.bias]
+    chain.constants += [_packed(product.weights), product.start, product.scale, product.bias]
     chain.steps.append((kind, depth, columns, 0.0, steps, zero))
     chain.products.append(product.node)
-    chain.nodes.add(product.node.get_name())
+    chain.taken.add(product.node.get_name())
 
 
 def _joins_x(chain: Chain, product: Product, adder: Any) -> bool:
@@ -249,12 +250,12 @@ def _joins_x(chain: Chain, product: Product, adder: Any) -> bool:
     adder: an Add, or a ResidualNorm, which may not add.
     """
     first, second = adder.input_value(0), adder.input_value(1)
-    if adder.get_type_name() == "ResidualNorm" and len(adder.inputs()) != 4:
+    if adder.get_name() in chain.taken or (adder.get_type_name() == "ResidualNorm" and len(adder.inputs()) != 4):
         return False
     x = second if first == product.output else first
-    if constant(x) is not None or shape_of(x) is None or shape_of(x) != shape_of(product.output):
+    if constant(x) is not None or x.get_partial_shape() != product.output.get_partial_shape():
         return False
-    if chain.x is None:
+    if chain.x is None and shape_of(x) is not None:
         chain.x = x
         chain.inputs.append(x)
         return True
@@ -285,11 +286,12 @@ def _dequantised(value: Any) -> tuple[Any, np.ndarray, np.ndarray] | None:
 
 
 def _numbers(value: Any) -> np.ndarray | None:
-    """Return a constant, also behind casts and reshapes, as a float32 vector; None for a computed value."""
+    """Return a constant, also behind casts and reshapes, as float32; None for a computed value."""
+    shape = value.get_partial_shape()
     while value.get_node().get_type_name() in ("Convert", "Reshape"):
         value = value.get_node().input_value(0)
     numbers = constant(value)
-    return None if numbers is None else np.asarray(numbers, np.float32).reshape(-1)
+    return None if numbers is None or shape.is_dynamic else np.asarray(numbers, np.float32).reshape(shape.to_shape())
 
 
 def _bias_behind(value: Any, columns: int) -> tuple[Any, np.ndarray] | None:
@@ -344,7 +346,8 @@ def _grid_of(values: Any) -> tuple[Any, float, float] | None:
     if any(bound is None or bound.size != 1 for bound in bounds):
         return None
     low, high, least, most = (float(bound.reshape(())) for bound in bounds)
-    if (least, most) not in ((0, 255), (-128, 127)):
+    ends = {"u8": (0, 255), "i8": (-128, 127)}[values.get_element_type().get_type_name()]
+    if (least, most) != ends or high <= low:
         return None
     steps = 255 / (high - low)
     return node, steps, -low * steps

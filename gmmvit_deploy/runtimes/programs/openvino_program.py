@@ -73,13 +73,20 @@ class OpenVinoProgram:
         self.fused_attentions = kernels.fuse_attention(self._small, hint=hint) if kernels else 0
         self._several = self._small.clone()  # for several rows: with a single row, our norms are slower
         self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
-        self.fused_products = self._fuse_products(kernels) if kernels else 0
+        shared = self._several.clone()
+        self.fused_products = kernels.fuse_products(shared, cores=self.threads) if kernels else 0
+        self._shared = shared if self.fused_products else None
         if kernels and not self.fused_attentions + self.fused_norms:
             raise UnusedKernelsError(kernels.unused(self.attentions))
         self._requests: dict[tuple[int, int], list[Any]] = {}
         self._kernels: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._prepared(1, 1)  # compiled now, so that a graph that cannot be compiled fails here
+
+    @property
+    def few_rows(self) -> int:
+        """The number of rows from which a batch is divided into chunks; all cores share fewer rows."""
+        return _ROWS_A_CORE * self.threads
 
     @property
     def kernels(self) -> dict[str, int]:
@@ -89,30 +96,21 @@ class OpenVinoProgram:
         """
         return dict(self._kernels)
 
-    @property
-    def few_rows(self) -> int:
-        """The number of rows from which a batch is divided into chunks; with our int8 products, otherwise 2.
+    def model(self, rows: int, *, shared: bool = False) -> Any:
+        """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model.
 
-        Our products are faster for rows that all cores share: the cores wait for each other once in a chain of
-        products. A core that computes a chunk by itself is as fast with OpenVINO's.
+        shared: whether all cores share the rows, so that they wait for each other at the end of each operator. Our int8
+        products then save time, because the cores wait once in a chain of products. A core that computes a chunk by
+        itself is as fast with OpenVINO's products.
         """
-        return _ROWS_A_CORE * self.threads if self.fused_products else 2
-
-    def model(self, rows: int) -> Any:
-        """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model."""
-        return self._small if rows < self.few_rows else self._several
-
-    def _fuse_products(self, kernels: Any) -> int:
-        model = self._several.clone()
-        products = kernels.fuse_products(model, cores=self.threads)
-        if products:
-            self._small = model
-        return int(products)
+        if shared and self._shared is not None:
+            return self._shared
+        return self._several if rows > 1 else self._small
 
     def prepare(self, most: int) -> None:
         """Compile the graph for all batches of up to ``most`` rows now, so that no request waits for a compilation."""
         with self._lock:
-            least = _ROWS_A_CORE * self.threads
+            least = self.few_rows
             for size in _powers(min(most, least - 1)):
                 self._prepared(size, 1)
             if most >= least:
@@ -160,7 +158,7 @@ class OpenVinoProgram:
 
     def _divided(self, rows: int) -> tuple[list[int], int]:
         """Return ([size of each chunk that a single core computes], number of rows after them that all cores share)."""
-        if rows < _ROWS_A_CORE * self.threads:
+        if rows < self.few_rows:
             return [], rows
         each, rest = divmod(rows, self.threads)
         shared = rest if 2 * rest <= self.threads else 0
@@ -171,7 +169,8 @@ class OpenVinoProgram:
     def _prepared(self, size: int, streams: int) -> list[Any]:
         """Return an inference request of each stream for chunks of this size, compiled on first use."""
         if (size, streams) not in self._requests:
-            model = self.model(size).clone()
+            shared = streams == 1 and size < self.few_rows
+            model = self.model(size, shared=shared).clone()
             shape = model.inputs[0].partial_shape
             shape[0] = size
             model.reshape(shape)
@@ -191,7 +190,7 @@ class OpenVinoProgram:
             "ENABLE_CPU_PINNING": streams == 1 and self.threads == len(allowed_processors()),
             **self.quantization,
         }
-        if self.fused_products and model.inputs[0].shape[0] < self.few_rows:
+        if any(node.get_type_name() == "ProductChain" for node in model.get_ops()):
             # OpenVINO's search for int8 products takes minutes in a deep graph of our operations (CaiT, OpenVINO
             # 2026.4). The products that are left are computed in float32.
             settings["LP_TRANSFORMS_MODE"] = "NO"

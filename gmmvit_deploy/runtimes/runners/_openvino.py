@@ -105,7 +105,7 @@ class OpenVinoRunner(Runner):
         program = self.program
         norms = {"norms": "our own, except for a single row"} if program.fused_norms else {}
         if program.fused_products:
-            norms = {"norms": "our own", "int8 products": f"our own for less than {program.few_rows} rows"}
+            norms = {"norms": "our own", "int8 products": f"our own for fewer than {program.few_rows} images"}
         return {
             "threads": str(self.program.threads),
             "rows at once": str(self.program.chunk),
@@ -124,9 +124,10 @@ class OpenVinoRunner(Runner):
         library = openvino_library()[0] if self._arithmetic else None
         if library is None:
             return {"graph": file, "graph SHA-256": self.graph.sha256}
+        program = self.program
         return {
             "graph": f"{file} with our kernels",
-            "graph SHA-256": sha256_of_model(self.program.model(1), self.program.model(self.program.chunk)),
+            "graph SHA-256": sha256_of_model(program.model(1, shared=True), program.model(program.chunk)),
             "made from": file,
             "made from SHA-256": self.graph.sha256,
             "kernels SHA-256": sha256_of_file(library),

@@ -67,6 +67,7 @@ def test_each_set_of_this_processor_computes_the_formulas(here: Path, instructio
         pytest.skip(answer.stdout.strip())
     assert answer.returncode == 0, answer.stdout
     assert "right" in answer.stdout
+    assert instruction_set.startswith("avx512") or "int8 products: not computed" in answer.stdout
 
 
 @pytest.mark.rest

@@ -15,6 +15,7 @@ from openvino import opset13 as ops
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
@@ -23,17 +24,18 @@ from tests.runtimes.kernels.test_residual_norm import numbers, quantised
 WIDTH, HIDDEN, TOKENS = 48, 80, 16
 
 
-def has_kernel() -> bool:
-    kernels, _ = our_kernels("int8")
-    return kernels is not None and kernels.multiplies_int8
-
-
-needs_int8_kernel = pytest.mark.skipif("not __import__(__name__, fromlist=['*']).has_kernel()", reason="needs VNNI")
+@pytest.fixture
+def kernels() -> Kernels:
+    loaded, why = our_kernels("int8")
+    if loaded is None or not loaded.multiplies_int8:
+        pytest.skip(why if loaded is None else "this CPU has no AVX-512 VNNI, or has AMX")
+    return loaded
 
 
 def product(x: Any, seed: int, depth: int, width: int) -> Any:
     weights = np.random.default_rng(seed).integers(-127, 128, (depth, width)).astype(np.int8)
-    values = ops.multiply(ops.convert(ops.constant(weights), "f32"), ops.constant(np.float32(0.0005)))
+    steps = np.linspace(0.0002, 0.0008, width, dtype=np.float32)[None]
+    values = ops.multiply(ops.convert(ops.constant(weights), "f32"), ops.constant(steps))
     return ops.add(ops.matmul(x, values, False, False), ops.constant(numbers(width, seed=seed)))
 
 
@@ -66,7 +68,6 @@ def graph(**other: Any) -> openvino.Model:
 
 
 @needs_kernel
-@needs_int8_kernel
 @pytest.mark.parametrize(
     ("other", "chains", "products"),
     [
@@ -80,36 +81,67 @@ def graph(**other: Any) -> openvino.Model:
     ],
     ids=str,
 )
-def test_chains_of_int8_products_are_replaced(other: dict[str, Any], chains: int, products: int) -> None:
-    kernels, _ = our_kernels("int8")
-    assert kernels is not None
+def test_chains_of_int8_products_are_replaced(
+    kernels: Kernels, other: dict[str, Any], chains: int, products: int
+) -> None:
     plain, model = graph(**other), graph(**other)
     kernels.fuse_norms(model)
     assert kernels.fuse_products(model, cores=other.get("cores", 2)) == products
     kinds = [node.get_type_name() for node in model.get_ordered_ops()]
     assert kinds.count("ProductChain") == chains
     assert kinds.count("MatMul") == 6 - products
-    batch = numbers(3, TOKENS, other.get("width", WIDTH), seed=9)
+    assert_near(plain, model)
+
+
+def assert_near(plain: openvino.Model, model: openvino.Model) -> None:
+    """A value near the middle of two steps may fall to the other step, and moves what the next product multiplies."""
+    batch = numbers(3, *(int(str(size)) for size in list(plain.inputs[0].partial_shape)[1:]), seed=9)
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     expected = openvino.compile_model(plain, "CPU", settings)(batch)
     answers = openvino.compile_model(model, "CPU", {**settings, "LP_TRANSFORMS_MODE": "NO"})(batch)
     for index in range(len(plain.outputs)):
-        # A value near the middle of two steps may fall to the other step, and moves what the next product multiplies.
         off = answers[index] - expected[index]
         assert np.sqrt(np.mean(off**2)) < 0.01 * np.sqrt(np.mean(expected[index] ** 2))
 
 
 @needs_kernel
-@needs_int8_kernel
-def test_our_products_run_for_a_single_image_and_not_in_a_chunk(precise_bundle: Bundle) -> None:
+def test_a_sum_of_two_products_joins_one_chain(kernels: Kernels) -> None:
+    pixels = ops.parameter([-1, TOKENS, WIDTH], openvino.Type.f32)
+    values = [quantised(ops.relu(pixels), step) for step in (0.02, 0.03)]
+    both = ops.add(product(values[0], 1, WIDTH, WIDTH), product(values[1], 2, WIDTH, WIDTH))
+    model = openvino.Model([ops.relu(both).output(0)], [pixels], "sum")
+    plain = model.clone()
+    assert kernels.fuse_products(model, cores=1) == 2
+    assert [node.get_type_name() for node in model.get_ops()].count("ProductChain") == 2
+    assert_near(plain, model)
+
+
+@needs_kernel
+def test_what_is_broadcast_is_not_added_in_a_chain(kernels: Kernels) -> None:
+    pixels = ops.parameter([-1, TOKENS, WIDTH], openvino.Type.f32)
+    mean = ops.reduce_mean(pixels, ops.constant([0]), True)  # of the batch: (1, tokens, width)
+    both = ops.add(product(quantised(ops.relu(pixels), 0.02), 1, WIDTH, WIDTH), mean)
+    model = openvino.Model([ops.relu(both).output(0)], [pixels], "broadcast")
+    plain = model.clone()
+    assert kernels.fuse_products(model, cores=1) == 1
+    assert_near(plain, model)
+
+
+@needs_kernel
+def test_our_products_run_for_rows_that_all_cores_share(kernels: Kernels, precise_bundle: Bundle) -> None:
     variant = open_variant(precise_bundle, "int8", for_cpu=True)
+    inputs = fresh_inputs(precise_bundle, 4)
     with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True, threads=2) as runner:
         program = runner.program
-        inputs = fresh_inputs(precise_bundle, 4)
         assert program.fused_products > 0
-        assert runner.settings["int8 products"] == "our own for less than 4 rows"
-        kinds = [[node.get_type_name() for node in program.model(rows).get_ops()] for rows in (1, 3, 4)]
-        assert [names.count("ProductChain") > 0 for names in kinds] == [True, True, False]
+        assert runner.settings["int8 products"] == "our own for fewer than 4 images"
+        chains = [node.get_type_name() for node in program.model(1, shared=True).get_ops()].count("ProductChain")
         alone = np.concatenate([program.run(inputs[row : row + 1]) for row in range(4)])
-        together = program.run(inputs)
-    np.testing.assert_allclose(alone, together, atol=0.05 * float(np.abs(together).max()))
+        ours = [count for name, count in program.kernels.items() if name.startswith("Reference")]
+        assert sum(ours) == program.fused_attentions + chains
+        together = program.run(inputs)  # two rows on each core
+        assert program.kernels["Reference ref_f32"] == program.fused_attentions + program.fused_norms
+    with OpenVinoRunner(precise_bundle, variant, precision="int8", threads=2) as runner:
+        theirs = runner.program.run(inputs)
+    for answers in (alone, together):
+        np.testing.assert_allclose(answers, theirs, atol=0.05 * float(np.abs(theirs).max()))
