@@ -346,7 +346,7 @@ def _grid_of(values: Any) -> tuple[Any, float, float] | None:
     if any(bound is None or bound.size != 1 for bound in bounds):
         return None
     low, high, least, most = (float(bound.reshape(())) for bound in bounds)
-    ends = {"u8": (0, 255), "i8": (-128, 127)}[values.get_element_type().get_type_name()]
+    ends = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}[values.get_element_type().get_type_name()]
     if (least, most) != ends or high <= low:
         return None
     steps = 255 / (high - low)
