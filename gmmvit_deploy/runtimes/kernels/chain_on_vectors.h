@@ -33,7 +33,10 @@ INLINE_VNNI void tile_of(int rows, int vectors, const uint8_t *q, ptrdiff_t row,
     UNROLL(24) for (int i = 0; i < rows * vectors; i++) all[i] = words_anywhere(start + i % vectors * LANES);
     for (int64_t k = 0; k < depth; k += 4, weights += vectors * 4 * LANES) {
         Words w[3];
-        UNROLL(3) for (int v = 0; v < vectors; v++) w[v] = words_anywhere(weights + v * 4 * LANES);
+        UNROLL(3) for (int v = 0; v < vectors; v++) {
+            w[v] = words_anywhere(weights + v * 4 * LANES);
+            __builtin_prefetch(weights + v * 4 * LANES + depth * PANEL); /* the next panel */
+        }
         UNROLL(8) for (int i = 0; i < rows; i++) {
             const Words four = repeated_bytes(q + i * row + k);
             UNROLL(3) for (int v = 0; v < vectors; v++) all[i * vectors + v] = dot_bytes(all[i * vectors + v], four, w[v]);
@@ -97,11 +100,14 @@ SIMD static void finish(const ChainStep *step, const int32_t *sums, int rows, in
     }
 }
 
-static void multiplied(const ChainStep *step, const uint8_t *q, int rows, const Ends *ends) {
+/* turn: from 0 to 1, the place of this core's rows among all rows. Each core starts at another panel, so that a panel that
+   is in no cache is read from memory by one core, and by the others from the cache that they share. */
+static void multiplied(const ChainStep *step, const uint8_t *q, int rows, double turn, const Ends *ends) {
     _Alignas(64) int32_t sums[MOST_TILE_ROWS * PANEL];
     const int tiles = (rows + MOST_TILE_ROWS - 1) / MOST_TILE_ROWS;
-    for (int64_t column = 0; column < step->columns; column += PANEL) {
-        const int64_t left = step->columns - column;
+    const int64_t panels = (step->columns + PANEL - 1) / PANEL, first = (int64_t)((double)panels * turn);
+    for (int64_t p = 0; p < panels; p++) {
+        const int64_t column = (first + p) % panels * PANEL, left = step->columns - column;
         const int vectors = (int)((left < PANEL ? left : PANEL) / LANES);
         for (int t = 0; t < tiles; t++) { /* of nearly the same number of rows: a tile of a single row is slow */
             const int top = rows * t / tiles, count = rows * (t + 1) / tiles - top;
@@ -127,7 +133,7 @@ SIMD static void quantised(const ChainStep *step, const float *from, uint8_t *to
         store_bytes(to + i, fused(loaded_anywhere(from + i), repeated(step->steps), repeated(step->zero)));
 }
 
-static void block_of(const ProductChain *of, int64_t first, int rows, uint8_t *q, uint8_t *next) {
+static void block_of(const ProductChain *of, int64_t first, int rows, double turn, uint8_t *q, uint8_t *next) {
     const ptrdiff_t x_at = first * of->width;
     const float *x = of->x ? of->x + x_at : NULL;
     float *sum = of->sum ? of->sum + x_at : NULL;
@@ -148,7 +154,7 @@ static void block_of(const ProductChain *of, int64_t first, int rows, uint8_t *q
             continue;
         }
         float *out = step->kind == CHAIN_OUT ? step->out + first * step->columns : sum;
-        multiplied(step, q, rows, &(Ends){x, out, next});
+        multiplied(step, q, rows, turn, &(Ends){x, out, next});
         if (step->kind == CHAIN_ADD) x = sum;
         if (step->kind == CHAIN_GELU) {
             uint8_t *free_now = q;
@@ -164,7 +170,7 @@ int PRODUCT_CHAIN(const ProductChain *of, int64_t first, int64_t last) {
     const int64_t blocks = (last - first + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t from = first + (last - first) * b / blocks, to = first + (last - first) * (b + 1) / blocks;
-        block_of(of, from, (int)(to - from), memory, memory + each);
+        block_of(of, from, (int)(to - from), (double)first / (double)of->rows, memory, memory + each);
     }
     free(memory);
     return 0;

@@ -248,6 +248,7 @@ public:
         what.branch = m_adds ? inputs.at(in++).data<const float>() : nullptr;
         what.sum = m_sums ? outputs.at(out++).data<float>() : nullptr;
         what.normed = m_kinds.back() == CHAIN_NORM ? outputs.at(out++).data<int8_t>() : nullptr;
+        what.rows = rows;
         what.width = m_width;
         what.widest = std::max(m_width, *std::max_element(m_depths.begin(), m_depths.end()));
         for (size_t i = what.bytes || what.values ? 1 : 0; i < in; i++)

@@ -33,6 +33,7 @@ typedef struct {
     const float *x, *branch; /* (rows, width); branch: what the first norm adds to x, or NULL; x: NULL if nothing reads it */
     float *sum;              /* (rows, width): x after the last sum; NULL where nothing is added */
     int8_t *normed;          /* (rows, width): of a norm that is the last step, otherwise NULL */
+    int64_t rows;            /* of all cores */
     int64_t width;           /* a multiple of 16 */
     int64_t widest;          /* of the depths and width */
     const ChainStep *steps;
