@@ -316,7 +316,7 @@ static double added_product_error(void) {
          .columns = WIDTH},
         {.kind = CHAIN_NORM, .scale = ones, .bias = ones, .epsilon = 1e-5f},
     };
-    const ProductChain what = {.bytes = values, .x = x, .sum = sum, .normed = got, .width = WIDTH, .widest = WIDTH,
+    const ProductChain what = {.bytes = values, .rows = ROWS, .x = x, .sum = sum, .normed = got, .width = WIDTH, .widest = WIDTH,
                                .steps = steps, .count = 2};
     if (product_chain(&what, 0, 60) || product_chain(&what, 60, ROWS)) return INFINITY;
     for (int row = 0; row < ROWS; row++)
@@ -351,7 +351,7 @@ static double quantised_gelu_error(void) {
         {.kind = CHAIN_OUT, .weights = in_panels, .start = start, .scale = same, .bias = nothing, .depth = WIDTH,
          .columns = WIDTH, .out = out},
     };
-    const ProductChain what = {.values = values, .widest = WIDTH, .steps = steps, .count = 3};
+    const ProductChain what = {.values = values, .rows = ROWS, .widest = WIDTH, .steps = steps, .count = 3};
     if (product_chain(&what, 0, ROWS)) return INFINITY;
     for (int i = 0; i < ROWS * WIDTH; i++) {
         const double exact = (double)values[i] / 2 * (1 + erf((double)values[i] / sqrt(2))) * steps_in_1 + zero;
