@@ -107,7 +107,7 @@ def chains_in(model: Any) -> list[Chain]:
         if node.get_name() in taken:
             continue
         chain = Chain(taken)
-        if node.get_type_name() == "ResidualNorm":
+        if node.get_type_name() == "ResidualNorm" and _is_float32(node.input_value(0)):
             _start_with_norm(chain, node)
         elif product := _int8_product(node):
             _start_with_values(chain, product)
@@ -141,7 +141,7 @@ def _multiplications(node: Any) -> int:
 def _int8_product(node: Any) -> Product | None:
     """Return the int8 product that a MatMul computes, or None for every other node."""
     attributes = node.get_attributes() if node.get_type_name() == "MatMul" else {"transpose_a": True}
-    if attributes["transpose_a"] or attributes["transpose_b"]:
+    if attributes["transpose_a"] or attributes["transpose_b"] or not _is_float32(node.output(0)):
         return None
     left, right = (_dequantised(value) for value in node.input_values())
     weights = constant(right[0]) if right else None
@@ -181,7 +181,7 @@ def _start_with_values(chain: Chain, product: Product) -> None:
     """Start with the int8 values that a product multiplies, or with float32 values, which the first step quantises."""
     products = [product]
     grid = _grid_of(product.source)
-    if grid is not None:
+    if grid is not None and _is_float32(grid[0].input_value(0)):
         quantised, steps, zero = grid
         products = _products_of(product.source)
         chain.inputs = [quantised.input_value(0)]
@@ -253,7 +253,7 @@ def _joins_x(chain: Chain, product: Product, adder: Any) -> bool:
     if adder.get_name() in chain.taken or (adder.get_type_name() == "ResidualNorm" and len(adder.inputs()) != 4):
         return False
     x = second if first == product.output else first
-    if constant(x) is not None or x.get_partial_shape() != product.output.get_partial_shape():
+    if constant(x) is not None or not _is_float32(x) or x.get_partial_shape() != product.output.get_partial_shape():
         return False
     if chain.x is None and shape_of(x) is not None:
         chain.x = x
@@ -283,6 +283,10 @@ def _dequantised(value: Any) -> tuple[Any, np.ndarray, np.ndarray] | None:
             return None if step is None or zero is None else (source, step, zero)
         node = source.get_node()
     return None
+
+
+def _is_float32(value: Any) -> bool:
+    return str(value.get_element_type().get_type_name()) == "f32"
 
 
 def _numbers(value: Any) -> np.ndarray | None:
