@@ -31,6 +31,7 @@ import numpy as np
 # Relative imports also work in the folder of a served model, where the package has another name.
 from .matcher import MatchedAttention, attentions_in, summary_of
 from .openvino_view import (
+    bounds_of,
     constant,
     constant_and_other,
     nodes_of,
@@ -313,12 +314,11 @@ def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[
     steps: set[float] = set()
     values: list[Quantised] = []
     for reader in takers_behind_layout(node) if through_layout else takers(node):
-        bounds = [constant(reader.input_value(index)) for index in range(1, len(reader.inputs()))]
-        if reader.get_type_name() != "FakeQuantize" or any(bound is None or bound.size != 1 for bound in bounds):
+        bounds = bounds_of(reader)
+        if bounds is None:
             return None, ()
-        low, high, least, most = (float(bound.reshape(())) for bound in bounds)
-        levels = reader.get_attributes()["levels"]
-        if (least, most, levels) != (-128, 127, 256) or not np.isclose(low * 127, high * -128):
+        low, high, least, most = bounds
+        if (least, most) != (-128, 127) or not np.isclose(low * 127, high * -128):
             return None, ()
         steps.add(high / 127)
         source = plain(reader.input_value(0))

@@ -15,7 +15,7 @@
    Outputs: int8 (B, n, width); then the sum if `adds`.
 
    ProductChain, by product_chain.c
-   Inputs: int8 (…, depth of the first product) if `bytes`, or float32 if the first step quantises; x, float32
+   Inputs: int8 (…, depth of the first product) if a product is first, or float32 if the first step quantises; x, float32
    (…, width), if `width` is not 0; what the first norm adds to x if `adds`; then of each norm its weight and bias, and
    of each product its packed weights, the start of its sums, scale and bias.
    Outputs: the sum, float32 (…, width), if `sums`; int8 (…, width) of a norm that is last; float32 (…, columns) of each
@@ -40,6 +40,27 @@
 
 namespace gmmvit {
 
+template <typename Operation>
+std::shared_ptr<ov::Node> copied(const Operation& operation, const ov::OutputVector& inputs) {
+    auto copy = std::make_shared<Operation>(operation);
+    copy->set_arguments(inputs);
+    copy->validate_and_infer_types();
+    return copy;
+}
+
+/* Divides `pieces` among the threads, of which each calls compute(first, last). Returns an error of a call, or 0. */
+template <typename Compute>
+int on_all_threads(int64_t pieces, const Compute& compute) {
+    std::atomic<int> failed{0};
+    ov::parallel_nt(0, [&](const int thread, const int threads) {
+        int64_t first = 0, last = 0;
+        ov::splitter(pieces, threads, thread, first, last);
+        if (first < last)
+            if (const int error = compute(first, last)) failed = error;
+    });
+    return failed;
+}
+
 class MaskedAttention : public ov::op::Op {
 public:
     OPENVINO_OP("MaskedAttention", "gmmvit");
@@ -54,10 +75,7 @@ public:
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        auto copy = std::make_shared<MaskedAttention>(*this);
-        copy->set_arguments(inputs);
-        copy->validate_and_infer_types();
-        return copy;
+        return copied(*this, inputs);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
@@ -109,13 +127,8 @@ public:
         what.arithmetic = static_cast<int32_t>(m_arithmetic);
         what.grid = static_cast<int32_t>(m_grid);
         what.scale = m_scale;
-        std::atomic<int> failed{0};
-        const int64_t pieces = masked_attention_pieces(&what);
-        ov::parallel_nt(0, [&](const int thread, const int threads) {
-            int64_t first = 0, last = 0;
-            ov::splitter(pieces, threads, thread, first, last);
-            if (first < last)
-                if (const int error = masked_attention(&what, first, last)) failed = error;
+        const int failed = on_all_threads(masked_attention_pieces(&what), [&](int64_t first, int64_t last) {
+            return masked_attention(&what, first, last);
         });
         OPENVINO_ASSERT(failed == 0, "MaskedAttention of ", m_heads, " heads, ", m_d, " wide: ",
                         failed == 2 ? "no memory is left" : "its sizes or its arithmetic are not supported here");
@@ -155,10 +168,7 @@ public:
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        auto copy = std::make_shared<ResidualNorm>(*this);
-        copy->set_arguments(inputs);
-        copy->validate_and_infer_types();
-        return copy;
+        return copied(*this, inputs);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
@@ -180,12 +190,9 @@ public:
         what.normed = outputs.at(0).data<int8_t>();
         what.sum = m_adds ? outputs.at(1).data<float>() : nullptr;
         what.epsilon = m_epsilon;
-        std::atomic<int> failed{0};
         const int64_t rows = static_cast<int64_t>(inputs.at(0).get_size()) / what.width;
-        ov::parallel_nt(0, [&](const int thread, const int threads) {
-            int64_t first = 0, last = 0;
-            ov::splitter(rows, threads, thread, first, last);
-            if (const int error = residual_norm(&what, first, last)) failed = error;
+        const int failed = on_all_threads(rows, [&](int64_t first, int64_t last) {
+            return residual_norm(&what, first, last);
         });
         OPENVINO_ASSERT(failed == 0, "ResidualNorm does not support rows of ", what.width);
         return true;
@@ -216,14 +223,10 @@ public:
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        auto copy = std::make_shared<ProductChain>(*this);
-        copy->set_arguments(inputs);
-        copy->validate_and_infer_types();
-        return copy;
+        return copied(*this, inputs);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
-        visitor.on_attribute("bytes", m_bytes);
         visitor.on_attribute("width", m_width);
         visitor.on_attribute("adds", m_adds);
         visitor.on_attribute("sums", m_sums);
@@ -242,7 +245,8 @@ public:
         size_t in = 0, out = 0;
         ::ProductChain what{};
         const int64_t rows = static_cast<int64_t>(inputs.at(0).get_size() / inputs.at(0).get_shape().back());
-        what.bytes = m_bytes ? inputs.at(in++).data<const int8_t>() : nullptr;
+        const bool computed = m_kinds[0] == CHAIN_NORM || m_kinds[0] == CHAIN_QUANTISE; /* what is multiplied first */
+        what.bytes = !computed ? inputs.at(in++).data<const int8_t>() : nullptr;
         what.values = m_kinds[0] == CHAIN_QUANTISE ? inputs.at(in++).data<const float>() : nullptr;
         what.x = m_width ? inputs.at(in++).data<const float>() : nullptr;
         what.branch = m_adds ? inputs.at(in++).data<const float>() : nullptr;
@@ -275,12 +279,8 @@ public:
         }
         what.steps = steps.data();
         what.count = static_cast<int64_t>(steps.size());
-        std::atomic<int> failed{0};
-        ov::parallel_nt(0, [&](const int thread, const int threads) {
-            int64_t first = 0, last = 0;
-            ov::splitter(rows, threads, thread, first, last);
-            if (first < last)
-                if (const int error = product_chain(&what, first, last)) failed = error;
+        const int failed = on_all_threads(rows, [&](int64_t first, int64_t last) {
+            return product_chain(&what, first, last);
         });
         OPENVINO_ASSERT(failed == 0, "ProductChain of ", steps.size(), " steps: ",
                         failed == 2 ? "no memory is left" : "its sizes or this processor are not supported");
@@ -288,7 +288,7 @@ public:
     }
 
 private:
-    bool m_bytes = false, m_adds = false, m_sums = false;
+    bool m_adds = false, m_sums = false;
     int64_t m_width = 0;
     std::vector<int64_t> m_kinds, m_depths, m_columns;
     std::vector<float> m_epsilons, m_steps, m_zeros;

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "bounds_of",
     "constant",
     "constant_and_other",
     "inputs_of",
@@ -86,6 +87,20 @@ def constant_and_other(value: Any, kind: str) -> tuple[Any, Any] | None:
     if (constants[0] is None) == (constants[1] is None):
         return None
     return (constants[0], second) if constants[0] is not None else (constants[1], first)
+
+
+def bounds_of(node: Any) -> tuple[float, float, float, float] | None:
+    """Return the bounds of a FakeQuantize: least and greatest input, least and greatest output.
+
+    Returns None for another node, for bounds that are not single constants, and if the levels are not 256.
+    """
+    if node.get_type_name() != "FakeQuantize" or node.get_attributes()["levels"] != 256:
+        return None
+    bounds = [constant(node.input_value(index)) for index in range(1, 5)]
+    if any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    low, high, least, most = (float(bound.reshape(())) for bound in bounds)
+    return low, high, least, most
 
 
 def reader_of(value: Any, *, through_casts: bool = False) -> Any:

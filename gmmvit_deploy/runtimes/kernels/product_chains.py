@@ -1,4 +1,4 @@
-"""Find the int8 products, LayerNorms and residual sums that one operation of ours computes row by row.
+"""Find the int8 products, LayerNorms and residual sums that a single operation of ours computes row by row.
 
     int8 attention → product → + x → norm → product → GELU, quantised → product → + x → norm → product → Q, K, V
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 # Relative imports also work in the folder of a served model, where the package has another name.
-from .openvino_view import constant, reader_of, shape_of
+from .openvino_view import bounds_of, constant, constant_and_other, reader_of, shape_of
 from .prepared_masks import LANES
 
 __all__ = ["Chain", "chains_in", "share_in_chains"]
@@ -65,7 +65,6 @@ class Chain:
     constants: list[np.ndarray] = field(default_factory=list)
     steps: list[tuple[int, int, int, float, float, float]] = field(default_factory=list)
     x: Any = None
-    reads_bytes: bool = False
     adds: bool = False
     sum: Any = None
     normed: Any = None
@@ -86,7 +85,6 @@ class Chain:
     def attributes(self) -> dict[str, Any]:
         kinds, depths, columns, epsilons, steps, zeros = zip(*self.steps, strict=True)
         return {
-            "bytes": self.reads_bytes,
             "width": shape_of(self.x)[-1] if self.x is not None else 0,  # type: ignore[index]
             "adds": self.adds,
             "sums": self.sum is not None,
@@ -187,7 +185,7 @@ def _start_with_values(chain: Chain, product: Product) -> None:
         chain.inputs = [quantised.input_value(0)]
         chain.steps.append((_QUANTISE, product.weights.shape[0], 0, 0.0, steps, zero))
     elif product.source.get_element_type().get_type_name() == "i8":
-        chain.inputs, chain.reads_bytes = [product.source], True
+        chain.inputs = [product.source]
     else:
         return
     _add_products(chain, products)
@@ -205,7 +203,7 @@ def _add_norm(chain: Chain, norm: Any) -> None:
 
 
 def _add_products(chain: Chain, products: list[Product]) -> None:
-    """Add the products of the same values.  The chain goes on behind a product that is the only one."""
+    """Add the products of the same values.  The chain continues behind a single product."""
     if len(products) == 1:
         _add_product(chain, products[0])
     for product in products if len(products) > 1 else ():
@@ -217,8 +215,8 @@ def _add_product(chain: Chain, product: Product) -> None:
     reader = reader_of(product.output)
     node = (reader if reader is not None else product.output).get_node()
     kind = node.get_type_name() if reader is not None else "none, or several"
-    if kind == "Gelu" and (found := _quantised_gelu(node)):
-        following, steps, zero = found
+    if kind == "Gelu" and (gelu := _quantised_gelu(node)):
+        following, steps, zero = gelu
         _put_product(chain, product, _GELU, steps, zero)
         _add_product(chain, following)
     elif kind in ("Add", "ResidualNorm") and _joins_x(chain, product, node):
@@ -245,7 +243,7 @@ def _put_product(chain: Chain, product: Product, kind: int, steps: float = 0.0, 
 
 
 def _joins_x(chain: Chain, product: Product, adder: Any) -> bool:
-    """Return whether a node adds a product to the residual stream of a chain; a chain without a stream gets this one.
+    """Return whether a node adds a product to the residual stream of a chain; a chain without a stream takes this.
 
     adder: an Add, or a ResidualNorm, which may not add.
     """
@@ -255,7 +253,7 @@ def _joins_x(chain: Chain, product: Product, adder: Any) -> bool:
     x = second if first == product.output else first
     if constant(x) is not None or not _is_float32(x) or x.get_partial_shape() != product.output.get_partial_shape():
         return False
-    if chain.x is None and shape_of(x) is not None:
+    if chain.x is None:
         chain.x = x
         chain.inputs.append(x)
         return True
@@ -301,13 +299,10 @@ def _numbers(value: Any) -> np.ndarray | None:
 def _bias_behind(value: Any, columns: int) -> tuple[Any, np.ndarray] | None:
     """Return (the value after the bias, the bias) if the only reader of a product adds a constant to its columns."""
     added = reader_of(value)
-    if added is None or added.get_node().get_type_name() != "Add":
+    addition = constant_and_other(added, "addition") if added is not None else None
+    if addition is None or not addition[0].size == columns == addition[0].shape[-1]:
         return None
-    for addend in added.get_node().input_values():
-        numbers = constant(addend)
-        if numbers is not None and numbers.size == columns == numbers.shape[-1]:
-            return added, np.asarray(numbers, np.float32).reshape(-1)
-    return None
+    return added, np.asarray(addition[0], np.float32).reshape(-1)
 
 
 def _products_of(value: Any) -> list[Product]:
@@ -344,12 +339,10 @@ def _grid_of(values: Any) -> tuple[Any, float, float] | None:
     if node.get_type_name() != "Convert" or values.get_element_type().get_type_name() not in _INT8:
         return None
     node = node.input_value(0).get_node()
-    if node.get_type_name() != "FakeQuantize" or node.get_attributes()["levels"] != 256:
+    bounds = bounds_of(node)
+    if bounds is None:
         return None
-    bounds = [constant(node.input_value(index)) for index in range(1, 5)]
-    if any(bound is None or bound.size != 1 for bound in bounds):
-        return None
-    low, high, least, most = (float(bound.reshape(())) for bound in bounds)
+    low, high, least, most = bounds
     ends = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}[values.get_element_type().get_type_name()]
     if (least, most) != ends or high <= low:
         return None
