@@ -111,4 +111,5 @@ def _print(choice: Choice, bundle: Path) -> None:
         print_table((*head_of(choice), "left out because"), rows)
     if reasons := reasons_of(choice):
         print_table(("not tried", "because"), reasons)
+    typer.echo(f"judged on {choice.images}")
     typer.echo(f"chosen: {candidate_words(choice.passed[0])}")

@@ -86,13 +86,19 @@ class Gate:
 class JudgedImages:
     """The images that judged the candidates.
 
-    source: as typed.  count: their number.  sha256: of all images.  labelled: True if they have labels.
+    source: as typed.  count: the number of distinct images.  sha256: of all images.  labelled: True if their labels
+    judged.  copies: the number of images with the pixels of another, which were left out.
     """
 
     source: str
     count: int
     sha256: str
     labelled: bool
+    copies: int = 0
+
+    def __str__(self) -> str:
+        copies = f"; {self.copies:,} others have the pixels of one of them, and do not count" if self.copies else ""
+        return f"{self.count:,} images of {self.source}{copies}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

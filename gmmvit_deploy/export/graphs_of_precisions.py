@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -219,13 +218,17 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     labels = calibration.labels(manifest.labels) if gate.accuracy else None
     require("openvino", package="openvino", extra="openvino")  # measures what projections gain, minutes later
     gate.require_images(calibration.count // JUDGED_SHARE_OF_GATE, None if labels is None else 1.0)
-    return partial(
-        Judge,
-        gate=gate,
-        labels=labels,
-        thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
-        decides=manifest.has_logits,
-    )
+
+    def judge(**measured: Any) -> Judge:
+        return Judge(
+            gate=gate,
+            labels=calibration.labels(manifest.labels) if gate.accuracy else None,
+            thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
+            decides=manifest.has_logits,
+            **measured,
+        )
+
+    return judge
 
 
 def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:

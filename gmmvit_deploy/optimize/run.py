@@ -126,6 +126,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
             count=data["images"],
             sha256=data["sha256"],
             labelled=gate.kind == "accuracy ratio",
+            copies=data["copies"],
         ),
         base=race.base_label,
     )

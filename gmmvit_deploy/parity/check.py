@@ -161,7 +161,7 @@ def check_parity(
         for batch in stream:
             known = known_batch(reference, batch)
             trained.add(batch.labels, known.trained)
-            on_progress(Progress(stream.images.name, stream.handed_out + len(stream.broken_indices), stream.count))
+            on_progress(Progress(stream.images.name, stream.done, stream.count))
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
         samples = samples_of(bundle, reference, stream)

@@ -89,9 +89,16 @@ class ParityReport:
         return self.verdict == "failed"
 
     def left_out(self) -> str:
-        """Return a text about the files that are not among the images of the data; empty if there are none."""
-        kinds = [LeftOutKind(**kind) for kind in (self.data or {}).get("left_out", ())]
-        return left_out_text(kinds) if kinds else ""
+        """Return a text about copies, and files that are not among the images of the data; empty if there are none."""
+        data = self.data or {}
+        kinds = [LeftOutKind(**kind) for kind in data.get("left_out", ())]
+        copies = data.get("copies", 0)
+        return "; ".join(
+            [
+                *([f"{copies:,} images have the pixels of another, and count once"] if copies else ()),
+                *([left_out_text(kinds)] if kinds else ()),
+            ]
+        )
 
     def undecided(self, options: Iterable[str]) -> list[str]:
         """Return ``option: runner: reason`` for each option with a gate that could not be decided for a runner.

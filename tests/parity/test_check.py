@@ -299,6 +299,21 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     jsonschema.validate(report.to_json(), SCHEMA)
 
 
+def test_copies_of_an_image_count_once(precise_bundle: Bundle) -> None:
+    """600 copies of an image show no more than the image itself."""
+    images = labelled_by(precise_bundle, 2)
+    pixels = np.stack([images.pixels(index, precise_bundle.manifest.image) for index in [0, *[1] * 600, 0]])
+    data = ArrayImages("x", pixels, answers_of(precise_bundle, pixels))
+    with open_runner("onnxruntime", precise_bundle, precision="int8") as runner:
+        report = check_parity(precise_bundle, [runner], ParityOptions(data=data, keep_decisions=0.99))
+    assert report.data is not None
+    assert (report.data["images"], report.data["of"], report.data["copies"]) == (2, 602, 600)
+    assert "600 images have the pixels of another, and count once" in report.left_out()
+    decisions, accuracy = (report.runners[0].check(name) for name in ("decisions", "accuracy"))
+    assert (decisions.verdict, decisions.details["inputs"]) == ("undecided", 2)
+    assert (accuracy.verdict, accuracy.details["images"]) == ("undecided", 2)
+
+
 def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:
     for path in folder.rglob("*.png"):
         path.write_bytes(b"nothing")
