@@ -35,6 +35,7 @@ from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, 
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
+from gmmvit_deploy.wrong_labels import wrong_labels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -219,13 +220,24 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     require("openvino", package="openvino", extra="openvino")  # measures what projections gain, minutes later
     gate.require_images(calibration.count // JUDGED_SHARE_OF_GATE, None if labels is None else 1.0)
 
-    def judge(**measured: Any) -> Judge:
+    def judge(*, rows: NDArray[Any], reference: NDArray[Any], **images: Any) -> Judge:
+        labels = calibration.labels(manifest.labels) if gate.accuracy else None
+        if labels is not None:
+            answers = np.zeros((reference.shape[1],) * 2, np.int64)
+            np.add.at(answers, (labels[rows], reference.argmax(1)), 1)
+            if why := wrong_labels(answers, manifest.labels):
+                raise InputError(
+                    f"--calibration {calibration.source}: {why}",
+                    hint="type --keep-decisions, which needs no labels, in place of --accuracy",
+                )
         return Judge(
             gate=gate,
-            labels=calibration.labels(manifest.labels) if gate.accuracy else None,
+            rows=rows,
+            reference=reference,
+            labels=labels,
             thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
             decides=manifest.has_logits,
-            **measured,
+            **images,
         )
 
     return judge

@@ -190,6 +190,7 @@ class Race:
             reason=self._why.get(program, ""),
             accuracy=judgement.accuracy,
             judged=judgement.judged,
+            kept=judgement.kept,
             images_to_settle=judgement.images_to_settle,
             speed=self._speed(program),
             seconds=float(np.median(seconds)) if (seconds := self._rounds(program).get(program)) else None,

@@ -36,7 +36,7 @@ def shown_inputs(name: str) -> str:
 class RunnerReport:
     """The results of the checks of a runner.
 
-    runner: the name of the runner.
+    runner: the name of the runner.  batches: the sizes of the batches in which it computed all inputs.
     provenance: the identity of the program that ran, such as hashes and versions, and its settings: name → value.
     points: three arrays (N,) over all inputs, used only by the plot: the margins of the predicted classes, the largest
     errors of a logit, and True for each flipped class.
@@ -44,6 +44,7 @@ class RunnerReport:
 
     runner: str
     precision: str
+    batches: tuple[int, ...]
     provenance: Mapping[str, str]
     checks: tuple[Check, ...]
     points: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -137,6 +138,7 @@ class ParityReport:
                 {
                     "runner": runner.runner,
                     "precision": runner.precision,
+                    "batches": list(runner.batches),
                     "provenance": dict(runner.provenance),
                     "verdict": runner.verdict,
                     "checks": [asdict(check) for check in runner.checks],

@@ -159,6 +159,26 @@ def test_a_gate_that_the_images_cannot_show_is_refused(bundle: Bundle, calibrati
     refused(gmmvit_here(*words, "--accuracy", "0.99"), "these have no labels")
 
 
+def test_labels_that_cannot_judge_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    images = np.random.default_rng(3).integers(0, 256, (80, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=np.arange(80) % 10)
+    words = ("convert", bundle.path, "--precision", "int8", "--calibration", tmp_path / "x.npz", "--accuracy", "0.9")
+    _, hint = refused(gmmvit_here(*words), "these labels cannot judge accuracy: PyTorch is right on")
+    assert "--keep-decisions" in hint
+
+
+def test_a_gate_of_accuracy_also_holds_kept_decisions() -> None:
+    """Of 400 images, int8 takes 80 wrong answers for other wrong ones, so its accuracy is that of float32."""
+    labels = np.arange(400) % 4
+    before, after = labels.copy(), labels.copy()
+    before[:200] += 1
+    after[:200] += np.arange(200) % 5 // 3 + 1
+    reference, logits = np.eye(4)[before % 4], np.eye(4)[after % 4]
+    row = Gate(accuracy=0.95).row(logits, reference, labels, None)
+    assert (row["accuracy"], row["float32_accuracy"], row["kept"], row["holds"]) == (0.5, 0.5, 0.8, False)
+    assert Gate(accuracy=0.9).row(logits, reference, labels, None)["holds"]
+
+
 def test_copies_neither_judge_nor_show_a_gate(bundle: Bundle, tmp_path: Path) -> None:
     """The image that sets a range would also judge it, and 512 copies of 40 images would show 0.98."""
     distinct = np.random.default_rng(2).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)

@@ -40,7 +40,8 @@ def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> Non
     assert report.passed, report.failures()
     for runner in report.runners:
         assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
-        assert [group["inputs"] for group in runner.check("numeric").details["sets"]] == ["golden", "random"]
+        sets = [(group["inputs"], group["batch"]) for group in runner.check("numeric").details["sets"]]
+        assert sets == [("golden", 1), ("random", 1), ("golden", 8), ("random", 8)]
     blocks = report.runners[1].check("localize").details["blocks"]
     attentions = len(bundle.manifest.masks) or 2  # plain models have no masks to count by
     assert len(blocks) >= attentions + 1
