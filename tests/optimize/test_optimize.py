@@ -220,7 +220,7 @@ def test_labels_that_cannot_judge_are_refused(precise_bundle: Bundle, labelled: 
     assert (choice.gate.kind, choice.candidates[0].precision) == ("kept decisions", "int8")
 
 
-def test_decisions_are_kept_beside_an_accuracy(precise_bundle: Bundle, labelled: Path) -> None:
+def test_decisions_are_kept_beside_an_accuracy() -> None:
     """A program that changes as many answers for the better as for the worse has PyTorch's accuracy."""
     details = {"images": 500, "top1": {"pytorch": 0.6, "runner": 0.6, "interval": [-0.02, 0.02]}, "wrong_labels": ""}
     kept = {"inputs": 500, "agreement": 0.9, "interval": [0.87, 0.92]}
