@@ -1,8 +1,11 @@
-"""Intervals of shares that are measured on images.
+"""Intervals and a test of shares that are measured on images.
 
     share of images with a property          Wilson's score interval (J. Am. Stat. Assoc. 22, 1927)
     difference of two shares, same images    Tango's score interval for paired proportions (Statistics in Medicine 17,
                                              1998)
+    McNemar's exact test                     if two classifiers are right equally often, the number of images that only
+                                             the first has right follows a binomial distribution with p = 1/2 over the
+                                             images that one of them has right
 
 Neither interval has zero width. If no prediction changed on n images, each end of Tango's interval is z² / (n + z²)
 from 0, with z the normal quantile of the confidence level: n images cannot exclude a smaller difference.
@@ -13,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["Z95_ONE_SIDED", "score_interval", "share_interval"]
+__all__ = ["Z95_ONE_SIDED", "mcnemar", "score_interval", "share_interval"]
 
 Z95_ONE_SIDED = 1.6448536269514722
 _STEPS = 80
@@ -52,3 +55,17 @@ def share_interval(right: int, images: int, *, z: float = Z95_ONE_SIDED) -> tupl
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
     return min(share, centre - half), min(max(share, centre + half), 1.0)  # the limits act on rounding only
+
+
+def mcnemar(lost: int, gained: int, *, tries: int = 1) -> float:
+    """Return the two-sided exact p-value of McNemar's test; 1 if no prediction changed.
+
+    tries: the number of comparisons of which this is one; the p-value is multiplied by it (Bonferroni's correction).
+    """
+    total, least = lost + gained, min(lost, gained)
+    ways = tail = 1  # ways to choose 0 of all, then 1, 2, …
+    for k in range(least):
+        ways = ways * (total - k) // (k + 1)
+        tail += ways
+    tail *= 2 * tries
+    return tail / 2**total if tail < 2**total else 1.0  # a quotient of whole numbers: 2**1024 is no float

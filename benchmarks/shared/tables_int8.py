@@ -26,7 +26,8 @@ def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
         "`python benchmarks/int8_real.py` measures how many decisions of the float32 network each int8 keeps, and how "
         "long it takes compared with float32; its first lines define the columns. *judged*: images like the "
         "calibration images. *shifted*: the same with blur, contrast, noise or other colours. *aside*: crops of "
-        "photographs that calibrated nothing. Intervals: each end is a one-sided 95 % bound for kept decisions and "
+        "photographs that calibrated nothing. Decisions kept without a batch were judged in batches of 16, none alone. "
+        "Intervals: each end is a one-sided 95 % bound for kept decisions and "
         "top-1, and 95 % for times.",
     ]
     for name, run in runs.items():
@@ -50,7 +51,8 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
         (
             name,
             kind,
-            f"{row['kept']:.2%} ({row['kept_interval'][0]:.1%}–{row['kept_interval'][1]:.1%})",
+            f"{row['kept']:.2%} ({row['kept_interval'][0]:.1%}–{row['kept_interval'][1]:.1%})"
+            + "".join(f", batch {batch}: {kept:.2%}" for batch, kept in row.get("batches", {}).items()),
             f"{row['db']:.1f}" if row["db"] < 100 else "–",
             f"{row['least_cosine']:.4f}",
             f"{row['below_cosine']:.1%}",

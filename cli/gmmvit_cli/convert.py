@@ -131,6 +131,8 @@ def _calibration_words(record: VariantRecord) -> str:
     if calibration is None:
         return "nothing; activations are quantised while running" if record.dynamic else ""
     images = f"{calibration['images']} images of {calibration['source']}"
+    if copies := calibration.get("copies"):
+        images += f", without {copies} copies"
     if "recipe" not in calibration:
         return images
     recipe = calibration["recipe"]

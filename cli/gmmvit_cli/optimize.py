@@ -45,6 +45,9 @@ def optimize(
         "What a precision must reach: of PyTorch's accuracy with labelled images, or of the decisions without labels.",
         show_default="0.99 with labels, 0.97 without",
     ),
+    keep_decisions: float | None = _GOAL.option(
+        "SHARE", "In place of --gate: the share of PyTorch's decisions to keep, also with labelled images."
+    ),
     goal: str = _GOAL.option(
         "NAME", "What to be fast in: latency or throughput.", default="latency", name="--for", names=_GOALS
     ),
@@ -88,6 +91,7 @@ def optimize(
             limit=limit,
             calibration=calibration,
             gate=gate,
+            keep_decisions=keep_decisions,
             goal=goal,  # type: ignore[arg-type]  # checked by its callback
             batch=batch,
         )
@@ -111,4 +115,5 @@ def _print(choice: Choice, bundle: Path) -> None:
         print_table((*head_of(choice), "left out because"), rows)
     if reasons := reasons_of(choice):
         print_table(("not tried", "because"), reasons)
+    typer.echo(f"judged on {choice.images}")
     typer.echo(f"chosen: {candidate_words(choice.passed[0])}")

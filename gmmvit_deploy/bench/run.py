@@ -179,7 +179,8 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
     inputs = np.concatenate([batch.inputs for batch in stream])
     if len(inputs) < max(options.plan.batches):
         raise InputError(
-            f"{images.name} has {len(inputs)} images; expected at least the largest batch, {max(options.plan.batches)}"
+            f"{images.name} has {len(inputs)} distinct images; expected at least the largest batch, "
+            f"{max(options.plan.batches)}"
         )
-    pixels = np.stack([images.pixels(int(index), bundle.manifest.image) for index in stream.indices()])
+    pixels = np.stack([images.pixels(int(index), bundle.manifest.image) for index in stream.usable()])
     return inputs, pixels, {"name": images.name, "samples": len(inputs), "sha256": stream.sha256}

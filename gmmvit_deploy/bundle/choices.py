@@ -86,13 +86,22 @@ class Gate:
 class JudgedImages:
     """The images that judged the candidates.
 
-    source: as typed.  count: their number.  sha256: of all images.  labelled: True if they have labels.
+    source: as typed.  count: the number of distinct images.  sha256: of all images.  labelled: True if their labels
+    judged.  copies: the number of images with the pixels of another, which were left out.
+    batches: the sizes of the batches at each of which a candidate was judged; empty in an earlier version's entry.
     """
 
     source: str
     count: int
     sha256: str
     labelled: bool
+    copies: int = 0
+    batches: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        batches = f", at batch {' and '.join(map(str, self.batches))}" if self.batches else ""
+        copies = f"; {self.copies:,} others have the pixels of one of them, and do not count" if self.copies else ""
+        return f"{self.count:,} images of {self.source}{batches}{copies}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +114,7 @@ class Candidate:
     passed: True if every check and the gate held.  reason: why the candidate was left out; "" if it passed.
     accuracy: the top-1 accuracy, a share; None without labelled images.
     judged: the value that the gate judged, with its paired interval; None if it was not judged.
+    kept: the share of kept decisions, which is judged beside an accuracy; None if it is ``judged``.
     images_to_settle: the number of images that would bring the gate to one side of the interval; None if the
     interval settles it.
     speed: the time of `Choice.base` divided by the candidate's time; None if it was not measured.
@@ -119,6 +129,7 @@ class Candidate:
     reason: str = ""
     accuracy: float | None = None
     judged: Measured | None = None
+    kept: Measured | None = None
     images_to_settle: int | None = None
     speed: Measured | None = None
     seconds: float | None = None
@@ -162,7 +173,7 @@ class Choice:
             precision_from(record["precision"])
             if not isinstance(record["passed"], bool):
                 raise ValueError(f"passed: expected true or false, got {record['passed']!r}")
-            measured = {name: _read(Measured, record.get(name)) for name in ("judged", "speed")}
+            measured = {name: _read(Measured, record.get(name)) for name in ("judged", "kept", "speed")}
             candidates.append(Candidate(**{**record, **measured}))
         if data["goal"] not in get_args(Goal):
             raise ValueError(f"goal: expected one of {', '.join(get_args(Goal))}, got {data['goal']!r}")
@@ -173,7 +184,7 @@ class Choice:
                 "candidates": tuple(candidates),
                 "versions": dict(data["versions"]),
                 "gate": _read(Gate, data.get("gate")),
-                "images": _read(JudgedImages, data.get("images")),
+                "images": _read_images(data.get("images")),
             }
         )
 
@@ -213,6 +224,10 @@ def write_choice(bundle: Path, choice: Choice) -> Path:
     with new_file(bundle / CHOICES_FILE, force=True) as file:
         file.write((json.dumps(data, indent=2) + "\n").encode())
     return bundle / CHOICES_FILE
+
+
+def _read_images(data: Mapping[str, Any] | None) -> JudgedImages | None:
+    return None if data is None else JudgedImages(**{**data, "batches": tuple(data.get("batches", ()))})
 
 
 def _read(kind: Any, data: Mapping[str, Any] | None) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -36,6 +35,7 @@ from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, 
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
+from gmmvit_deploy.wrong_labels import wrong_labels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -219,13 +219,28 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     labels = calibration.labels(manifest.labels) if gate.accuracy else None
     require("openvino", package="openvino", extra="openvino")  # measures what projections gain, minutes later
     gate.require_images(calibration.count // JUDGED_SHARE_OF_GATE, None if labels is None else 1.0)
-    return partial(
-        Judge,
-        gate=gate,
-        labels=labels,
-        thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
-        decides=manifest.has_logits,
-    )
+
+    def judge(*, rows: NDArray[Any], reference: NDArray[Any], **images: Any) -> Judge:
+        labels = calibration.labels(manifest.labels) if gate.accuracy else None
+        if labels is not None:
+            answers = np.zeros((reference.shape[1],) * 2, np.int64)
+            np.add.at(answers, (labels[rows], reference.argmax(1)), 1)
+            if why := wrong_labels(answers, manifest.labels):
+                raise InputError(
+                    f"--calibration {calibration.source}: {why}",
+                    hint="type --keep-decisions, which needs no labels, in place of --accuracy",
+                )
+        return Judge(
+            gate=gate,
+            rows=rows,
+            reference=reference,
+            labels=labels,
+            thresholds=np.array(manifest.label_set.threshold_logits) if multi else None,
+            decides=manifest.has_logits,
+            **images,
+        )
+
+    return judge
 
 
 def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:

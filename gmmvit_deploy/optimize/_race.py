@@ -78,7 +78,7 @@ class Race:
     ) -> None:
         """Time all programs on a batch, and leave out those that are slower than the fastest in float32.
 
-        judged: a batch as large as those that judge, which each program must be able to run.
+        judged: a batch as large as those that judge. Each program must be able to run it, and its first image.
         Programs of CPUs are compared with those of CPUs: where the GPU is missing, they are taken.
         Float32 programs remain: a machine that lacks the chosen one takes the next.
         Errors: RunnerUnavailableError when no float32 program can run.
@@ -90,8 +90,9 @@ class Race:
                 continue
             try:
                 runner.run(inputs)
-                if judged is not None and runner.takes(len(judged)):
-                    runner.run(judged)
+                for batch in () if judged is None else (judged, judged[:1]):
+                    if runner.takes(len(batch)):
+                        runner.run(batch)
             except Exception as exc:  # each runtime has its own classes, such as that of a GPU without memory
                 self._why[program] = f"it fails when it runs: {exc}"
         if not self._floats:
@@ -190,6 +191,7 @@ class Race:
             reason=self._why.get(program, ""),
             accuracy=judgement.accuracy,
             judged=judgement.judged,
+            kept=judgement.kept,
             images_to_settle=judgement.images_to_settle,
             speed=self._speed(program),
             seconds=float(np.median(seconds)) if (seconds := self._rounds(program).get(program)) else None,

@@ -111,7 +111,7 @@ def _scope(choice: Choice, bundle: Bundle) -> dict[str, str]:
     return {
         "bundle": f"{bundle.path}, SHA-256 {bundle.sha256}",
         "machine": str(choice.machine),
-        "images": "" if images is None else f"{images.count:,} of {images.source}, SHA-256 {images.sha256}",
+        "images": "" if images is None else f"{images}, SHA-256 {images.sha256}",
         "versions": ", ".join(f"{name} {version}" for name, version in choice.versions.items()),
         "made at": choice.made_at,
     }

@@ -2,7 +2,7 @@
 
 1. Convert what the bundle lacks.
 2. Look how fast each program is, in turn; a program that is slower than the fastest in float32 cannot win.
-3. Hold the others to the checks of parity, and to the gate on images.
+3. Hold the others to the checks of parity, and to the gate on images, one by one and in batches.
 4. Time those that pass in turn, for longer. A program in another precision is chosen only if the whole interval of its
    speed lies above that of float32.
 """
@@ -25,9 +25,9 @@ from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.optimize._graphs import Form, Graphs, converted, refuse_overlap
 from gmmvit_deploy.optimize._programs import opened_programs
 from gmmvit_deploy.optimize._race import Race
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import BATCH, ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
-from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of
+from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of, wrong_labels_of
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
@@ -35,9 +35,6 @@ from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
 __all__ = ["OptimizeOptions", "optimize_bundle"]
-
-_THROUGHPUT_BATCH = 16
-_JUDGED_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +45,7 @@ class OptimizeOptions:
     limit: the number of images to use, spread evenly over the data.
     calibration: the images that set the ranges of static int8, as in `open_images`; None leaves static int8 out.
     gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses `LEAST`.
+    keep_decisions: the share of the decisions to keep, also if the images have labels; not with ``gate``.
     goal: ``latency`` for a batch of 1, ``throughput`` for a batch of 16, unless ``batch`` is another number.
     """
 
@@ -56,12 +54,16 @@ class OptimizeOptions:
     limit: int = LEAST_IMAGES
     calibration: str | None = None
     gate: float | None = None
+    keep_decisions: float | None = None
     goal: Goal = "latency"
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        if self.gate is not None and not 0 < self.gate < 1:
-            raise InputError(f"--gate: expected a share below 1, such as 0.99, got {self.gate:g}")
+        for option, share in (("--gate", self.gate), ("--keep-decisions", self.keep_decisions)):
+            if share is not None and not 0 < share < 1:
+                raise InputError(f"{option}: expected a share below 1, such as 0.99, got {share:g}")
+        if self.gate is not None and self.keep_decisions is not None:
+            raise InputError("--gate and --keep-decisions are two gates, and one decides", hint="type one of them")
         for option, number in (("--limit", self.limit), ("--batch", self.batch)):
             if number is not None and number < 1:
                 raise InputError(f"{option}: expected at least 1, got {number}")
@@ -73,13 +75,15 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
     What is converted stays in the bundle, as by `variants_from_bundle`. A bundle holds one int8 graph: it keeps its
     own, and without its own gets the fastest that passes.
     Errors: InputError when the bundle has no logits, when this process cannot build the model, when the batch is larger
-    than the bundle's, when images of the calibration also judge, or when no float32 program passes.
+    than the bundle's, when images of the calibration also judge, when the labels cannot judge an accuracy, or when no
+    float32 program passes.
     BundleError when the bundle itself fails a check.  OutputError when the bundle's folder cannot be written.
     Every error of `check_parity` and `write_choice`.
     """
-    batch = options.batch or min(1 if options.goal == "latency" else _THROUGHPUT_BATCH, bundle.manifest.max_batch)
+    batch = options.batch or min(1 if options.goal == "latency" else BATCH, bundle.manifest.max_batch)
     _require(bundle, batch)
-    stream = ImageStream(bundle=bundle, images=options.data, batch=_JUDGED_BATCH, limit=options.limit)
+    judged = batch if batch > 1 else min(BATCH, bundle.manifest.max_batch)  # beside single images
+    stream = ImageStream(bundle=bundle, images=options.data, batch=judged, limit=options.limit)
     gate = _gate(options, stream)
     if options.calibration is not None:
         on_progress(Progress("compare the calibration images with those that judge"))
@@ -90,9 +94,8 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
         graphs = converted(bundle, needed, options.calibration, folder, on_progress, kept=kept)
         opened, left_out = opened_programs(bundle, graphs, stack, on_progress)
         race = Race(opened, left_out)
-        inputs = np.resize(bundle.golden_rows()[0], (batch, *bundle.input_shape))
-        judged = np.resize(inputs, (min(_JUDGED_BATCH, bundle.manifest.max_batch), *bundle.input_shape))
-        race.look(inputs, judged, on_progress=prefixed("look how fast each program is", on_progress))
+        inputs = np.resize(bundle.golden_rows()[0], (judged, *bundle.input_shape))
+        race.look(inputs[:batch], inputs, on_progress=prefixed("look how fast each program is", on_progress))
         report = check_parity(
             bundle,
             race.runners,
@@ -102,12 +105,18 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
                 gate=gate.least if gate.kind == "accuracy ratio" else None,
                 keep_decisions=gate.least if gate.kind == "kept decisions" else None,
                 other_preprocessings=False,  # no program's answers depend on it
+                batch=judged,
             ),
             on_progress=prefixed("check", on_progress),
         )
         for check in report.checks:
             if check.verdict == "failed":
                 raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
+        if gate.kind == "accuracy ratio" and (why := wrong_labels_of(report.runners[0])):
+            raise InputError(
+                f"--data {options.source}: {why}",
+                hint=f"type --keep-decisions {LEAST['kept decisions']:g}, which needs no labels",
+            )
         race.judge([judgement_of(of_runner, gate) for of_runner in report.runners])
         race.measure(on_progress=prefixed("time those that pass in turn", on_progress))
         form = _keep_int8(bundle, graphs, race)
@@ -126,6 +135,8 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
             count=data["images"],
             sha256=data["sha256"],
             labelled=gate.kind == "accuracy ratio",
+            copies=data["copies"],
+            batches=tuple(sorted({1, judged})),
         ),
         base=race.base_label,
     )
@@ -151,6 +162,8 @@ def _require(bundle: Bundle, batch: int) -> None:
 
 
 def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
+    if options.keep_decisions is not None:
+        return Gate(kind="kept decisions", least=options.keep_decisions)
     labelled = any(options.data.label(int(index)) is not None for index in stream.indices())
     kind: GateKind = "accuracy ratio" if labelled else "kept decisions"
     return Gate(kind=kind, least=options.gate or LEAST[kind])

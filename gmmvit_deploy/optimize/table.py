@@ -15,7 +15,8 @@ def candidate_words(candidate: Candidate) -> str:
 def head_of(choice: Choice) -> tuple[str, ...]:
     """Return the names of the columns of `passed_rows`, which `left_out_rows` continues."""
     kind = choice.gate.kind if choice.gate is not None else "judged"
-    return ("runner", "precision", f"speed, {choice.base} = 1", "a batch", "accuracy", kind, "settled by")
+    kept = ("kept decisions",) if _by_accuracy(choice) else ()
+    return ("runner", "precision", f"speed, {choice.base} = 1", "a batch", "accuracy", kind, *kept, "settled by")
 
 
 def passed_rows(choice: Choice) -> list[tuple[str, ...]]:
@@ -49,8 +50,13 @@ def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:
         "" if candidate.seconds is None else f"{candidate.seconds * 1e3:.1f} ms",
         "" if candidate.accuracy is None else f"{candidate.accuracy:.2%}",
         _measured(candidate.judged, ".4f"),
+        *((_measured(candidate.kept, ".4f"),) if _by_accuracy(choice) else ()),
         _settled(candidate, choice),
     )
+
+
+def _by_accuracy(choice: Choice) -> bool:
+    return choice.gate is not None and choice.gate.kind == "accuracy ratio"
 
 
 def _measured(measured: Measured | None, form: str) -> str:

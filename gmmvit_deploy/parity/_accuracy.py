@@ -9,7 +9,8 @@ difference  the runner's accuracy − PyTorch's accuracy
 bound       (g − 1) · PyTorch's accuracy: the lowest difference that passes
 passed      the whole interval of the difference lies at or above the bound
 failed      the whole interval of the difference lies below the bound
-undecided   the interval of the difference contains the bound: too few images to decide
+undecided   the interval of the difference contains the bound: too few images to decide; or PyTorch itself is not
+            clearly right more often than by chance, so the labels show nothing (`wrong_labels`)
 """
 
 from __future__ import annotations
@@ -25,31 +26,28 @@ from numpy.typing import NDArray
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.intervals import mcnemar
 from gmmvit_deploy.models.specs import ModelSpec
-from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar
+from gmmvit_deploy.parity._paired import Paired, images_needed
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.wrong_labels import permuted_labels, wrong_labels
 
 __all__ = [
-    "LEVEL",
     "Accuracy",
     "Classes",
     "accuracy_of_resized",
     "classes_of",
     "gate_of",
+    "lower_ratio",
     "numbers_of",
     "verdict_of",
     "without_calibration_images",
 ]
 
 GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
-LEVEL = 0.01
-"""The level of the tests that look for a cause of a low accuracy, corrected for the number of causes tried."""
 _TOP = 5
 _SEVERITY: tuple[Verdict, ...] = ("passed", "undecided", "failed")
-_IMAGES_A_CLASS = 5
-_SEPARATED_SHARE = 0.5
-"""Labels are reported as permuted only if, in another order, they are correct for at least this share of the images."""
 
 
 def gate_of(precision: Precision, requested: float | None) -> float:
@@ -206,9 +204,10 @@ class Accuracy:
             if _SEVERITY.index(verdict5) > _SEVERITY.index(verdict):
                 verdict, needed = verdict5, images_needed(top5, allowed5)
                 reasons = [f"top-5: {reason}" for reason in _why(verdict5, top5, allowed5, needed)]
-        if mixed_up := self._order_problem(pairs):
-            verdict = "failed"
-            reasons.append(mixed_up)
+        if wrong := wrong_labels(self._answers, self._labels):
+            permuted = permuted_labels(self._answers, self._labels)
+            verdict = "failed" if permuted or verdict == "failed" else "undecided"
+            reasons.append(f"{wrong}; --keep-decisions needs no labels")
         return Check(
             name="accuracy",
             verdict=verdict,
@@ -223,71 +222,10 @@ class Accuracy:
                 "top5": numbers_of(_paired(self._top5)) if len(self._labels) > _TOP else None,
                 "images_needed": needed if verdict == "undecided" else None,
                 "classes": self._classes.note,
+                "wrong_labels": wrong,
                 "per_class": self.per_class(),
             },
         )
-
-    def _order_problem(self, pairs: Paired) -> str:
-        """Return a message if PyTorch separates the classes under other names, so that the labels may be permuted.
-
-        With few images, some permutation always fits. So either at least `_IMAGES_A_CLASS` images per class are
-        required; or some classes have exchanged their names, and McNemar's test, corrected for the number of possible
-        exchanges of as many classes, shows that PyTorch is right on more images.
-        If the labels seem correct, or if there are too few images, the message is empty.
-        """
-        renamed = _best_renaming(self._answers)
-        enough = pairs.images >= _IMAGES_A_CLASS * np.count_nonzero(self._answers.sum(1))
-        if not enough or self._share(renamed) < max(_SEPARATED_SHARE, 2 * pairs.pytorch_accuracy + 0.1):
-            renamed = {true: true for true in range(len(self._labels))} | self._exchanged(renamed)
-        wrong = [f"{self._labels[true]} is called {self._labels[new]}" for true, new in renamed.items() if true != new]
-        if not wrong:
-            return ""
-        return (
-            f"the labels are probably permuted: PyTorch classifies {pairs.pytorch_accuracy:.1%} of the images "
-            f"correctly with the bundle's labels, and {self._share(renamed):.1%} with the same labels in another "
-            f"order: {', '.join(wrong[:3])}"
-        )
-
-    def _share(self, renamed: Mapping[int, int]) -> float:
-        """Return the share of the images that PyTorch classifies correctly with these names."""
-        right: int = sum(int(self._answers[true, answer]) for true, answer in renamed.items())
-        return right / int(self._answers.sum())
-
-    def _exchanged(self, renamed: Mapping[int, int]) -> dict[int, int]:
-        """Return the names that classes have exchanged among themselves, by McNemar's test of each group of classes."""
-        exchanged: dict[int, int] = {}
-        for first in renamed:
-            group = [first]
-            while (new := renamed.get(group[-1])) is not None and new not in group:
-                group.append(new)
-            if new != first or first in exchanged or len(group) == 1:
-                continue  # not a closed group, or already judged
-            moved = {true: renamed[true] for true in group}
-            lost = sum(int(self._answers[true, true]) for true in moved)
-            gained = sum(int(self._answers[true, new]) for true, new in moved.items())
-            tries = math.perm(len(self._labels), len(moved))
-            if gained > lost and mcnemar(lost, gained, tries=tries) < LEVEL:
-                exchanged |= moved
-        return exchanged
-
-
-def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
-    """Map each true class to a class that PyTorch predicts for it, and each predicted class to at most one true class.
-
-    The map is greedy: the most frequent pairs come first.
-
-    answers: (C, C), the number of images for each pair (true class, class that PyTorch predicts).
-    """
-    rows, columns = np.unravel_index(np.argsort(-answers, axis=None, kind="stable"), answers.shape)
-    renamed: dict[int, int] = {}
-    taken: set[int] = set()
-    for true, answer in zip(rows.tolist(), columns.tolist(), strict=True):
-        if answers[true, answer] == 0:
-            break
-        if true not in renamed and answer not in taken:
-            renamed[true] = answer
-            taken.add(answer)
-    return renamed
 
 
 def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
@@ -304,6 +242,17 @@ def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
 
 def _paired(counts: NDArray[Any]) -> Paired:
     return Paired(both=int(counts[1, 1]), lost=int(counts[1, 0]), gained=int(counts[0, 1]), neither=int(counts[0, 0]))
+
+
+def lower_ratio(details: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
+    """Return (the runner's accuracy divided by PyTorch's, its numbers), of top-1, or of top-5 if that is lower.
+
+    details: of a check; for several labels, the accuracy is the share of the images with all labels right.
+    The ratio is NaN if PyTorch is right on no image.
+    """
+    both = filter(None, (details.get("top1") or details.get("all_right"), details.get("top5")))
+    ratios = [(one["runner"] / one["pytorch"] if one["pytorch"] else math.nan, one) for one in both]
+    return min(ratios, key=lambda each: each[0])
 
 
 def verdict_of(pairs: Paired, gate: float) -> tuple[Verdict, float]:

@@ -24,6 +24,7 @@ from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity._accuracy import Classes, numbers_of, verdict_of
 from gmmvit_deploy.parity._paired import Paired, images_needed
 from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.wrong_labels import chance_of, unrelated_labels
 
 __all__ = ["MultiLabelAccuracy"]
 
@@ -95,7 +96,10 @@ class MultiLabelAccuracy:
         low, high = pairs.interval()
         verdict, allowed = verdict_of(pairs, gate)
         reasons = []
-        if verdict != "passed":
+        if wrong := _unrelated(true, scores["pytorch"] >= thresholds):
+            verdict = "failed" if verdict == "failed" else "undecided"
+            reasons.append(f"{wrong}; --keep-decisions needs no labels")
+        elif verdict != "passed":
             reasons.append(
                 f"of {pairs.images:,} images, only PyTorch has all labels right on {pairs.lost} and only the runner on "
                 f"{pairs.gained}; the interval of the difference is {low:+.2%} to {high:+.2%}, the gate {allowed:+.3%}"
@@ -125,6 +129,7 @@ class MultiLabelAccuracy:
                 "measures": measures,
                 "images_needed": images_needed(pairs, allowed) if verdict == "undecided" else None,
                 "classes": self._classes.note,
+                "wrong_labels": wrong,
             },
         )
 
@@ -141,6 +146,13 @@ class MultiLabelAccuracy:
 
 
 _NAMES = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
+
+
+def _unrelated(true: NDArray[Any], answers: NDArray[Any]) -> str:
+    """Return why the labels (N, C) cannot judge, from PyTorch's answers (N, C), or ""."""
+    _, sets = np.unique(np.concatenate([true, answers]), axis=0, return_inverse=True)
+    counts = [np.bincount(part, minlength=sets.max() + 1) for part in np.split(sets.reshape(-1), 2)]
+    return unrelated_labels(int((true == answers).all(1).sum()), len(true), chance_of(*counts))
 
 
 def _paired(pytorch: NDArray[Any], runner: NDArray[Any]) -> Paired:

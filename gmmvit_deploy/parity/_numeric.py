@@ -44,7 +44,7 @@ STORED = "the logits that PyTorch computed at export"
 class SetNumbers:
     """The measured distances of a set of inputs, and their limit.
 
-    inputs: the name of the set.
+    inputs: the name of the set.  batch: the number of inputs in the runner's batches.
     reference: the name of the logits from which ``from_exact`` are the distances: PyTorch's float64 logits; or the
     float32 logits stored at export, because this process cannot build the model; or those of a quantised graph.
     noise: the distance of PyTorch's float32 logits from PyTorch's float64 logits.
@@ -57,6 +57,7 @@ class SetNumbers:
     """
 
     inputs: str
+    batch: int
     noise: Noise
     limit: Limit
     from_exact: Errors
@@ -73,7 +74,7 @@ class SetNumbers:
 
     def problems(self) -> list[str]:
         """Return the reasons why this set of inputs does not pass; empty if the set passes."""
-        shown = shown_inputs(self.inputs)
+        shown = f"{shown_inputs(self.inputs)}, batch {self.batch}"
         if self.misshapen:
             return [f"{shown}: {self.misshapen}"]
         errors = self.from_exact
@@ -104,12 +105,13 @@ class SetNumbers:
 class Distances:
     """Accumulate the distances of a runner's logits on a set of inputs, batch by batch.
 
+    batch: as in `SetNumbers`.
     stored: the float32 noise recorded at export, if ``trained`` and ``exact`` of `add` are both the logits stored at
     export; None if PyTorch computes them.
     """
 
-    def __init__(self, inputs: str, *, stored: Noise | None = None) -> None:
-        self.inputs, self._stored = inputs, stored
+    def __init__(self, inputs: str, *, batch: int, stored: Noise | None = None) -> None:
+        self.inputs, self.batch, self._stored = inputs, batch, stored
         self._reference = "PyTorch's float64 logits" if stored is None else STORED
         self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._kept = RoundingKept()
@@ -146,6 +148,7 @@ class Distances:
         limit = limit_from_noise if self._stored is None else limit_from_stored
         return SetNumbers(
             inputs=self.inputs,
+            batch=self.batch,
             noise=noise,
             limit=limit(noise, precision, recorded=recorded),
             from_exact=self._exact.errors(),
@@ -176,7 +179,7 @@ def check_numeric(logits: list[SetNumbers], features: Sequence[SetNumbers] = ())
         worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
         errors = worst.from_exact
         summary = (
-            f"{shown_inputs(worst.inputs)}: at most {errors.largest:.2g} from {worst.reference} "
+            f"{shown_inputs(worst.inputs)}, batch {worst.batch}: at most {errors.largest:.2g} from {worst.reference} "
             f"(99 %: {errors.p99:.2g}, "
             f"relative L2 {errors.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
         )

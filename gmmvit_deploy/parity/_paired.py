@@ -1,10 +1,9 @@
-"""Compare two classifiers, PyTorch and a runner, on the same images: difference of accuracy, interval, and test.
+"""Compare two classifiers, PyTorch and a runner, on the same images: difference of accuracy, and its interval.
 
     b = number of images that only PyTorch classifies correctly (lost)
     c = number of images that only the runner classifies correctly (gained)
     difference = (c − b) / n, with n the number of images
     interval: Tango's score interval of the difference, for paired proportions (Statistics in Medicine 17, 1998)
-    McNemar's exact test: if the accuracies are equal, b follows a binomial distribution with b + c trials and p = 1/2
 
 The interval is that of `gmmvit_deploy.intervals`, which also has the interval of the accuracy of one classifier.
 """
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval
 
-__all__ = ["Paired", "images_needed", "mcnemar"]
+__all__ = ["Paired", "images_needed"]
 
 _MOST_IMAGES = 10**9
 
@@ -57,20 +56,6 @@ class Paired:
         z: the standard normal quantile. By default, each end is a one-sided 95 % bound.
         """
         return score_interval(self.images, self.lost, self.gained, z=z)
-
-
-def mcnemar(lost: int, gained: int, *, tries: int = 1) -> float:
-    """Return the two-sided exact p-value of McNemar's test; 1 if no prediction changed.
-
-    tries: the number of comparisons of which this is one; the p-value is multiplied by it (Bonferroni's correction).
-    """
-    total, least = lost + gained, min(lost, gained)
-    ways = tail = 1  # ways to choose 0 of all, then 1, 2, …
-    for k in range(least):
-        ways = ways * (total - k) // (k + 1)
-        tail += ways
-    tail *= 2 * tries
-    return tail / 2**total if tail < 2**total else 1.0  # a quotient of whole numbers: 2**1024 is no float
 
 
 def images_needed(pairs: Paired, gate_difference: float) -> int | None:

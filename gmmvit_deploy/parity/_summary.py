@@ -73,7 +73,7 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
         largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
         yield (
             f"{_name(runner)}: logits differ by at most {largest:.2g} from {worst['reference']} "
-            f"(inputs: {worst['inputs']}); the numeric check fails above {limit:.2g}, and "
+            f"(inputs: {worst['inputs']}, batch {worst['batch']}); the numeric check fails above {limit:.2g}, and "
             f"{largest / limit:.0%} of this limit is used"
         )
     details = checks["decisions"].details if "decisions" in checks else {}

@@ -18,6 +18,7 @@ from gmmvit_deploy.parity._accuracy import (
     accuracy_of_resized,
     classes_of,
     gate_of,
+    lower_ratio,
     without_calibration_images,
 )
 from gmmvit_deploy.parity._calibration import check_calibration, check_dynamic_form
@@ -31,7 +32,7 @@ from gmmvit_deploy.parity._quantised import GRAPH, QuantisedGraph
 from gmmvit_deploy.parity._served import check_served
 from gmmvit_deploy.parity._stages import Stages
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
-from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity._verdict import Check, skipped_check, worst_of
 from gmmvit_deploy.parity.reference import Known, Reference
 from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.parity.suspects import explain
@@ -43,6 +44,7 @@ from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit
 
 if TYPE_CHECKING:
+    from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.parity.check import ParityOptions
 
 __all__ = ["Tally", "needs_model"]
@@ -60,9 +62,29 @@ def needs_model(why: str) -> str:
     return f"needs the model in PyTorch: {why}"
 
 
-class Tally:
-    """Collect a runner's results over all inputs.
+class _AtBatch:
+    """What a runner computed in batches of one size.
 
+    distances: (name of the inputs, True for the features beside logits) → the distances.
+    broken: the number of images of the data without finite logits.
+    accuracy: None without labels, or without PyTorch's logits.
+    """
+
+    def __init__(self, bundle: Bundle, accuracy: Accuracy | MultiLabelAccuracy | None) -> None:
+        manifest = bundle.manifest
+        self.distances: dict[tuple[str, bool], Distances] = {}
+        self.decisions = decisions_of(manifest.label_set)
+        over_images = manifest.task == "multi-label"
+        self.stages = Stages(self.decisions.decided if manifest.has_logits else None, over_images=over_images)
+        self.accuracy = accuracy
+        self.broken = 0
+
+
+class Tally:
+    """Collect a runner's results over all inputs, which it computes in batches of each size of ``batches``.
+
+    Kernels, and what a runtime makes of a graph, depend on the size: so the runner is judged one by one and in batches,
+    as it is served, and the worst result of a check counts.
     reference: None if this process cannot build the model.  why: the reason.
     graphs: (path of the bundle, precision, True for the graph that CPUs run) → the quantised graph; runners of the
     same graph share it.
@@ -79,69 +101,103 @@ class Tally:
         bundle = runner.bundle
         self._bundle, self._runner, self._options = bundle, runner, options
         self._reference, self._why = reference, why
-        manifest = bundle.manifest
         for_cpu = runner.device == "cpu"
         self._recorded = recorded_errors(bundle, runner.precision, for_cpu=for_cpu)
         key = (bundle.path, runner.precision, for_cpu)
         if runner.precision in QUANTIZED and key not in graphs:
             graphs[key] = QuantisedGraph(bundle, runner.precision, for_cpu=for_cpu)
         self._graph = graphs.get(key)
-        # The key is (name of the inputs, True for the features beside logits).
-        self._distances: dict[tuple[str, bool], Distances] = {}
-        self._decisions = decisions_of(manifest.label_set)
-        multi = manifest.task == "multi-label"
-        self._stages = Stages(self._decisions.decided if manifest.has_logits else None, over_images=multi)
-        self._broken = 0  # images of the data without finite logits
+        smallest = min(least for least, _ in runner.ranges)
+        self.batches = tuple(sorted({smallest, max(smallest, min(options.batch, runner.max_batch))}))
+        self._at = {batch: _AtBatch(bundle, self._new_accuracy()) for batch in self.batches}
         self._left_out = 0  # labelled images that calibrated the graph
-        self.accuracy: Accuracy | MultiLabelAccuracy | None = None
-        if options.data is not None and reference is not None and manifest.has_logits:
-            classes = classes_of(options.data.classes, manifest.labels, options.data.name)
-            self.accuracy = (
-                MultiLabelAccuracy(manifest.label_set, classes) if multi else Accuracy(manifest.labels, classes)
-            )
         self._kept_logits: list[NDArray[Any]] = []
         self._plain: Runner | None = None  # the runner without kernels
 
+    def _new_accuracy(self) -> Accuracy | MultiLabelAccuracy | None:
+        manifest, data = self._bundle.manifest, self._options.data
+        if data is None or self._reference is None or not manifest.has_logits:
+            return None
+        classes = classes_of(data.classes, manifest.labels, data.name)
+        if manifest.task == "multi-label":
+            return MultiLabelAccuracy(manifest.label_set, classes)
+        return Accuracy(manifest.labels, classes)
+
+    @property
+    def accuracy(self) -> Accuracy | MultiLabelAccuracy | None:
+        """Knows which logits are right; None without labels or without PyTorch's logits."""
+        return self._at[self.batches[0]].accuracy
+
     def add(self, name: str, known: Known, *, keep: bool = False) -> None:
-        """Run a batch with the runner, and record how far the logits are from PyTorch's logits.
+        """Run inputs with the runner, and record how far the logits are from PyTorch's logits.
 
         name: the name of the set of inputs.  keep: True for golden and random inputs, whose logits are also stored;
         False for the data, whose decisions, stages and accuracy are also recorded.
         """
-        inputs, trained, exact = known.batch.inputs, known.trained, known.exact
-        answers = self._runner.rows_all(inputs)
-        logits = answers[self._runner.outputs[0]]
-        noise = self._bundle.stored_noise(exact) if self._reference is None else None
+        inputs, exact = known.batch.inputs, known.exact
         of_graph = self._graph.logits(inputs, real=not keep) if self._graph is not None else None
-        distances = self._distances.setdefault((name, False), Distances(name, stored=noise))
-        distances.add(logits, trained, exact, of_graph)
-        if known.features is not None:
-            of_features = self._distances.setdefault((name, True), Distances(f"{name}, features"))
-            of_features.add(answers["features"], *known.features)
-        if keep:
-            self._kept_logits.append(logits)
-            return
-        if logits.shape != exact.shape:
-            logits = np.full(exact.shape, np.nan, np.float32)
-        new = np.ones(len(logits), bool) if self._graph is None else self._graph.new(inputs)
+        new = np.ones(len(inputs), bool) if self._graph is None else self._graph.new(inputs)
+        without_kernels = None if keep or not new.any() else self._without_kernels(inputs[new])
+        for batch, at in self._at.items():
+            answers = self._runner.rows_all(inputs, batch=batch)
+            logits = answers[self._runner.outputs[0]]
+            self._add_distances(name, known, batch, logits, answers.get("features"), of_graph)
+            if keep:
+                if batch == self.batches[-1]:
+                    self._kept_logits.append(logits)
+                continue
+            if logits.shape != exact.shape:
+                logits = np.full(exact.shape, np.nan, np.float32)
+            self._add_images(known, at, logits, answers.get("features"), new, of_graph, without_kernels)
+        if self.accuracy is not None and not keep:
+            self._left_out += sum(label is not None for label in compress(known.batch.labels, ~new))
+
+    def _add_distances(
+        self,
+        name: str,
+        known: Known,
+        batch: int,
+        logits: NDArray[Any],
+        features: NDArray[Any] | None,
+        of_graph: NDArray[Any] | None,
+    ) -> None:
+        noise = self._bundle.stored_noise(known.exact) if self._reference is None else None
+        sets = self._at[batch].distances
+        distances = sets.setdefault((name, False), Distances(name, batch=batch, stored=noise))
+        distances.add(logits, known.trained, known.exact, of_graph)
+        if known.features is not None and features is not None:
+            of_features = sets.setdefault((name, True), Distances(f"{name}, features", batch=batch))
+            of_features.add(features, *known.features)
+
+    def _add_images(
+        self,
+        known: Known,
+        at: _AtBatch,
+        logits: NDArray[Any],
+        features: NDArray[Any] | None,
+        new: NDArray[Any],
+        of_graph: NDArray[Any] | None,
+        without_kernels: NDArray[Any] | None,
+    ) -> None:
+        """Add images of the data.  new: which did not calibrate the graph; ``without_kernels`` has only these."""
+        trained, exact = known.trained, known.exact
         finite = np.isfinite(logits).all(1)
-        self._broken += int((new & ~finite).sum())
+        at.broken += int((new & ~finite).sum())
         judged = finite & new
         if self._bundle.manifest.has_logits:
             where = list(compress(known.batch.where, judged))
-            self._decisions.add(where, logits[judged], trained[judged], exact[judged])
-        if self.accuracy is not None:
-            labels = known.batch.labels
-            self.accuracy.add(list(compress(labels, new)), trained[new], logits[new])
-            self._left_out += sum(label is not None for label in compress(labels, ~new))
+            at.decisions.add(where, logits[judged], trained[judged], exact[judged])
+        if at.accuracy is not None:
+            at.accuracy.add(list(compress(known.batch.labels, new)), trained[new], logits[new])
         if new.any():
-            self._stages.add(
+            both = None if features is None or known.features is None else (features[new], known.features[1][new])
+            at.stages.add(
                 logits[new],
                 trained[new],
                 exact[new],
                 of_graph=None if of_graph is None else of_graph[new],
-                without_kernels=self._without_kernels(inputs[new]),
-                features=None if known.features is None else (answers["features"][new], known.features[1][new]),
+                without_kernels=without_kernels,
+                features=both,
             )
 
     def _without_kernels(self, inputs: NDArray[Any]) -> NDArray[Any] | None:
@@ -159,7 +215,8 @@ class Tally:
         key = "features_largest_abs" if features else "largest_abs"
         return [
             distances.numbers(self._runner.precision, self._recorded_distance(inputs, key))
-            for (inputs, of_features), distances in self._distances.items()
+            for at in self._at.values()
+            for (inputs, of_features), distances in at.distances.items()
             if of_features == features
         ]
 
@@ -198,9 +255,10 @@ class Tally:
         if reference is not None and any(numbers.problems() for numbers in [*judged, *features]):
             numeric = self._explained(numeric, reference, kept, limit)
         progress = prefixed(runner.name, on_progress)
+        decisions = self._judged_decisions(widest)
         checks = [
             numeric,
-            self._judged_decisions(widest),
+            decisions,
             trained.judged(self._judged_accuracy()),
             self._judged_stages(),
             check_invariance(runner, inputs, sent.exact, limit, on_progress=progress),
@@ -231,9 +289,10 @@ class Tally:
         return RunnerReport(
             runner=runner.name,
             precision=runner.precision,
+            batches=self.batches,
             provenance=runner.provenance(),
             checks=tuple(checks),
-            points=self._decisions.points(),
+            points=self._at[decisions.details.get("batch", self.batches[0])].decisions.points(),
         )
 
     def _judged_decisions(self, limit: Limit) -> Check:
@@ -241,9 +300,13 @@ class Tally:
         why = self._no_images() if self._bundle.manifest.has_logits else _NO_LOGITS
         if why:
             return _not_judged("decisions", why, typed=gate is not None)
-        if self._graph is None and gate is None:
-            return self._decisions.check(limit)
-        return self._decisions.kept(gate or KEPT, broken=self._broken, blamed=self._stages.blamed, skipped=_CALIBRATED)
+        checks = {
+            batch: at.decisions.check(limit)
+            if self._graph is None and gate is None
+            else at.decisions.kept(gate or KEPT, broken=at.broken, blamed=at.stages.blamed, skipped=_CALIBRATED)
+            for batch, at in self._at.items()
+        }
+        return worst_of(checks, lambda details: float(details["agreement"]))
 
     def _judged_stages(self) -> Check:
         options = self._options
@@ -252,7 +315,11 @@ class Tally:
             why = f"{self._runner.precision} is not quantised"
         if why:
             return _not_judged("stages", why, typed=typed)
-        return self._stages.check(options.snr_db, options.least_cosine, skipped=_CALIBRATED)
+        checks = {
+            batch: at.stages.check(options.snr_db, options.least_cosine, skipped=_CALIBRATED)
+            for batch, at in self._at.items()
+        }
+        return worst_of(checks, lambda details: float(details["db"]))
 
     def _no_images(self) -> str:
         """Return why there are no real images; empty if there are some."""
@@ -269,7 +336,9 @@ class Tally:
         if self.accuracy is None:
             check = _not_judged("accuracy", "no labelled images were given; add --data", typed=typed)
         else:
-            check = self.accuracy.check(gate_of(self._runner.precision, self._options.gate))
+            gate = gate_of(self._runner.precision, self._options.gate)
+            checks = {batch: at.accuracy.check(gate) for batch, at in self._at.items() if at.accuracy is not None}
+            check = worst_of(checks, lambda details: lower_ratio(details)[0])
             check = without_calibration_images(check, self._left_out)
         return accuracy_of_resized(check, self._bundle.manifest.spec)
 
@@ -283,9 +352,10 @@ class Tally:
             return skipped_check("calibration", needs_model(self._why))
         if self._options.data is None:
             return skipped_check("calibration", "no images were given to compare the calibration with; add --data")
-        if self._stages.of_graph is None:
+        of_graph = self._at[self.batches[0]].stages.of_graph
+        if of_graph is None:
             return Check(name="calibration", verdict="undecided", summary=_CALIBRATED, reasons=(_CALIBRATED,))
-        return check_calibration(self._bundle, self._graph, self._stages.of_graph)
+        return check_calibration(self._bundle, self._graph, of_graph)
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, Known], limit: Limit) -> Check:
         if len({rows.shape[1:] for rows in self._kept_logits}) > 1:

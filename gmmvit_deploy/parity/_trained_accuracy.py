@@ -28,15 +28,15 @@ from gmmvit_deploy.errors import ImageError
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.intervals import share_interval
-from gmmvit_deploy.parity._accuracy import LEVEL, Accuracy
+from gmmvit_deploy.intervals import mcnemar, share_interval
+from gmmvit_deploy.parity._accuracy import Accuracy
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
-from gmmvit_deploy.parity._paired import mcnemar
 from gmmvit_deploy.parity._preprocessing import CROP_PCTS, bgr, normalisations
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.wrong_labels import LEVEL
 
 __all__ = ["TrainedAccuracy", "other_preprocessings"]
 

@@ -9,13 +9,15 @@ skipped    the check did not run, because it was not requested, did not apply, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["Check", "Verdict", "overall"]
+__all__ = ["Check", "Verdict", "overall", "worst_of"]
 
 Verdict = Literal["passed", "failed", "undecided", "skipped"]
+_SEVERITY: tuple[Verdict, ...] = ("skipped", "passed", "undecided", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,37 @@ def overall(checks: Iterable[Check]) -> Verdict:
     if "failed" in verdicts or not verdicts & {"passed", "undecided"}:
         return "failed"
     return "undecided" if "undecided" in verdicts else "passed"
+
+
+def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], float]) -> Check:
+    """Return the check of the batch size at which a runner is judged worst, with the verdict at each size.
+
+    checks: size of the batches → the same check of the same images.
+    value: the measured value in the details of a check, the higher the better, which decides between equal verdicts.
+    """
+
+    def rank(size: int) -> tuple[int, float]:
+        check = checks[size]
+        measured = value(check.details) if check.details else 0.0
+        return -_SEVERITY.index(check.verdict), -math.inf if math.isnan(measured) else measured
+
+    worst = min(checks, key=rank)
+    check = checks[worst]
+    if not check.details:
+        return check
+    sizes = " and ".join(map(str, checks))
+    same = len({one.summary for one in checks.values()}) == 1
+    return replace(
+        check,
+        summary=f"{check.summary}; {f'at batch {sizes}' if same else f'at batch {worst}, the worst of {sizes}'}",
+        details={
+            **check.details,
+            "batch": worst,
+            "batches": [
+                {"batch": size, "verdict": one.verdict, "summary": one.summary} for size, one in checks.items()
+            ],
+        },
+    )
 
 
 def skipped_check(name: str, why: str) -> Check:

@@ -30,8 +30,9 @@ for int8 and fp8 and need images, ``preprocessing`` needs the mean and std of th
 Triton, and ``localize`` only with --localize. Without labelled images, ``accuracy`` is undecided for a model that
 export resized to another image size.
 
-In the pass, PyTorch and each runner compute the logits of every input once. The pass keeps statistics of the images of
-the data, and no images.
+In the pass, PyTorch computes the logits of every input once, and each runner twice: one by one, and in batches. The
+checks ``numeric``, ``decisions``, ``accuracy`` and ``stages`` judge both, and the worst counts. The pass keeps
+statistics of the images of the data, and no images.
 
 The code of a model can be in a file that gmmvit runs only if the command names the file. Without the file, the golden
 inputs of the bundle and the logits that PyTorch computed for them at export are the reference: ``numeric``,
@@ -66,9 +67,10 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["ParityOptions", "check_parity"]
+__all__ = ["BATCH", "ParityOptions", "check_parity"]
 
-_BATCH = 32
+BATCH = 16
+"""The number of images in the batches that are judged beside single images, as `gmmvit optimize` times them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,8 @@ class ParityOptions:
     expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
     other_preprocessings: False does not look for a preprocessing with which PyTorch is more accurate.
     localize: True also measures the error of each block.
+    batch: each runner computes all inputs one by one, or in the smallest batches that it takes, and in batches of this
+    size. The worst result of a check counts.
     """
 
     data: Images | None = None
@@ -98,6 +102,7 @@ class ParityOptions:
     expected_accuracy: float | None = None
     other_preprocessings: bool = True
     localize: bool = False
+    batch: int = BATCH
 
     def __post_init__(self) -> None:
         gate_of("fp32", self.gate)
@@ -154,14 +159,14 @@ def check_parity(
         stream = ImageStream(
             bundle=bundle,
             images=options.data,
-            batch=min(_BATCH, bundle.manifest.max_batch),
+            batch=min(options.batch, bundle.manifest.max_batch),
             limit=options.limit,
             on_broken=options.on_broken,
         )
         for batch in stream:
             known = known_batch(reference, batch)
             trained.add(batch.labels, known.trained)
-            on_progress(Progress(stream.images.name, stream.handed_out + len(stream.broken_indices), stream.count))
+            on_progress(Progress(stream.images.name, stream.done, stream.count))
             for tally in tallies:
                 tally.add(f"data: {stream.images.name}", known)
         samples = samples_of(bundle, reference, stream)

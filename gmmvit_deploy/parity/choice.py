@@ -52,7 +52,7 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
     if changed and report is None:
         open_questions.append(f"add {chosen.label} to --runner to judge it with what is installed now")
     elif changed and now is None:
-        same = f"--data {images.source} --limit {images.count}"
+        same = f"--data {images.source} --limit {images.count + images.copies}"
         open_questions.append(f"type {same}, the images of the choice, to hold it to the gate {gate.least:g} again")
     verdict: Verdict = "failed" if broken else "undecided" if open_questions else "passed"
     if broken:

@@ -2,7 +2,8 @@
 
 Golden inputs and golden images are stored in the bundle, with the logits that PyTorch computed at export. Golden and
 random inputs are a single batch each. Real images are read batch by batch, so that memory holds at most one batch of
-real images.
+real images. Of images with the same pixels, only the first is read: a share of images, and its interval, counts
+independent images.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.images.data.images import Images, Label
 from gmmvit_deploy.images.data.open import is_named, open_data
+from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
 __all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "open_images_of", "random_batch"]
 
@@ -77,13 +79,13 @@ def open_images_of(source: str) -> Images:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ImageStream:
-    """Batches of images of a data set.  Iterate over a stream only once.
+    """Batches of the distinct images of a data set.  Iterate over a stream only once.
 
     batch: the number of images in a batch.
     limit: the number of images to read, spread evenly over the data; None reads all images.
     on_broken: ``fail`` raises an error at a broken image; ``skip`` leaves broken images out.
     broken: (image, reason) for the first 100 broken images, which could not be decoded.
-    broken_indices: the indices of all broken images.
+    broken_indices: the indices of all broken images.  copy_indices: those of images with the pixels of an earlier one.
     handed_out: the number of images yielded so far.
     sha256: the SHA-256 of the pixels of all images yielded so far, in order.
     """
@@ -95,12 +97,14 @@ class ImageStream:
     on_broken: OnBroken = "fail"
     broken: list[tuple[str, str]] = field(default_factory=list)
     broken_indices: set[int] = field(default_factory=set)
+    copy_indices: set[int] = field(default_factory=set)
     handed_out: int = 0
     _digest: Any = field(default_factory=hashlib.sha256)
+    _hashes: set[str] = field(default_factory=set)
 
     @property
     def count(self) -> int:
-        """The number of images to read, including broken images."""
+        """The number of images to read, including broken images and copies."""
         return len(self.images) if self.limit is None else min(self.limit, len(self.images))
 
     @property
@@ -111,9 +115,15 @@ class ImageStream:
         """Return the indices of the images to read, ascending and distinct."""
         return (np.arange(self.count) * len(self.images)) // self.count
 
+    @property
+    def done(self) -> int:
+        """The number of images of `count` that were read so far."""
+        return self.handed_out + len(self.broken_indices) + len(self.copy_indices)
+
     def usable(self) -> list[int]:
-        """Return the indices of the images that were read and are not broken, in the order of the batches."""
-        return [index for index in map(int, self.indices()) if index not in self.broken_indices]
+        """Return the indices of the images that were handed out, in the order of the batches."""
+        left_out = self.broken_indices | self.copy_indices
+        return [index for index in map(int, self.indices()) if index not in left_out]
 
     def described(self) -> dict[str, Any]:
         """Return what a report states about the images that were read."""
@@ -122,6 +132,7 @@ class ImageStream:
             "images": self.handed_out,
             "of": len(self.images),
             "sha256": self.sha256,
+            "copies": len(self.copy_indices),
             "broken": len(self.broken_indices),
             "broken_images": [{"image": where, "why": why} for where, why in self.broken],
             "left_out": [asdict(kind) for kind in self.images.left_out],
@@ -138,10 +149,16 @@ class ImageStream:
         taken: list[int] = []
         for index in map(int, self.indices()):
             try:
-                pixels.append(self.images.pixels(index, image))
+                decoded = self.images.pixels(index, image)
             except ImageError as exc:
                 self._note_broken(index, exc)
                 continue
+            (digest,) = image_hashes(decoded[None])
+            if digest in self._hashes:
+                self.copy_indices.add(index)
+                continue
+            self._hashes.add(digest)
+            pixels.append(decoded)
             taken.append(index)
             if len(taken) == self.batch:
                 yield self._made(pixels, taken)

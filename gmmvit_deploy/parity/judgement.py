@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gmmvit_deploy.bundle.choices import Gate, GateKind, Measured
+from gmmvit_deploy.export.gates import kept_beside
 from gmmvit_deploy.intervals import share_interval
+from gmmvit_deploy.parity._accuracy import lower_ratio
 from gmmvit_deploy.parity.report import RunnerReport
 
-__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of"]
+__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of", "wrong_labels_of"]
 
 LEAST: Mapping[GateKind, float] = {"accuracy ratio": 0.99, "kept decisions": 0.97}
 """Kind of a gate → the share that a program must reach, unless the user types another."""
@@ -25,12 +27,14 @@ class Judgement:
     judged: the share that the gate judges; each end of its interval is a one-sided 95 % bound, of a ratio with
     PyTorch's accuracy as measured.  images: their number.
     accuracy: the top-1, or the share of the images with all labels right; None for the gate ``kept decisions``.
+    kept: the share of the decisions that are kept, which is also judged (`kept_beside`); None for that gate.
     images_to_settle: as in `Candidate`.  why_not: why the program may not be chosen; "" if it may.
     """
 
     judged: Measured | None = None
     images: int = 0
     accuracy: float | None = None
+    kept: Measured | None = None
     images_to_settle: int | None = None
     why_not: str = ""
 
@@ -38,20 +42,26 @@ class Judgement:
 def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     """Judge a program by its checks and by the gate.
 
-    Of accuracy and decisions, the gate's kind decides, by the gate. No other check may fail. A float32 program is
-    judged by its checks alone, which hold its logits to the noise of PyTorch's.
+    Of accuracy and decisions, the gate's kind decides, by the gate; beside an accuracy, decisions must be kept too. No
+    other check may fail. A float32 program is judged by its checks alone, which hold its logits to the noise of
+    PyTorch's.
     """
-    numbers = _accuracy(report) if gate.kind == "accuracy ratio" else _decisions(report)
-    below = "" if report.precision == "fp32" else _below(numbers, gate)
+    numbers = decisions = _decisions(report)
+    below = [_below(decisions, gate)]
+    if gate.kind == "accuracy ratio":
+        numbers = replace(_accuracy(report), kept=decisions.judged)
+        beside = Gate(kind="kept decisions", least=kept_beside(gate.least))
+        below = [wrong_labels_of(report), _below(numbers, gate), _below(decisions, beside)]
+    if report.precision == "fp32":
+        below = []
     if numbers.judged is None:
-        below = report.check("accuracy" if gate.kind == "accuracy ratio" else "decisions").summary
-    return Judgement(
-        judged=numbers.judged,
-        images=numbers.images,
-        accuracy=numbers.accuracy,
-        images_to_settle=numbers.images_to_settle,
-        why_not=below or "; ".join(failed_checks(report)),
-    )
+        below = [report.check("accuracy" if gate.kind == "accuracy ratio" else "decisions").summary]
+    return replace(numbers, why_not="; ".join(filter(None, [*below, *failed_checks(report)])))
+
+
+def wrong_labels_of(report: RunnerReport) -> str:
+    """Return why the labels cannot judge an accuracy, or ""."""
+    return str(report.check("accuracy").details.get("wrong_labels", ""))
 
 
 def failed_checks(report: RunnerReport) -> list[str]:
@@ -85,10 +95,10 @@ def _accuracy(report: RunnerReport) -> Judgement:
     pairs = details.get("top1") or details.get("all_right")
     if not pairs or not pairs["pytorch"]:
         return Judgement()
-    lower = min(filter(None, (pairs, details.get("top5"))), key=lambda one: float(one["runner"] / one["pytorch"]))
+    ratio, lower = lower_ratio(details)
     whole, (low, high) = lower["pytorch"], lower["interval"]
     return Judgement(
-        judged=Measured(value=lower["runner"] / whole, low=1 + low / whole, high=1 + high / whole),
+        judged=Measured(value=ratio, low=1 + low / whole, high=1 + high / whole),
         images=details["images"],
         accuracy=pairs["runner"],
         images_to_settle=details.get("images_needed"),

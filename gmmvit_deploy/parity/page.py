@@ -101,7 +101,7 @@ def _distances(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             distances, limit = numbers[key], numbers["limit"]
             rows.append(
                 (
-                    shown_inputs(numbers["inputs"]),
+                    f"{shown_inputs(numbers['inputs'])}, batch {numbers['batch']}",
                     str(distances["rows"]),
                     reference,
                     *(f"{distances[measure]:.2e}" for measure in ("largest", "p99", "rms", "relative_l2")),

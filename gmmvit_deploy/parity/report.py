@@ -36,7 +36,7 @@ def shown_inputs(name: str) -> str:
 class RunnerReport:
     """The results of the checks of a runner.
 
-    runner: the name of the runner.
+    runner: the name of the runner.  batches: the sizes of the batches in which it computed all inputs.
     provenance: the identity of the program that ran, such as hashes and versions, and its settings: name → value.
     points: three arrays (N,) over all inputs, used only by the plot: the margins of the predicted classes, the largest
     errors of a logit, and True for each flipped class.
@@ -44,6 +44,7 @@ class RunnerReport:
 
     runner: str
     precision: str
+    batches: tuple[int, ...]
     provenance: Mapping[str, str]
     checks: tuple[Check, ...]
     points: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -89,9 +90,16 @@ class ParityReport:
         return self.verdict == "failed"
 
     def left_out(self) -> str:
-        """Return a text about the files that are not among the images of the data; empty if there are none."""
-        kinds = [LeftOutKind(**kind) for kind in (self.data or {}).get("left_out", ())]
-        return left_out_text(kinds) if kinds else ""
+        """Return a text about copies, and files that are not among the images of the data; empty if there are none."""
+        data = self.data or {}
+        kinds = [LeftOutKind(**kind) for kind in data.get("left_out", ())]
+        copies = data.get("copies", 0)
+        return "; ".join(
+            [
+                *([f"{copies:,} images have the pixels of another, and count once"] if copies else ()),
+                *([left_out_text(kinds)] if kinds else ()),
+            ]
+        )
 
     def undecided(self, options: Iterable[str]) -> list[str]:
         """Return ``option: runner: reason`` for each option with a gate that could not be decided for a runner.
@@ -130,6 +138,7 @@ class ParityReport:
                 {
                     "runner": runner.runner,
                     "precision": runner.precision,
+                    "batches": list(runner.batches),
                     "provenance": dict(runner.provenance),
                     "verdict": runner.verdict,
                     "checks": [asdict(check) for check in runner.checks],

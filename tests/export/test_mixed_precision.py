@@ -18,6 +18,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.quantize import projections_of
+from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.cli.terminal import Answer, gmmvit_here, refused
@@ -156,6 +157,38 @@ def test_a_gate_that_the_images_cannot_show_is_refused(bundle: Bundle, calibrati
     _, hint = refused(gmmvit_here(*words, "--keep-decisions", "0.98"), "cannot be shown on 32 images: it needs 133")
     assert "--calibration-images 266" in hint
     refused(gmmvit_here(*words, "--accuracy", "0.99"), "these have no labels")
+
+
+def test_labels_that_cannot_judge_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    images = np.random.default_rng(3).integers(0, 256, (80, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=np.arange(80) % 10)
+    words = ("convert", bundle.path, "--precision", "int8", "--calibration", tmp_path / "x.npz", "--accuracy", "0.9")
+    _, hint = refused(gmmvit_here(*words), "these labels cannot judge accuracy: PyTorch is right on")
+    assert "--keep-decisions" in hint
+
+
+def test_a_gate_of_accuracy_also_holds_kept_decisions() -> None:
+    """Of 400 images, int8 takes 80 wrong answers for other wrong ones, so its accuracy is that of float32."""
+    labels = np.arange(400) % 4
+    before, after = labels.copy(), labels.copy()
+    before[:200] += 1
+    after[:200] += np.arange(200) % 5 // 3 + 1
+    reference, logits = np.eye(4)[before % 4], np.eye(4)[after % 4]
+    row = Gate(accuracy=0.95).row(logits, reference, labels, None)
+    assert (row["accuracy"], row["float32_accuracy"], row["kept"], row["holds"]) == (0.5, 0.5, 0.8, False)
+    assert Gate(accuracy=0.9).row(logits, reference, labels, None)["holds"]
+
+
+def test_copies_neither_judge_nor_show_a_gate(bundle: Bundle, tmp_path: Path) -> None:
+    """The image that sets a range would also judge it, and 512 copies of 40 images would show 0.98."""
+    distinct = np.random.default_rng(2).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", images=np.tile(distinct, (13, 1, 1, 1)), labels=np.tile(np.arange(40) % 10, 13))
+    images = open_images(bundle, str(tmp_path / "x.npz"), limit=520)
+    assert np.concatenate(list(images)).tobytes() == bundle.inputs_from_pixels(distinct).tobytes()
+    assert (images.record()["copies"], len(images.record()["image_sha256"])) == (480, 40)
+    assert images.labels(bundle.manifest.labels).tolist() == list(np.arange(40) % 10)
+    words = ("convert", bundle.path, "--precision", "int8", "--calibration", tmp_path / "x.npz")
+    refused(gmmvit_here(*words, "--keep-decisions", "0.98"), "cannot be shown on 20 images: it needs 133")
 
 
 @pytest.mark.parametrize(

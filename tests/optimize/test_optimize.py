@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
+from gmmvit_deploy.bundle.choices import Candidate, Choice, Gate, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.optimize import _race
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
+from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity.judgement import judgement_of
+from gmmvit_deploy.parity.report import RunnerReport
+from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
 from tests.parity.test_quantised import narrow, planted
@@ -174,9 +178,76 @@ def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> N
     assert not (bundle.path / "runners.json").exists()
 
 
+@pytest.mark.parametrize("goal", ["latency", "throughput"])
+def test_a_program_that_is_wrong_for_single_images_is_left_out(
+    goal: str, precise_bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong_alone(self: OnnxRuntimeRunner, batch: np.ndarray) -> np.ndarray:
+        logits = run(self, batch)
+        return np.roll(logits, 1, axis=1) if self.precision == "int8" and len(batch) == 1 else logits
+
+    run = OnnxRuntimeRunner._run
+    monkeypatch.setattr(OnnxRuntimeRunner, "_run", wrong_alone)
+    bundle = copied(precise_bundle, tmp_path)
+    words = ("--data", f"array:{labelled}", "--limit", "64", "--gate", "0.9", "--for", goal)
+    choice, answer = optimized(bundle, *words)
+    assert choice.images is not None
+    assert choice.images.batches == (1, 8)
+    assert "judged on 64 images of" in answer.out
+    assert "at batch 1 and 8" in answer.out
+    wrong = of(choice, "onnxruntime", "int8", "static")
+    assert not wrong.passed
+    assert "accuracy ratio 0." in wrong.reason
+
+
+def test_labels_that_cannot_judge_are_refused(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
+    """Labels at random, or exchanged: int8 is right as often as PyTorch, whatever its answers are."""
+    bundle = copied(precise_bundle, tmp_path)
+    with np.load(labelled) as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    first, second = np.bincount(labels).argsort()[-2:]
+    exchanged = np.select([labels == first, labels == second], [second, first], labels)
+    for wrong, message in (
+        (np.random.default_rng(0).permutation(labels), "these labels cannot judge accuracy: PyTorch is right on"),
+        (exchanged, "the labels are probably permuted"),
+    ):
+        np.savez(tmp_path / "x.npz", images=images, labels=wrong)
+        words = ("optimize", bundle.path, "--data", f"array:{tmp_path / 'x.npz'}", "--limit", "200")
+        refused(gmmvit_here(*words), message)
+        assert not (bundle.path / "runners.json").exists()
+    choice, _ = optimized(bundle, *words[2:], "--keep-decisions", "0.5")
+    assert choice.gate is not None
+    assert (choice.gate.kind, choice.candidates[0].precision) == ("kept decisions", "int8")
+
+
+def test_decisions_are_kept_beside_an_accuracy() -> None:
+    """A program that changes as many answers for the better as for the worse has PyTorch's accuracy."""
+    details = {"images": 500, "top1": {"pytorch": 0.6, "runner": 0.6, "interval": [-0.02, 0.02]}, "wrong_labels": ""}
+    kept = {"inputs": 500, "agreement": 0.9, "interval": [0.87, 0.92]}
+    checks = [
+        Check(name=name, verdict="passed", summary="", details=one)
+        for name, one in (("accuracy", details), ("decisions", kept))
+    ]
+    report = RunnerReport(
+        runner="openvino",
+        precision="int8",
+        batches=(1, 16),
+        provenance={},
+        checks=tuple(checks),
+        points=(np.zeros(0),) * 3,
+    )
+    assert judgement_of(report, Gate(kind="accuracy ratio", least=0.95)).why_not == ""
+    judgement = judgement_of(report, Gate(kind="accuracy ratio", least=0.99))
+    assert judgement.why_not == "kept decisions 0.9000, below the gate 0.97"
+    assert judgement.judged is not None
+    assert judgement.kept is not None
+    assert (judgement.judged.value, judgement.kept.value) == (1.0, 0.9)
+
+
 def test_mistakes_are_refused_before_any_work(bundle: Bundle) -> None:
     for words, message in (
         (("--data", "digits", "--gate", "1.5"), "--gate: expected a share below 1"),
+        (("--data", "digits", "--gate", "0.9", "--keep-decisions", "0.9"), "two gates"),
         (("--data", "digits", "--for", "joy"), "--for: expected latency or throughput"),
         (("--data", "digits", "--batch", "9999"), "the largest batch of"),
     ):

@@ -40,7 +40,8 @@ def test_right_runners_pass(name: str, tensor_bundles: dict[str, Bundle]) -> Non
     assert report.passed, report.failures()
     for runner in report.runners:
         assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
-        assert [group["inputs"] for group in runner.check("numeric").details["sets"]] == ["golden", "random"]
+        sets = [(group["inputs"], group["batch"]) for group in runner.check("numeric").details["sets"]]
+        assert sets == [("golden", 1), ("random", 1), ("golden", 8), ("random", 8)]
     blocks = report.runners[1].check("localize").details["blocks"]
     attentions = len(bundle.manifest.masks) or 2  # plain models have no masks to count by
     assert len(blocks) >= attentions + 1
@@ -297,6 +298,21 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     assert report.left_out() == left_out
     assert left_out in require_readable_page(page_of(report)).text
     jsonschema.validate(report.to_json(), SCHEMA)
+
+
+def test_copies_of_an_image_count_once(precise_bundle: Bundle) -> None:
+    """600 copies of an image show no more than the image itself."""
+    images = labelled_by(precise_bundle, 2)
+    pixels = np.stack([images.pixels(index, precise_bundle.manifest.image) for index in [0, *[1] * 600, 0]])
+    data = ArrayImages("x", pixels, answers_of(precise_bundle, pixels))
+    with open_runner("onnxruntime", precise_bundle, precision="int8") as runner:
+        report = check_parity(precise_bundle, [runner], ParityOptions(data=data, keep_decisions=0.99))
+    assert report.data is not None
+    assert (report.data["images"], report.data["of"], report.data["copies"]) == (2, 602, 600)
+    assert "600 images have the pixels of another, and count once" in report.left_out()
+    decisions, accuracy = (report.runners[0].check(name) for name in ("decisions", "accuracy"))
+    assert (decisions.verdict, decisions.details["inputs"]) == ("undecided", 2)
+    assert (accuracy.verdict, accuracy.details["images"]) == ("undecided", 2)
 
 
 def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:

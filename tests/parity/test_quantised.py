@@ -35,6 +35,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit, signal_to_noise_db
+from tests.parity.faults import Altered
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
@@ -94,6 +95,26 @@ def test_decisions_are_judged_on_real_images_only(precise_bundle: Bundle) -> Non
     strict = judged(precise_bundle, data=photographs(), keep_decisions=0.999).runners[0].check("decisions")
     assert strict.verdict in ("undecided", "failed")  # 48 images cannot show 99.9 %
     assert "of 48 images changed" in strict.reasons[0]
+
+
+@pytest.mark.parametrize("wrong", [1, 8])
+def test_single_images_and_batches_are_judged_and_the_worst_counts(precise_bundle: Bundle, wrong: int) -> None:
+    """A program for a single image, as our chains of int8 products, may be wrong where that of a batch is right."""
+
+    def turned(logits: np.ndarray) -> np.ndarray:
+        return np.roll(logits, 1, axis=1) if len(logits) == wrong else logits
+
+    variant = open_variant(precise_bundle, "int8", for_cpu=True)
+    with Altered(precise_bundle, turned, variant=variant) as runner:
+        options = ParityOptions(data=photographs(), keep_decisions=0.9)
+        report = check_parity(precise_bundle, [runner], options).runners[0]
+    assert report.batches == (1, 8)  # the bundle takes no batch of 16
+    for name in ("decisions", "stages"):
+        check = report.check(name)
+        assert (check.verdict, check.details["batch"]) == ("failed", wrong), check
+        assert [one["batch"] for one in check.details["batches"] if one["verdict"] == "failed"] == [wrong]
+        assert f"at batch {wrong}, the worst of 1 and 8" in check.summary
+    assert all(f", batch {wrong}: " in why for why in report.check("numeric").reasons)
 
 
 @pytest.mark.parametrize(

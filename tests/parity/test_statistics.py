@@ -9,9 +9,9 @@ import pytest
 import scipy.stats
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.intervals import score_interval, share_interval
+from gmmvit_deploy.intervals import mcnemar, score_interval, share_interval
 from gmmvit_deploy.parity._accuracy import Accuracy, Classes, classes_of, gate_of
-from gmmvit_deploy.parity._paired import Paired, images_needed, mcnemar
+from gmmvit_deploy.parity._paired import Paired, images_needed
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.tolerances import Noise, limit_from_noise, signal_to_noise_db
 
@@ -123,16 +123,17 @@ def test_images_needed_is_the_smallest_sufficient_number() -> None:
 
 
 def accuracy_of(numbers: Paired) -> Accuracy:
-    """Return the accuracy of two classes, with all images in the first class."""
-    collected = Accuracy(["right", "wrong"], Classes(to_logit=None, note=""))
-    right, wrong = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    """Return the accuracy of two classes, with half of the images in each."""
+    collected = Accuracy(["one", "other"], Classes(to_logit=None, note=""))
     for count, trained, answered in (
-        (numbers.both, right, right),
-        (numbers.lost, right, wrong),
-        (numbers.gained, wrong, right),
-        (numbers.neither, wrong, wrong),
+        (numbers.both, True, True),
+        (numbers.lost, True, False),
+        (numbers.gained, False, True),
+        (numbers.neither, False, False),
     ):
-        collected.add([0] * count, trained.repeat(count, 0), answered.repeat(count, 0))
+        labels = np.arange(count) % 2
+        logits = {right: np.eye(2)[labels if right else 1 - labels] for right in (True, False)}
+        collected.add(labels.tolist(), logits[trained], logits[answered])
     return collected
 
 
@@ -180,6 +181,7 @@ def test_top_5_and_classes() -> None:
 def test_the_gate_also_judges_top_5(lost: int, verdict: str) -> None:
     collected = Accuracy([str(index) for index in range(7)], Classes(to_logit=None, note=""))
     trained = np.arange(7.0)[None].repeat(1_000, 0)  # the last class first
+    trained[:100, 5] = 7  # taken for class 5, with class 2 in the fifth place
     answered = trained.copy()
     answered[:lost, 2] = -1  # class 2 falls from the fifth place to the last
     collected.add([2] * 100 + [6] * 900, trained, answered)

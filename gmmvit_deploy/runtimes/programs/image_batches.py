@@ -35,9 +35,11 @@ _SPLIT = "train"
 
 @dataclass(slots=True, kw_only=True)
 class ImageBatches:
-    """Images that can be iterated as batches of the bundle's input.  The last batch may be smaller.
+    """Images that can be iterated as batches of the bundle's input.
 
-    source: the name of the data, with its split.  count: the number of images.
+    Of images with the same input, only the first is in a batch: images that set ranges must not also judge them. So a
+    batch may be smaller.
+    source: the name of the data, with its split.  count: the number of images, with copies.
     sha256: the hash of all batches of the latest iteration, in order. The hash identifies the data of a calibration.
     """
 
@@ -49,7 +51,7 @@ class ImageBatches:
     _labels: Sequence[Label] = ()
     _classes: tuple[str, ...] = ()
     _digest: Any = field(default_factory=hashlib.sha256)
-    _hashes: list[str] = field(default_factory=list)
+    _hashes: dict[str, int] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
@@ -57,11 +59,17 @@ class ImageBatches:
 
     def record(self) -> dict[str, Any]:
         """Return what a record of a calibration keeps: the source, and the hashes of the latest iteration."""
-        return {"source": self.source, "sha256": self.sha256, "image_sha256": self._hashes}
+        return {
+            "source": self.source,
+            "sha256": self.sha256,
+            "image_sha256": list(self._hashes),
+            "copies": self.count - len(self._hashes),
+        }
 
     def labels(self, classes: Sequence[str]) -> NDArray[Any] | None:
         """Return the index of each image's class among the bundle's ``classes``, (N,); None if an image has none.
 
+        The images are those of the latest iteration; before the first, all with their copies.
         Data that names no classes has the bundle's classes.
         Errors: InputError when the data has a class that the bundle lacks.
         """
@@ -77,7 +85,7 @@ class ImageBatches:
                 f"{', '.join(unknown[:3])}"
             )
         order = np.array([names.index(name) for name in own])
-        labels = np.array(self._labels)
+        labels = np.array(self._labels)[list(self._hashes.values()) or slice(None)]
         if not 0 <= labels.min() <= labels.max() < len(order):
             raise InputError(f"{self.source}: expected labels from 0 to {len(order) - 1}, got {labels.max()}")
         indices: NDArray[Any] = order[labels]
@@ -86,15 +94,18 @@ class ImageBatches:
     def __iter__(self) -> Iterator[NDArray[Any]]:
         import numpy as np
 
-        self._digest, self._hashes = hashlib.sha256(), []
+        self._digest, self._hashes = hashlib.sha256(), {}
         for start in range(0, self.count, self._batch):
             part = self._images[start : start + self._batch]
             inputs = np.stack([decode() for decode in part]) if isinstance(part, list) else part
             if inputs.dtype == np.uint8:
                 inputs = self._bundle.inputs_from_pixels(inputs)
-            self._digest.update(np.ascontiguousarray(inputs).tobytes())
-            self._hashes += image_hashes(inputs)
-            yield inputs
+            for index, digest in enumerate(image_hashes(inputs), start):
+                self._hashes.setdefault(digest, index)
+            inputs = inputs[[index - start for index in self._hashes.values() if index >= start]]
+            if len(inputs):
+                self._digest.update(np.ascontiguousarray(inputs).tobytes())
+                yield inputs
 
 
 def image_hashes(inputs: NDArray[Any]) -> list[str]:

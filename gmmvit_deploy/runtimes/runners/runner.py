@@ -179,18 +179,21 @@ class Runner:
 
         return np.concatenate([self.run(fits)[:count] for fits, count in self._fitting(inputs)])
 
-    def rows_all(self, inputs: NDArray[Any]) -> dict[OutputName, NDArray[Any]]:
-        """Compute all outputs of any number of inputs: name of the output → (N, …).  Batches are those of `rows`."""
+    def rows_all(self, inputs: NDArray[Any], *, batch: int | None = None) -> dict[OutputName, NDArray[Any]]:
+        """Compute all outputs of any number of inputs: name of the output → (N, …).
+
+        batch: the number of inputs in a batch; None takes ``max_batch``.  Batches are filled as by `rows`.
+        """
         import numpy as np
 
-        parts = [(self.run_all(fits), count) for fits, count in self._fitting(inputs)]
+        parts = [(self.run_all(fits), count) for fits, count in self._fitting(inputs, batch)]
         return {name: np.concatenate([answers[name][:count] for answers, count in parts]) for name in self.outputs}
 
-    def _fitting(self, inputs: NDArray[Any]) -> Iterator[tuple[NDArray[Any], int]]:
+    def _fitting(self, inputs: NDArray[Any], batch: int | None = None) -> Iterator[tuple[NDArray[Any], int]]:
         """Yield (batch of an accepted size, number of rows that are inputs)."""
         import numpy as np
 
-        size = self.max_batch
+        size = batch or self.max_batch
         for start in range(0, len(inputs), size):
             part = inputs[start : start + size]
             fits = part if self.takes(len(part)) else np.resize(part, (self._next_size(len(part)), *part.shape[1:]))
