@@ -30,6 +30,7 @@ _VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit_tiny_patch16_224", {**_VIT, "embed_dim": 48, "num_heads": 3}),
     "registers": ("vit_medium_patch16_reg4_gap_256", {**_VIT, "init_values": 0.1, "qk_norm": True}),
+    "rmsnorm": ("vit_tiny_patch16_224", {**_VIT, "norm_layer": "rmsnorm"}),
     "map_pooling": ("vit_base_patch16_siglip_224", dict(_VIT)),
     "deit_distilled": ("deit_tiny_distilled_patch16_224", dict(_VIT)),
     "deit3": ("deit3_small_patch16_224", dict(_VIT)),

@@ -120,7 +120,9 @@ class Manifest:
     A role says what the node is for (`graphs/roles.py`).
     export_parity: runner → largest difference from PyTorch's logits at export. Two entries are no runners: the limit of
     these differences, and the spread, the largest difference of PyTorch's logits of a class between two golden inputs.
-    export_skipped: runner → reason why export could not compare the runner.
+    export_skipped: runner → reason why export left the runner out.
+    wrong_runners: those of them that the machine of the export has, but that cannot run the graph, or give other
+    outputs than PyTorch. Such a runner is taken only if somebody names it, and holds itself to the golden outputs.
     float32_noise: the largest difference between PyTorch's float32 and float64 logits on the golden inputs, the inputs
     in ``golden.npz``. For a bundle without logits, the noise of the features.
     thresholds: the threshold of each class of a multi-label network, between 0 and 1; empty for single-label.
@@ -155,6 +157,7 @@ class Manifest:
     taken_from: dict[str, str] = field(default_factory=dict)
     features_noise: float = 0.0
     thresholds: tuple[float, ...] = ()
+    wrong_runners: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.image.tensor_shape != input_shape(self.spec):
@@ -198,6 +201,8 @@ class Manifest:
         data["image"] = self.image.to_json()
         for name in ("masks", "biases", "outputs"):
             data[name] = [asdict(record) for record in data[name]]
+        if not self.wrong_runners:  # earlier versions refuse a manifest with this field
+            data.pop("wrong_runners")
         return {"format": BUNDLE_FORMAT, **data}
 
     @classmethod
@@ -214,7 +219,8 @@ class Manifest:
             fields[name] = tuple(_constant_record(record) for record in fields[name])
         for name in ("labels", "folding", "role_disagreements"):
             fields[name] = tuple(fields[name])
-        fields["thresholds"] = tuple(fields.get("thresholds", ()))
+        for name in ("thresholds", "wrong_runners"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
 
@@ -271,9 +277,12 @@ class Bundle:
             outputs["features"] = np.concatenate([golden.features, golden.image_features][: len(inputs)])
         return np.concatenate(inputs), outputs
 
-    def stored_noise(self, stored: NDArray[Any]) -> Noise:
-        """Return the float32 noise that export recorded.  stored: (B, C), golden logits of the bundle."""
-        largest = self.manifest.float32_noise
+    def stored_noise(self, stored: NDArray[Any], *, features: bool = False) -> Noise:
+        """Return the float32 noise that export recorded.
+
+        stored: (B, C), golden logits of the bundle, or its golden features beside logits.
+        """
+        largest = self.manifest.features_noise if features else self.manifest.float32_noise
         return Noise(largest=largest, rms=largest, scale=float(abs(stored).max()))
 
     def golden_set(self) -> GoldenSet:

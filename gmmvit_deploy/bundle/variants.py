@@ -47,6 +47,7 @@ __all__ = [
     "open_variant",
     "record_file",
     "record_of",
+    "recorded_distances",
     "recorded_errors",
 ]
 
@@ -78,7 +79,8 @@ class VariantRecord:
     versions: name → version of this package, Python and other packages at conversion.
     role_disagreements: a description of each node whose declared role differs from the inferred role.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
-    golden logits, and the limit; or the reason why the runner was skipped.
+    golden logits, and the limit; or the reason why the runner was left out, and ``wrong`` if it cannot run the graph
+    or exceeds the limit.
     speed: how many times as fast as float32 the CPU of the conversion ran the graph (`runners.speed.measured_speed`);
     empty if this was not measured.
     cpu: the record of the graph for CPUs; None if there is no such graph, as in a bundle of an earlier version.
@@ -191,6 +193,17 @@ def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> M
         return None
     record = open_variant(bundle, precision, for_cpu=for_cpu).record
     return record.golden if record is not None else None
+
+
+def recorded_distances(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> Mapping[str, float]:
+    """Return ``golden`` of the record of a precision, without a look at the graph; empty without a record.
+
+    for_cpu: True for the graph that CPUs run.  Errors: BundleError when the record cannot be read.
+    """
+    record = record_of(bundle, precision)
+    if record is None:
+        return {}
+    return (record.cpu if for_cpu and record.cpu is not None else record).golden
 
 
 def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:

@@ -23,7 +23,7 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError, OutputError
 from gmmvit_deploy.export._memory import require_memory
-from gmmvit_deploy.export._numeric_proof import proven_programs, require_batches
+from gmmvit_deploy.export._numeric_proof import Proven, proven_programs, require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.export.options import ExportOptions
@@ -43,6 +43,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
 from gmmvit_deploy.runtimes.programs.memory import release_memory
+from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
 
@@ -82,8 +83,8 @@ def bundle_from_checkpoint(
         fit the model; a label is not valid; or the images of ``calibration`` do not fit the model.
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
-        ExportError: the exporter fails, a check of the graph fails, the difference of a runtime's logits from PyTorch's
-        logits exceeds the limit, or no runtime on this machine can run the graph.
+        ExportError: the exporter fails, a check of the graph fails, or no runtime on this machine gives PyTorch's
+        logits.
         OutputError: ``out`` exists and ``force`` is not set, ``out`` holds the checkpoint or is no earlier output, or
         writing fails.
     """
@@ -160,8 +161,11 @@ def bundle_from_checkpoint(
         del proto
         release_memory()
         begin(4)
-        parity, skipped = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
-        bundle = Bundle(path=folder, manifest=replace(unproven, export_parity=parity, export_skipped=skipped))
+        parity, proven = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
+        manifest = replace(
+            unproven, export_parity=parity, export_skipped=proven.skipped | proven.wrong, wrong_runners=(*proven.wrong,)
+        )
+        bundle = Bundle(path=folder, manifest=manifest)
         text = json.dumps(bundle.manifest.to_json(), indent=1, ensure_ascii=False)
         (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
         variants_from_bundle(bundle, precisions, calibration, calibration_images, on_progress=on_progress)
@@ -265,31 +269,29 @@ def _free_parameters(model: Model) -> None:
         parameter.data = parameter.data.new_empty(0)
 
 
-def _proven(
-    bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]
-) -> tuple[dict[str, float], dict[str, str]]:
+def _proven(bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]) -> tuple[dict[str, float], Proven]:
     """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the outputs with the golden outputs.
 
     The graph and the golden outputs, which are PyTorch's, are read from the files, as by every later step. Each runtime
     runs the graph twice: with the runtime's built-in operators, as the C++ backends of a Triton server do, and with
     this project's CPU kernels, as this project's Triton models do on CPUs. Each combination of runtime and operators is
-    called a runner.
+    called a runner. The graph is right if a runner gives the golden outputs without our kernels, which replace parts of
+    the graph; a runner with a fault of its own is left out.
     noises: the float32 noise of each output.
-    Returns two dicts. The first maps ``<runner>_largest_abs`` to the largest difference of each runner, and ``limit``
-    to the limit, and ``spread`` to the largest difference of an output between two golden inputs; for the features
-    beside logits, ``<runner>_features_largest_abs``, ``features_limit`` and ``features_spread``. The second maps each
-    skipped runner to the reason.
-    Errors: ExportError as in `proven_programs`, and when every runner was skipped.
+    Returns (numbers, the runners). The numbers map ``<runner>_largest_abs`` to the largest difference of each runner,
+    ``limit`` to the limit, and ``spread`` to the largest difference of an output between two golden inputs; for the
+    features beside logits, ``<runner>_features_largest_abs``, ``features_limit`` and ``features_spread``.
+    Errors: ExportError when no runner without our kernels gives the golden outputs.
     """
     inputs, expected = bundle.golden_rows()
     limits = {name: limit_from_stored(noise).largest for name, noise in zip(expected, noises, strict=True)}
     variant, what = open_variant(bundle, "fp32"), str(loaded.file.path)
     release_memory()  # that of the graph, which was read to check it
-    differences, skipped = proven_programs(proof_programs(bundle, variant), inputs, expected, limits, what=what)
-    if not differences:
-        raise ExportError(
-            f"{what}: no runtime on this machine can run the exported graph: {'; '.join(skipped.values())}"
-        )
+    proven = proven_programs(proof_programs(bundle, variant), inputs, expected, limits)
+    differences = proven.differences
+    if all(name.endswith(KERNELS_SUFFIX) for name in differences):
+        reasons = [f"runner {name}: {why}" for name, why in proven.wrong.items()] or list(proven.skipped.values())
+        raise ExportError(f"{what}: no runtime on this machine gives PyTorch's outputs: {'; '.join(reasons)}")
     first = next(iter(expected))
     if loaded.model.foreign:
         # Runtimes divide a large batch into chunks, so that more rows than these would run no other batch.
@@ -302,4 +304,4 @@ def _proven(
         parity |= {f"{name}_{prefix}largest_abs": largest[output] for name, largest in differences.items()}
         parity[f"{prefix}limit"] = limits[output]
         parity[f"{prefix}spread"] = float(np.ptp(expected[output], axis=0).max())
-    return parity, skipped
+    return parity, proven

@@ -44,6 +44,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.programs.openvino import graph_precision
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.runtimes.runners.speed import measured_speed
 from gmmvit_deploy.tolerances import limit_from_stored
@@ -87,8 +88,7 @@ def variant_from_bundle(
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
         ExportError: an operator has no known role; a check of the graph fails; a logit of the graph is not finite; or
-        the difference of a runtime's logits from the golden logits (PyTorch's logits, recorded at export) exceeds the
-        limit.
+        no runtime gives the golden logits (PyTorch's logits, recorded at export) within the limit.
         OutputError: a graph exists and ``force`` is not set, or writing fails.
     All files are on the disk before the first of them replaces an earlier file. If the process is killed between these
     replacements, the record and a graph do not match, which `open_variant` reports.
@@ -273,7 +273,7 @@ def _recorded(
     if precision in FOR_CPUS and not for_cpu:
         return record
     on_progress(Progress(f"time {precision} and fp32 in turn"))
-    return replace(record, speed=measured_speed(bundle, variant))
+    return replace(record, speed=measured_speed(bundle, replace(variant, record=record)))
 
 
 def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
@@ -283,25 +283,28 @@ def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict
     bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
     recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
-    Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was skipped.
-    Errors: ExportError when a runtime that supports the precision cannot load the graph, or when the difference of a
-    runtime's logits from the golden logits exceeds the precision's limit (`tolerances`). In int8, on a CPU where the
-    products of OpenVINO saturate, OpenVINO is skipped in place of this error: the graph is right, and runs elsewhere.
+    Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was left out.
+    Errors: ExportError when runners of this machine cannot run the graph or exceed the precision's limit
+    (`tolerances`), and no other runner gives the golden logits. Such runners alone do not show that the graph is wrong
+    in bf16, where OpenVINO runs another graph, and in int8 on a CPU where OpenVINO's products saturate.
     """
     inputs, outputs = bundle.golden_rows()
     first, expected = next(iter(outputs.items()))
     limit = limit_from_stored(bundle.stored_noise(expected), variant.precision, recorded=recorded).largest
-    differences, skipped = proven_programs(
-        proof_programs(bundle, variant),
-        inputs,
-        {first: expected},
-        {first: limit},
-        what=variant.path.name,
-        openvino_is_wrong=int8_saturates() if variant.precision == "int8" and not variant.dynamic else "",
-    )
+    proven = proven_programs(proof_programs(bundle, variant), inputs, {first: expected}, {first: limit})
+    saturates = int8_saturates() if variant.precision == "int8" and not variant.dynamic else ""
+    of_the_file = graph_precision(variant.precision) == variant.precision and not saturates
+    if proven.wrong and not proven.differences and of_the_file:
+        reasons = "; ".join(f"runner {name}:{variant.precision}: {why}" for name, why in proven.wrong.items())
+        raise ExportError(f"{variant.path.name}: no runtime on this machine gives the graph's logits: {reasons}")
+
+    def entry(why: str, **more: Any) -> dict[str, Any]:
+        return {"skipped": why.replace(f"{variant.path.parent}/", ""), **more}
+
     return {
-        **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in differences.items()},
-        **{name: {"skipped": why.replace(f"{variant.path.parent}/", "")} for name, why in skipped.items()},
+        **{name: {"largest_abs": largest[first], "limit": limit} for name, largest in proven.differences.items()},
+        **{name: entry(why) for name, why in proven.skipped.items()},
+        **{name: entry(f"{why}; {saturates}".removesuffix("; "), wrong=True) for name, why in proven.wrong.items()},
     }
 
 

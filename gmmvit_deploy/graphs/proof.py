@@ -43,9 +43,10 @@ def constant_nodes(graph: GraphProto) -> list[str]:
 def unfolded_operators(graph: GraphProto) -> list[str]:
     """Return the operators of `FORBIDDEN` that the graph contains, sorted.
 
-    Nodes with the role ``norm`` do not count: a norm over the heads divides by a square root that depends on the image.
+    Norms and activations do not count: a norm divides by a square root that depends on the image.
     """
-    return sorted(FORBIDDEN & {node.op_type for node in graph.node if declared_role(node) != "norm"})
+    elsewhere = ("norm", "activation", "gelu")
+    return sorted(FORBIDDEN & {node.op_type for node in graph.node if declared_role(node) not in elsewhere})
 
 
 def prove_folded(
@@ -58,7 +59,8 @@ def prove_folded(
     Returns (the record of each mask, the record of each bias).
     Errors: ExportError when
 
-    - the graph contains an operator of `FORBIDDEN` outside a norm, or a node whose inputs are all constants;
+    - the graph contains an operator of `FORBIDDEN` outside norms and activations, or a node whose inputs are all
+      constants;
     - a mask or bias is absent, or the graph has more copies of the mask or bias than layers with this mask or bias;
     - the number of Mul nodes that read a mask, or of Add nodes that read a bias, differs from the number of layers with
       this mask or bias, or another node reads the mask or bias.

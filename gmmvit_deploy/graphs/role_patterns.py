@@ -69,20 +69,24 @@ def is_activation(node: NodeProto, wiring: Wiring, activated: set[str]) -> bool:
 
 
 def root_mean_square_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the nodes of each x / √(mean(x²) + ε): Pow or Mul, ReduceMean, Add, Sqrt and Div."""
+    """Return the names of the nodes of each x / √(mean(x²) + ε): Pow or Mul, ReduceMean, Add, Sqrt, and Div.
+
+    In place of Div, a Reciprocal and a Mul may follow the Sqrt.
+    """
     names: set[str] = set()
-    for division in graph.node:
-        root = wiring.made_by(division.input[1], "Sqrt") if division.op_type == "Div" else None
-        total = wiring.made_by(root.input[0], "Add") if root is not None else None
+    for root in graph.node:
+        total = wiring.made_by(root.input[0], "Add") if root.op_type == "Sqrt" else None
         index = wiring.constant_input(total) if total is not None else None
-        if root is None or total is None or index is None:
+        if total is None or index is None:
             continue
         mean = wiring.made_by(total.input[1 - index], "ReduceMean")
         square = wiring.maker.get(mean.input[0]) if mean is not None else None
         if mean is None or square is None or square.op_type not in ("Mul", "Pow"):
             continue
-        if {division.input[0]} == set(wiring.computed_inputs(square)):
-            names |= {square.name, mean.name, total.name, root.name, division.name}
+        inverse = wiring.only_reader(root.output[0], "Reciprocal")
+        last = wiring.only_reader((inverse or root).output[0], "Div" if inverse is None else "Mul")
+        if last is not None and set(wiring.computed_inputs(square)) < set(last.input):
+            names |= {node.name for node in (square, mean, total, root, inverse, last) if node is not None}
     return names
 
 

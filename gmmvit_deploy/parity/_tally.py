@@ -208,6 +208,7 @@ class Tally:
         if self._plain is None:
             name = runner.name.removesuffix(KERNELS_SUFFIX)
             self._plain = open_runner(name, self._bundle, precision=runner.precision)
+            self._plain.judged = True
         return self._plain.rows(inputs)
 
     def _sets(self, *, features: bool) -> list[SetNumbers]:

@@ -141,6 +141,8 @@ def check_parity(
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
     options = options or ParityOptions()
+    for runner in runners:
+        runner.judged = True
     why = why_no_model(bundle)
     reference = None if why else Reference(bundle)
     graphs: dict[tuple[Path, Precision, bool], QuantisedGraph] = {}

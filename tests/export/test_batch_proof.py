@@ -43,8 +43,14 @@ def test_a_batch_that_is_not_dynamic(batches: tuple[object, object], message: st
     ("wrong", "message"),
     [
         (lambda batch: batch[:2, :2] * 2, r"batch of 3 images: expected logits of shape \(3, 2\), got \(2, 2\)"),
-        (lambda batch: batch[:, :2] * (2 if len(batch) < 9 else 3), "batch of 9 images: expected logits within 1e-06"),
-        (lambda batch: batch[:, :2] * (2 if len(batch) > 1 else np.nan), "batch of 1 images: .* difference of nan"),
+        (
+            lambda batch: batch[:, :2] * (2 if len(batch) < 9 else 3),
+            "batch of 9 images: the logits differ .* at most 1e-06",
+        ),
+        (
+            lambda batch: batch[:, :2] * (2 if len(batch) > 1 else np.nan),
+            "batch of 1 images: the logits differ .* by nan",
+        ),
         (lambda batch: batch[:, :2] * 2 if len(batch) < 3 else 1 / 0, "cannot run a batch of 3 images: division by"),
     ],
     ids=["shape", "largest", "nan", "raises"],

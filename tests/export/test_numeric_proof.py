@@ -16,7 +16,6 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import (
     BundleError,
     ExportError,
-    InputError,
     MissingDependencyError,
     RunnerUnavailableError,
 )
@@ -28,7 +27,8 @@ from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
-from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
+from gmmvit_deploy.runtimes.runners.chosen import choose_runner
+from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
 from tests.conftest import golden
 from tests.parity.faults import with_graph
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
@@ -85,7 +85,7 @@ def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch:
         return records
 
     monkeypatch.setattr(module, "prove_folded", damaged_later)
-    with pytest.raises(ExportError, match="ONNX Runtime's logits differ from PyTorch's by"):
+    with pytest.raises(ExportError, match="runner onnxruntime: the logits differ from PyTorch's by"):
         export(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
@@ -104,7 +104,7 @@ def test_a_fault_that_our_kernels_would_hide_ends_the_export(
     with open_runner("openvino+kernels", damaged) as ours:
         np.testing.assert_allclose(ours.run(inputs), logits, atol=1e-5)
     exporting(batch_of_one, monkeypatch)
-    with pytest.raises(ExportError, match=r"vit_gmm\.pth: runner onnxruntime cannot run the graph"):
+    with pytest.raises(ExportError, match=r"vit_gmm\.pth: no runtime .*: runner onnxruntime: it cannot run the graph"):
         export(tmp_path / "bundle")
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
@@ -166,33 +166,28 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     # The emulation would detect the fault as well; it is patched, so that only the proof of the file can.
     monkeypatch.setattr(variants, "emulated_outputs", lambda *given, **options: (bundle.golden()[1],))
     monkeypatch.setattr(variants, "prepared_graph", broken)
-    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: runner onnxruntime:fp16 cannot run the graph"):
+    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: .*: runner onnxruntime:fp16: it cannot run the"):
         variant_from_bundle(copied, "fp16")
     assert {path.name for path in copied.path.iterdir()} == before
 
 
 @pytest.mark.parametrize(
-    ("error", "ends"),
+    ("error", "part"),
     [
-        (RunnerUnavailableError("no kernels"), None),
-        (MissingDependencyError("openvino", extra="openvino"), None),
-        (BundleError("it does not load"), ExportError),
-        (InputError("a batch of another shape"), InputError),
+        (RunnerUnavailableError("no kernels"), "skipped"),
+        (MissingDependencyError("openvino", extra="openvino"), "skipped"),
+        (BundleError("it does not load"), "wrong"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_program_is_skipped_only_where_it_cannot_be_had(
-    error: Exception, ends: type[Exception] | None, bundle: Bundle
-) -> None:
+def test_a_program_that_cannot_be_had_is_not_a_wrong_one(error: Exception, part: str, bundle: Bundle) -> None:
     def fails() -> Any:
         raise error
 
     inputs, expected = bundle.golden_rows()
-    if ends is None:
-        assert proven_programs({"other": fails}, inputs, expected, LIMITS, what="x") == ({}, {"other": str(error)})
-        return
-    with pytest.raises(ends, match=str(error)):
-        proven_programs({"other": fails}, inputs, expected, LIMITS, what="x")
+    proven = proven_programs({"other": fails}, inputs, expected, LIMITS)
+    assert {name for name in proven._fields if getattr(proven, name)} == {part}
+    assert str(error) in getattr(proven, part)["other"]
 
 
 @pytest.mark.rest
@@ -214,7 +209,7 @@ def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: p
         raise MissingDependencyError("onnxruntime", extra="cpu")
 
     monkeypatch.setattr(module, "proof_programs", lambda *given: dict.fromkeys(PROVEN, missing))
-    with pytest.raises(ExportError, match="no runtime on this machine can run the exported graph: onnxruntime is not"):
+    with pytest.raises(ExportError, match="no runtime on this machine gives PyTorch's outputs: onnxruntime is not"):
         export(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
@@ -236,9 +231,32 @@ def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bu
 
 
 @pytest.mark.rest
-def test_a_fault_that_openvino_alone_shows_ends_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raises", [True, False], ids=["cannot run", "wrong logits"])
+def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle is written, nothing takes OpenVINO by itself, and OpenVINO gives no answer to whom names it."""
     run = OpenVinoRunner._run
-    monkeypatch.setattr(OpenVinoRunner, "_run", lambda self, batch: run(self, batch) + 1)
-    with pytest.raises(ExportError, match="OpenVINO's logits differ from PyTorch's by"):
-        export(tmp_path / "bundle")
-    assert list(tmp_path.iterdir()) == []
+
+    def faulty(self: OpenVinoRunner, batch: Any) -> Any:
+        if raises and len(batch) > 1:
+            raise RuntimeError("Check 'false' failed at src/plugin.cpp")
+        return run(self, batch) + 1
+
+    monkeypatch.setattr(OpenVinoRunner, "_run", faulty)
+    export(tmp_path / "bundle")
+    made = open_bundle(tmp_path / "bundle")
+    left_out = {"openvino"} | {name for name in made.manifest.export_skipped if name == "openvino+kernels"}
+    assert set(made.manifest.wrong_runners) >= {"openvino"}
+    assert "onnxruntime_largest_abs" in made.manifest.export_parity
+    assert not any(name.startswith("openvino") for name in made.manifest.export_parity)
+    reason = "it cannot run the graph in a batch of 8: Check 'false'" if raises else "the logits differ from PyTorch's"
+    assert reason in made.manifest.export_skipped["openvino"]
+    names, why = default_runners(made)
+    assert (names, fastest_runner(made)[0], choose_runner(made).runner) == (["onnxruntime"], *["onnxruntime"] * 2)
+    assert reason in " ".join(why)
+    for name in left_out & set(made.manifest.wrong_runners):
+        with open_runner(name, made) as runner, pytest.raises((RunnerUnavailableError, RuntimeError)):
+            runner.run(made.golden()[0])
+    if not raises:
+        variant_from_bundle(made, "bf16")  # a fault of OpenVINO, which runs model.onnx, is not one of model.bf16.onnx
+        programs = open_variant(made, "bf16").record.programs  # type: ignore[union-attr]
+        assert all("largest_abs" not in proof for proof in programs.values())

@@ -19,7 +19,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.timm_graphs import timm_model
 
-INSIDE = ("registers", "swin_padded", "beit", "eva02", "cait", "mobilevit")
+INSIDE = ("registers", "rmsnorm", "swin_padded", "beit", "eva02", "cait", "mobilevit")
 """Test models whose operators the policy knows."""
 pytestmark = pytest.mark.export
 
@@ -62,7 +62,9 @@ def test_half_precision_stays_within_the_limits(name: str, precision: Precision)
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize(("name", "precision"), [("clip", "int8"), ("swin_padded", "int8"), ("cait", "fp8")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("clip", "int8"), ("rmsnorm", "int8"), ("swin_padded", "int8"), ("cait", "fp8")]
+)
 def test_projections_are_quantised(name: str, precision: Precision) -> None:
     images, exact, _ = reference(name)
     proto = graph_in(name, precision)

@@ -8,13 +8,13 @@ names after a colon, as in ``openvino+kernels:bf16``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import Variant, open_variant
+from gmmvit_deploy.bundle.variants import Variant, open_variant, record_of
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.precision import Precision, precision_behind
 from gmmvit_deploy.runtimes.engines.card import open_engine
@@ -49,28 +49,49 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     computes in it here.
     """
     graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
-    names = ["onnxruntime"] if precision in ONNXRUNTIME_PRECISIONS and not graph.only_openvino else []
-    name, why = _in_openvino(graph, precision)
+    wrong = _wrong_runners(bundle, graph, precision)
+    why_not = [f"onnxruntime: {wrong['onnxruntime']}"] if "onnxruntime" in wrong else []
+    runs = precision in ONNXRUNTIME_PRECISIONS and not graph.only_openvino and not why_not
+    names = ["onnxruntime"] if runs else []
+    name, why = _in_openvino(graph, precision, wrong)
+    why_not += [why] if why else []
     if not names and not name:
-        raise RunnerUnavailableError(f"no runner of this machine computes in {precision}: {why}")
-    return [*names, *([name] if name else [])], [why] if why else []
+        raise RunnerUnavailableError(f"no runner of this machine computes in {precision}: {'; '.join(why_not)}")
+    return [*names, *([name] if name else [])], why_not
 
 
 def fastest_runner(bundle: Bundle, precision: Precision = "fp32") -> tuple[str, str]:
     """Return (the runner that is usually the fastest on a CPU, the reason why a faster one cannot run here, or "")."""
     graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
-    name, why = _in_openvino(graph, precision)
+    name, why = _in_openvino(graph, precision, _wrong_runners(bundle, graph, precision))
     return name or "onnxruntime", why
 
 
-def _in_openvino(graph: Variant, precision: Precision) -> tuple[str, str]:
-    """Return (the runner of OpenVINO, or "" if it cannot run the graph, why the runner or its kernels cannot run)."""
+def _wrong_runners(bundle: Bundle, graph: Variant, precision: Precision) -> dict[str, str]:
+    """Return the runners that export or conversion left out because they are wrong, with the reasons."""
+    record = graph.record or record_of(bundle, precision)
+    programs = record.programs if record is not None else {}
+    manifest = bundle.manifest
+    of_export = manifest.wrong_runners if graph.precision == "fp32" else ()
+    return {name: manifest.export_skipped[name] for name in of_export} | {
+        name: str(entry["skipped"]) for name, entry in programs.items() if entry.get("wrong")
+    }
+
+
+def _in_openvino(graph: Variant, precision: Precision, wrong: Mapping[str, str]) -> tuple[str, str]:
+    """Return (the runner of OpenVINO, or "" if none can run the graph, why the runner or its kernels cannot run).
+
+    wrong: the result of `_wrong_runners`.
+    """
     if why := why_no_openvino(precision, dynamic=graph.dynamic):
         return "", why
     path = graph.path
     ours, why = kernels_for_graph(path, precision)
-    if ours is not None:
+    why = wrong.get("openvino+kernels", why)
+    if ours is not None and not why:
         return "openvino+kernels", ""
+    if "openvino" in wrong:
+        return "", f"openvino: {wrong['openvino']}"
     try:
         read_graph(path)
     except RuntimeError as exc:
@@ -81,6 +102,7 @@ def _in_openvino(graph: Variant, precision: Precision) -> tuple[str, str]:
 def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], Runner]]:
     """Return name of the CPU runner → function that opens the runner in the precision of ``variant``.
 
+    The runners do not compare themselves with the golden outputs, as the caller does.
     The functions raise RunnerUnavailableError for a runner that is not available in this precision.
     variant: a graph and its precision; the graph's file may lie outside the bundle. For bf16, OpenVINO runs the
     bundle's float32 graph.
@@ -92,11 +114,17 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
         graph = variant if precision == variant.precision else open_variant(bundle, precision)
         return OpenVinoRunner(bundle, graph, precision=variant.precision, kernels=kernels, read=read)
 
-    return {
+    def judged(opened: Callable[[], Runner]) -> Runner:
+        runner = opened()
+        runner.judged = True
+        return runner
+
+    programs = {
         "onnxruntime": lambda: OnnxRuntimeRunner(bundle, variant=variant),
         "openvino": partial(openvino, kernels=False),
         "openvino+kernels": partial(openvino, kernels=True),
     }
+    return {name: partial(judged, opened) for name, opened in programs.items()}
 
 
 def open_runner(

@@ -13,6 +13,8 @@ name:
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -100,6 +102,8 @@ class Runner:
     server: the models on the runner's server; None for a runner in this process.
     runtime: name of the runtime, for messages; empty if the runner's name is enough.
     own_kernels: True if the graph that runs contains this project's CPU kernels.
+    judged: True if somebody else judges the outputs, such as parity or the server of the runner. Any other runner
+    compares itself with the bundle's reference outputs before its first answer (`runners.proof`).
     """
 
     name: str
@@ -111,6 +115,7 @@ class Runner:
     server: Served | None = None
     runtime: str = ""
     own_kernels: bool = False
+    judged: bool = False
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
@@ -118,13 +123,17 @@ class Runner:
         self.input_dtype = bundle.input_dtype
         self.max_batch = bundle.manifest.max_batch
         self.outputs = bundle.manifest.output_names
+        self._process = os.getpid()
+        self._proven: set[bool] = set()  # False: for an image alone; True: for a batch
+        self._proving = threading.Lock()
 
     def run(self, batch: NDArray[Any]) -> NDArray[Any]:
         """Compute the float32 logits (B, C) of a batch.
 
-        Errors: InputError when the bundle does not allow the shape, type or size of the batch.
+        Errors: InputError when the bundle does not allow the shape, type or size of the batch, or in a forked process.
+        RunnerUnavailableError when the runner does not give the bundle's reference outputs.
         """
-        self._check(batch)
+        self._require(batch)
         return self._run(batch)
 
     def run_all(self, batch: NDArray[Any]) -> Mapping[OutputName, NDArray[Any]]:
@@ -132,10 +141,12 @@ class Runner:
 
         Errors: as `run`.
         """
-        self._check(batch)
-        if len(self.outputs) == 1:
-            return {self.outputs[0]: self._run(batch)}
-        return dict(zip(self.outputs, self._run_all(batch), strict=True))
+        self._require(batch)
+        return dict(zip(self.outputs, self.computed(batch), strict=True))
+
+    def computed(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        """Compute all outputs without any check, in the order of ``outputs``."""
+        return [self._run(batch)] if len(self.outputs) == 1 else self._run_all(batch)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -196,11 +207,12 @@ class Runner:
         size = batch or self.max_batch
         for start in range(0, len(inputs), size):
             part = inputs[start : start + size]
-            fits = part if self.takes(len(part)) else np.resize(part, (self._next_size(len(part)), *part.shape[1:]))
+            fits = np.resize(part, (self.fitting(len(part)), *part.shape[1:]))
             yield fits, len(part)
 
-    def _next_size(self, batch: int) -> int:
-        return min(least for least, _ in self.ranges if least >= batch)
+    def fitting(self, batch: int) -> int:
+        """Return the smallest size of a batch that the runner accepts, from ``batch`` on."""
+        return batch if self.takes(batch) else min(least for least, _ in self.ranges if least >= batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError
@@ -222,6 +234,24 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _require(self, batch: NDArray[Any]) -> None:
+        self._check(batch)
+        if os.getpid() != self._process:
+            raise InputError(
+                f"runner {self.label} was opened in process {self._process}, of which process {os.getpid()} is a fork; "
+                "the runtime's threads are not in a forked process, so that it would wait for them forever",
+                hint="start processes with multiprocessing.get_context('spawn'), and open a runner in each",
+            )
+        if self.judged:
+            return
+        from gmmvit_deploy.runtimes.runners.proof import require_right_outputs
+
+        several = len(batch) > 1
+        with self._proving:  # threads that call at the same time wait for the proof
+            if several not in self._proven:
+                require_right_outputs(self, several=several)
+                self._proven.add(several)
 
     def _check(self, batch: NDArray[Any]) -> None:
         if str(batch.dtype) != self.input_dtype or tuple(batch.shape[1:]) != self.input_shape:

@@ -35,12 +35,17 @@ _RUNTIMES = (("openvino+kernels", "openvino"), ("onnxruntime",))
 def measured_speed(bundle: Bundle, variant: Variant) -> dict[str, Any]:
     """Return how many times as fast as float32 this machine's CPU runs a graph, for `VariantRecord.speed`.
 
-    variant: a graph of the bundle for CPUs, not in fp32.
+    variant: a graph of the bundle for CPUs, not in fp32, with its record. Wrong runners are not timed.
     Returns ``cpu``, the processor; ``cores``, their number; and ``times_as_fast``: runner → batch → the ratio and both
     ends of its interval (`programs.turns`), without the runtimes that do not compute in this precision here.
     Errors: BundleError when a runtime cannot load a graph.
     """
     plain, narrow = proof_programs(bundle, open_variant(bundle, "fp32")), proof_programs(bundle, variant)
+    proofs = variant.record.programs if variant.record is not None else {}
+    for name in bundle.manifest.wrong_runners:
+        del plain[name]
+    for name in [name for name, proof in proofs.items() if proof.get("wrong")]:
+        del narrow[name]
     inputs, _ = bundle.golden_rows()
     batches = sorted({min(batch, bundle.manifest.max_batch) for batch in _BATCHES})
     ratios = {}
@@ -73,6 +78,8 @@ def speed_in_words(times_as_fast: Mapping[str, Sequence[float]]) -> str:
 
 def _first(programs: Mapping[str, Callable[[], Runner]], names: tuple[str, ...]) -> Runner | None:
     for name in names:
+        if name not in programs:
+            continue
         try:
             return programs[name]()
         except (RunnerUnavailableError, MissingDependencyError):

@@ -1,0 +1,51 @@
+"""Compare the outputs of a program with the reference outputs of a bundle, which PyTorch computed at export.
+
+``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
+project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["PROVEN_BATCHES", "OutputShapeError", "largest_differences", "wrong_output"]
+
+PROVEN_BATCHES = (1, 8)
+"""A program must give the reference outputs of an image alone, and of a batch, before it answers: runtimes compile or
+choose other operators for each."""
+
+
+class OutputShapeError(Exception):
+    """An output has another shape than the reference output."""
+
+
+def largest_differences(
+    answers: Callable[[Any], Sequence[Any]], inputs: Any, expected: Mapping[str, Any], size: int
+) -> dict[str, float]:
+    """Run all inputs in batches, and return name of an output → its largest absolute difference, which may be NaN.
+
+    answers: a function of a batch that returns its outputs, in the order of ``expected``.
+    inputs: (N, …).  expected: name of an output → its values (N, …).
+    size: the number of rows of each batch; rows are repeated to fill the last one.
+    Errors: OutputShapeError when an output has another shape.  Every error of ``answers``.
+    """
+    largest = dict.fromkeys(expected, 0.0)
+    for start in range(0, len(inputs), size):
+        rows = np.resize(np.arange(start, min(start + size, len(inputs))), size)
+        for (output, values), computed in zip(expected.items(), answers(inputs[rows]), strict=True):
+            shape = (size, *values.shape[1:])
+            if computed.shape != shape:
+                raise OutputShapeError(f"expected {output} of shape {shape}, got {computed.shape}")
+            largest[output] = float(np.maximum(largest[output], np.abs(computed - values[rows]).max()))
+    return largest
+
+
+def wrong_output(differences: Mapping[str, float], limits: Mapping[str, float]) -> str:
+    """Describe the first output whose difference exceeds its limit or is NaN; "" if there is none."""
+    for output, difference in differences.items():
+        if not difference <= limits[output]:  # also True if the difference is NaN, unlike difference > limit
+            return f"the {output} differ from PyTorch's by {difference:.3g}; expected at most {limits[output]:.3g}"
+    return ""

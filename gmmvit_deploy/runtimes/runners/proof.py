@@ -1,0 +1,75 @@
+"""Hold a runner to the reference outputs of its bundle before its first answer.
+
+Export compares the float32 runners of its machine, and conversion those of other precisions. Another machine, another
+version of a runtime and another precision are other programs, so that a runner compares itself once: with PyTorch's
+outputs for an image alone before it answers an image, and for a batch before it answers a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gmmvit_deploy.bundle.variants import recorded_distances
+from gmmvit_deploy.errors import RunnerUnavailableError
+from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.runtimes.programs.reference_outputs import (
+    PROVEN_BATCHES,
+    OutputShapeError,
+    largest_differences,
+    wrong_output,
+)
+from gmmvit_deploy.tolerances import limit_from_stored
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.models.specs import OutputName
+    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runtimes.runners.runner import Runner
+
+__all__ = ["output_limits", "require_right_outputs"]
+
+
+def output_limits(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> dict[OutputName, float]:
+    """Return name of an output → the largest allowed difference from the reference outputs.
+
+    A quantised graph without a recorded distance must only give finite values.
+    for_cpu: True for the graph that CPUs run.
+    """
+    recorded = recorded_distances(bundle, precision, for_cpu=for_cpu)
+    limits: dict[OutputName, float] = {}
+    for number, (output, values) in enumerate(bundle.golden_rows()[1].items()):
+        distance = recorded.get("features_largest_abs" if number else "largest_abs")
+        if precision in QUANTIZED and distance is None:
+            limits[output] = float(np.finfo(np.float32).max)
+            continue
+        noise = bundle.stored_noise(values, features=number > 0)
+        limits[output] = limit_from_stored(noise, precision, recorded=distance).largest
+    return limits
+
+
+def require_right_outputs(runner: Runner, *, several: bool) -> None:
+    """Compare the outputs of a runner with the reference outputs.
+
+    several: True for a batch, False for an image alone.
+    Errors: RunnerUnavailableError when an output exceeds its limit, or has another shape.  Every error of the runner.
+    """
+    bundle = runner.bundle
+    size = runner.fitting(min(PROVEN_BATCHES[several], runner.max_batch))
+    inputs, expected = bundle.golden_rows()
+    inputs, expected = inputs[-size:], {output: values[-size:] for output, values in expected.items()}
+    try:
+        differences = largest_differences(runner.computed, inputs, expected, size)
+        problem = wrong_output(differences, output_limits(bundle, runner.precision, for_cpu=runner.device == "cpu"))
+    except OutputShapeError as exc:
+        problem = str(exc)
+    if problem:
+        other = "openvino" if runner.name == "onnxruntime" else "onnxruntime"
+        tf32 = "set NVIDIA_TF32_OVERRIDE=0, or " if runner.settings.get("TF32", "off") != "off" else ""
+        raise RunnerUnavailableError(
+            f"{bundle.path}: runner {runner.label} is wrong on this machine: on the reference inputs, in a batch of "
+            f"{size}, {problem}",
+            hint=f"{tf32}type --runner with another runner, such as {other} or eager; gmmvit parity {bundle.path} "
+            f"--runner {runner.label} shows all differences",
+        )
