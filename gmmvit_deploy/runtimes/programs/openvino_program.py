@@ -197,7 +197,7 @@ class OpenVinoProgram:
         # Snippets, the kernels that OpenVINO generates, are slower than its other kernels for a single row in bf16.
         # Without our kernels, they compute the attentions.
         alone = model.inputs[0].shape[0] == 1 and self.fused_attentions > 0
-        if self._hint == "bf16" and (alone or _attends_with_four_queries(model)):
+        if (self._hint == "bf16" and alone) or _has_as_many_queries_as_heads(model):
             settings["SNIPPETS_MODE"] = "DISABLE"
         return settings
 
@@ -232,20 +232,23 @@ def _quantization(model: Any) -> dict[str, str]:
     return {_DYNAMIC: model.get_rt_info(note).astype(str)} if model.has_rt_info(note) else {}
 
 
-def _attends_with_four_queries(model: Any) -> bool:
-    """Return True if the model has a softmax over the keys of exactly four query tokens.
+def _has_as_many_queries_as_heads(model: Any) -> bool:
+    """Return True if the model has an attention whose snippet OpenVINO may compute in the memory of its own queries.
 
-    OpenVINO compiles an attention into a single generated kernel, a snippet. For four query tokens, the snippet
-    computes wrong weights in bf16 (seen in OpenVINO 2026.4 on a CPU with AVX-512 BF16), and OpenVINO reports no error.
+    OpenVINO compiles an attention into a single generated kernel, a snippet, and gives the output the memory of Q if
+    both have the same shape. Without regard to the order of their dimensions: (B, heads, tokens, d) and (B, tokens,
+    heads, d) are the same shape if there are as many queries as heads. A core then overwrites the queries of heads that
+    it has not read yet, and OpenVINO reports no error (2026.4; docs/pages/developing.md has a graph that shows it).
     With snippets disabled, OpenVINO computes the attention with separate matrix products, whose results are right.
     model: an ``openvino.Model`` with a fixed batch.
     """
-    for node in model.get_ops():
-        if node.get_type_name() == "Softmax":
-            shape = node.get_output_partial_shape(0)
-            if len(shape) >= 3 and str(shape[-2]) == "4":
-                return True
-    return False
+    shapes = [
+        node.get_output_partial_shape(0).get_max_shape()
+        for node in model.get_ops()
+        if node.get_type_name() == "Softmax"
+    ]
+    # Of (B, heads, queries, keys). Attentions of another rank are not compiled into snippets, or keep their order.
+    return any(len(shape) == 4 and shape[1] == shape[2] > 1 for shape in shapes)
 
 
 def _kernels(compiled: Any) -> Counter[str]:

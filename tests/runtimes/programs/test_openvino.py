@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import numpy as np
+import onnx
 import pytest
+import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import Variant, open_variant
 from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.families.vit import VIT
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
@@ -26,7 +34,10 @@ from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import golden, has_bf16
+from tests.exact import exact_logits
+from tests.models.families.small_models import distinct_model, random_images
 
 FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
 
@@ -62,6 +73,36 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
         with open_runner("openvino", bundle) as exact:
             difference = np.abs(runner.run(inputs) - exact.run(inputs)).max()
     assert difference > 1e-4  # bf16 rounds; a silent float32 would not differ
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(VIT.small(MaskSpec()), image_size=8, heads=5),  # 4 patches of 4 × 4 pixels, and the class token
+        TimmSpec(
+            architecture="vit_tiny_patch16_224",
+            model_args={"img_size": 16, "patch_size": 8, "embed_dim": 40, "depth": 2, "num_heads": 5, "qk_norm": True},
+            image_size=16,
+            classes=10,
+            mask=MaskSpec(),
+        ),
+    ],
+    ids=["vit", "qk_norm"],
+)
+def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
+    """OpenVINO's own kernel of these attentions, a snippet, overwrites queries before it has read them."""
+    model, images, path = distinct_model(spec), random_images(spec, 9), tmp_path / "model.onnx"
+    onnx.save(onnx_from_model(fold(model).model, preprocessing=None, max_batch=9), path)
+    exact = exact_logits(model, images)
+    with torch.inference_mode():
+        error = model(torch.from_numpy(images)).numpy() - exact
+    noise = Noise(largest=float(np.abs(error).max()), rms=0.0, scale=float(np.abs(exact).max()))
+    for precision in ("fp32", "bf16") if has_bf16() else ("fp32",):
+        program = OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision])
+        limit = limit_from_noise(noise, precision).largest
+        for rows in (1, 9):
+            np.testing.assert_allclose(program.run(images[:rows]), exact[:rows], rtol=0, atol=limit, err_msg=precision)
 
 
 def test_int8_quantises(precise_bundle: Bundle) -> None:
