@@ -22,6 +22,7 @@ from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import PlainValue, TrainingRecord
 
 __all__ = [
+    "CLASSIFIER",
     "WRAPPER_KEYS",
     "ChosenWeights",
     "PlainNames",
@@ -41,8 +42,10 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 _BACKBONE = "backbone."
 _COMPILED_INSIDE = "._orig_mod."  # torch.compile of a part of the model puts this into the names of the part
 _DINO_HEAD = re.compile(r"head\.(mlp|last_layer)\.")
-_CLASSIFIER = re.compile(r"(head|heads|fc|classifier|mlp_head|linear_head|last_linear)(\.(\d+|fc|head|l))*\.weight")
-_CLASSIFIER_INSIDE = re.compile(rf"(.+\.)?{_CLASSIFIER.pattern}")
+CLASSIFIER = re.compile(
+    r"(head|head_dist|heads|fc|classifier|mlp_head|linear_head|last_linear)(\.(\d+|fc|head|l))*\.weight"
+)
+_CLASSIFIER_INSIDE = re.compile(rf"(.+\.)?{CLASSIFIER.pattern}")
 _AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
 _MOST_KEYS = 3  # in the key of a set of weights, such as ema.shadow
 _MAX_DEPTH = 32
@@ -308,7 +311,7 @@ def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _has_classifier(names: Iterable[str]) -> bool:
-    return any(_CLASSIFIER.fullmatch(name) for name in names)
+    return any(CLASSIFIER.fullmatch(name) for name in names)
 
 
 def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> TrainingRecord:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
-from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head, with_network_names
+from gmmvit_deploy.checkpoints._fitting import errors_that_name, fitted_file, refuse_misfits
+from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head
 from gmmvit_deploy.checkpoints._other_files import refuse_adapter
 from gmmvit_deploy.checkpoints._resizing import resized_as_asked
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile
-from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, misfits, tensor_from_file
+from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.images.spec import image_from_json
 from gmmvit_deploy.models.families import (
@@ -34,14 +33,15 @@ from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_F
 from gmmvit_deploy.models.families.timm.checkpoint import TIMM_FILES
 from gmmvit_deploy.models.families.timm.deit3_files import DEIT3_FILES
 from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.timm.network import is_timm_name
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.options import check_options, refuse_own_options
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import Shapes, check_image_hints, compared_with_preset
-from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, origin_keys
+from gmmvit_deploy.models.sources.shapes import check_image_hints, compared_with_preset
+from gmmvit_deploy.models.sources.source import CheckpointSource, origin_keys
 from gmmvit_deploy.models.specs import ModelSpec
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
@@ -112,10 +112,13 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
             f"{name}: --set closed_form=yes is for Gaussian mixture masks, and {family.name} has no such mask",
             hint="leave --set closed_form out",
         )
-    shapes = Shapes(file.tensors, name, channels=hints.channels, record=file.record)
+
+    def check(spec: ModelSpec) -> None:
+        check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
+        _compare_with_preset(spec, hints, name)
+
     try:
-        with _errors_that_name(name):
-            spec = source.spec(shapes, hints)
+        fitted = fitted_file(file, source, hints, check)
     except SpecError:
         _refuse_incomplete(file, source, hints)
         raise
@@ -123,22 +126,15 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         if source is TIMM_FILES and hints.model is not None and (others := _other_sources(file)):
             exc.hint = f"omit --model: the names of the tensors are those of {' or of '.join(others)}"
         raise
-    check_image_hints(name, hints, image_size=spec.image_size, channels=spec.channels, evidence="its tensors show")
-    _compare_with_preset(spec, hints, name)
-    if source is HUGGING_FACE_FILES:
-        file = with_network_names(file, spec)
-    with _errors_that_name(name):
-        origins = source.tensors(spec)
-    unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
-    _refuse_misfits(file, spec, origins, unused)
+    file, shapes, spec, origins = fitted.file, fitted.shapes, fitted.spec, fitted.origins
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
     resized = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
-    loaded = _audited(file, resized, used=used, unused=unused)
-    taken = {**source.taken_from(shapes, hints, spec), **given.typed()}
+    loaded = _audited(file, resized, used=used, unused=fitted.unused)
+    taken = {**source.taken_from(shapes, hints, spec), **fitted.taken_from, **given.typed()}
     loaded = replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
-    del file, shapes  # frees the memory of the file's tensors, which the proof needs
-    with _errors_that_name(name):
+    del file, shapes, fitted  # frees the memory of the file's tensors, which the proof needs
+    with errors_that_name(name):
         family.proof(model)
     return loaded
 
@@ -157,23 +153,12 @@ def _network_of(file: TensorFile) -> TensorFile:
     )
 
 
-@contextmanager
-def _errors_that_name(path: str) -> Iterator[None]:
-    """Put the path of the file before the message of a `SpecError` that begins with neither the path nor an option."""
-    try:
-        yield
-    except SpecError as exc:
-        if str(exc).startswith((path, "--")):
-            raise
-        raise SpecError(f"{path}: {exc}", hint=exc.hint) from exc
-
-
 def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     """Return the checkpoint source (the code that wrote the file) that recognises the file.
 
-    A model that the user names, and a model folder of timm, choose the source. For any other file, the names of the
-    tensors choose the source: if several sources recognise the file, the source with the most names in its signature.
-    ``hints.source`` chooses between sources with equally many names.
+    A model that the user names, a model folder of timm, and a file that names an architecture of timm choose the
+    source. For any other file, the names of the tensors choose the source: if several sources recognise the file, the
+    source with the most names in its signature. ``hints.source`` chooses between sources with equally many names.
     Errors: CheckpointError when the user must choose.
     """
     if file.record.of_transformers:
@@ -188,6 +173,9 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
     most = max(len(source.signature) for source in sources)
     possible = [source for source in sources if len(source.signature) == most]
+    stated = (file.record.entries.get("arch"), file.record.args.get("model"))
+    if TIMM_FILES not in possible and hints.preset is None and any(map(is_timm_name, stated)):
+        return TIMM_FILES
     if hints.source is not None:
         # `check_options` refuses a value that names no possible source.
         possible = [source for source in possible if source.is_named(hints.source, file.tensors)] or possible
@@ -294,7 +282,7 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
         )
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)
-    _refuse_misfits(file, spec, None, {})
+    refuse_misfits(file, spec, None, {})
     model = resized_as_asked(filled_model(spec, file.tensors), hints, usual=None, source=source)
     return replace(_audited(file, model, used=set(file.tensors), unused={}), images=_own_images(file, model.spec))
 
@@ -363,25 +351,6 @@ def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
         heads=own.first_heads if hints.heads is None and hints.preset is None else hints.heads,
         closed_form=own.mask.closed_form if hints.closed_form is None else hints.closed_form,
     )
-
-
-def _refuse_misfits(
-    file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]
-) -> None:
-    """Check that the tensors of the file fit the spec.
-
-    origins: the same as for `misfits`.  unused: the keys that are not checked, each with the reason.
-    Errors: CheckpointError when tensors do not fit; the message lists the first 12 misfits.
-    """
-    problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
-    if problems:
-        raise CheckpointError(
-            f"{file.path}: the file was read as a {spec.description} with {spec.mask} mask, and {len(problems)} keys "
-            f"do not fit this architecture:{listed(problems)}",
-            hint=spec.misfit_hint
-            or "use a file whose keys all match the architecture: gmmvit neither fills in missing tensors nor "
-            "ignores unknown tensors",
-        )
 
 
 def _refuse(source: str, findings: list[Finding]) -> None:

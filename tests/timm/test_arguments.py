@@ -15,6 +15,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.models.families.timm.model import TimmModel
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 
@@ -111,6 +112,46 @@ def test_the_tag_decides_the_preprocessing(tmp_path: Path, name: str) -> None:
     assert (images.mean, images.std) == (tuple(expected["mean"]), tuple(expected["std"]))
     assert images.crop_pct == expected["crop_pct"]
     assert images.resize == f"{expected['crop_mode']}-{expected['interpolation']}"
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224_in21k", "vit_small_patch8_224_dino"])
+def test_a_name_that_timm_has_changed_keeps_its_preprocessing(tmp_path: Path, name: str) -> None:
+    path, model = train_file(tmp_path, name, kwargs={**TINY, "img_size": 28})
+    loaded = load_checkpoint(path)
+    expected = resolve_data_config({}, model=model)
+    assert (loaded.images.mean, loaded.images.std) == (tuple(expected["mean"]), tuple(expected["std"]))
+    assert loaded.images.crop_pct == expected["crop_pct"]
+    assert loaded.images.resize == f"{expected['crop_mode']}-{expected['interpolation']}"
+    present = timm.models.get_deprecated_models()[name]
+    assert loaded.images.origins["mean"] == f"timm's default for {name}, now {present}"
+    assert isinstance(loaded.spec, TimmSpec)
+    assert loaded.spec.architecture == present.partition(".")[0]
+
+
+def test_a_changed_name_without_preprocessing_is_refused(tmp_path: Path) -> None:
+    """The name has a tag that timm does not know, so that timm cannot build it either."""
+    path, _ = train_file(tmp_path, "vit_base_patch16_224", kwargs={**TINY, "img_size": 32})
+    with pytest.raises(GmmvitError, match=r"no weights of the name 'vit_base_patch16_224\.sam'") as caught:
+        load_checkpoint(path, LoadHints(model="vit_base_patch16_224_sam"))
+    assert "type --model vit_base_patch16_224, or" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("typed", "closest"),
+    [
+        ("vit_base_patch16", "vit_base_patch16_224, "),  # fine-tuning with MAE's code
+        ("ViT-Large-patch16", "vit_large_patch16_224, "),
+        ("vit_small_patch16_224_mae", "vit_small_patch16_224"),
+        ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "vit_tiny_patch16_224.augreg_in21k"),
+        ("hf_hub:someone/pets", "with the name that config.json of someone/pets has under architecture"),
+    ],
+)
+def test_the_closest_name_of_timm_is_suggested(tmp_path: Path, typed: str, closest: str) -> None:
+    path, _ = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32})
+    with pytest.raises(GmmvitError) as caught:
+        load_checkpoint(path, LoadHints(model=typed))
+    suggested = caught.value.hint.partition("such as ")[2] or caught.value.hint.partition("--model ")[2]
+    assert suggested.startswith(closest)
 
 
 def test_an_unknown_tag_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "MissingTensorError",
     "Shapes",
     "asked_image",
     "check_image_hints",
@@ -38,6 +39,14 @@ __all__ = [
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 _RELEASED_CHANNELS = 3
 _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
+
+
+class MissingTensorError(CheckpointError):
+    """The file lacks tensors of the architecture.  names: the names that the tensors have in a file."""
+
+    def __init__(self, message: str, *, names: tuple[str, ...], hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.names = names
 
 
 class Shapes:
@@ -70,8 +79,11 @@ class Shapes:
         Errors: CheckpointError when the tensor is absent, empty, or not of rank ``rank``.
         """
         if name not in self.tensors:
-            raise CheckpointError(
-                f"{self.source}: tensor {name} is missing; its shape determines the size of the model"
+            raise MissingTensorError(
+                f"{self.source}: tensor {name} is missing; its shape determines the size of the model",
+                names=(name,),
+                hint="if timm builds the model, type --model with timm's name of the architecture; for a class of "
+                "yours, type --model FILE.py:CLASS; else use the complete file that the training code saved",
             )
         shape = tuple(self.tensors[name].shape)
         if len(shape) != rank or 0 in shape:

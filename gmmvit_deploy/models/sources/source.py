@@ -53,6 +53,10 @@ def _unknown_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | 
     return None
 
 
+def _no_older_names(shapes: Shapes, hints: LoadHints) -> Mapping[str, Tensor] | None:
+    return None
+
+
 def _nothing_taken(shapes: Shapes, hints: LoadHints, spec: Any) -> Mapping[str, str]:
     return {}
 
@@ -88,6 +92,8 @@ class CheckpointSource:
     same_names:   other value of ``--set source`` → regular expressions. The code that the value names writes files with
                   the names of this source, and none of its names matches an expression at its start
     images:       function (shapes, hints, spec) → what the file states about the images of training
+    present_names: function (shapes, hints) → the tensors of a file with older names, under the names of this source, or
+                  None if the function knows no other names; called only if the tensors of the file do not fit
     """
 
     name: str
@@ -97,6 +103,7 @@ class CheckpointSource:
     known_unused: Callable[[Any], Mapping[str, str]] = field(default=_nothing_unused)
     interpolation: Callable[[Shapes, LoadHints], Interpolation | None] = field(default=_unknown_interpolation)
     images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
+    present_names: Callable[[Shapes, LoadHints], Mapping[str, Tensor] | None] = field(default=_no_older_names)
     absent: tuple[str, ...] = ()
     taken_from: Callable[[Shapes, LoadHints, Any], Mapping[str, str]] = field(default=_nothing_taken)
     own_hints: tuple[OwnHint, ...] = ()

@@ -143,7 +143,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
 
 
 RELEASED = released_source(
-    signature=(r"patch_embed\.proj\.weight$", _TABLES),
+    signature=(r"patch_embed\.proj\.weight$", r"absolute_pos_embed$", _TABLES),
     absent=(r"head\.fc\.",),  # timm's name of the head; other names of timm's Swin are the same
     spec=infer_spec,
     names=released_names,
@@ -151,7 +151,7 @@ RELEASED = released_source(
     same_names=PLAIN_FILES,
 )
 SPT_LSA = spt_lsa_source(
-    signature=(r"patch_embed\.(proj\.weight$|merging\.)", _TABLES),
+    signature=(r"patch_embed\.(proj\.weight$|merging\.)", r"absolute_pos_embed$", _TABLES),
     either=(r"patch_embed\.merging\.", _TEMPERATURE),
     spec=infer_spec,
     names=released_names,

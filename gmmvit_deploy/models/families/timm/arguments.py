@@ -17,6 +17,7 @@ from typing import Any
 from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.models.families.timm.network import (
     architecture_from,
+    present_name,
     refuse_arguments,
     require_timm,
     without_refused,
@@ -27,7 +28,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import TrainingRecord
 from gmmvit_deploy.models.sources.shapes import Shapes
 
-__all__ = ["Arguments", "arguments_of", "default_cfg", "is_train_script", "name_of"]
+__all__ = ["Arguments", "arguments_of", "default_cfg", "default_origin", "is_train_script", "name_of"]
 
 _DEFAULT = "timm's default for"
 _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
@@ -181,17 +182,23 @@ def default_cfg(text: str) -> Mapping[str, Any]:
     """Return timm's configuration for a name such as ``vit_base_patch16_224.dino``.
 
     The tag after the dot names the weights that training started from, with their own image size and preprocessing.
-    Errors: SpecError when timm has no such tag.
+    Errors: SpecError when timm has no configuration for the name, or no such tag.
     """
-    timm, name = require_timm(), text.removeprefix("timm:")
+    timm, name = require_timm(), present_name(text)
     try:
-        cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
+        cfg: Mapping[str, Any] = timm.get_pretrained_cfg(name, allow_unregistered=False).to_dict()
     except RuntimeError as exc:
         raise SpecError(
             f"timm {timm.__version__} has no weights of the name {name!r}",
             hint=f"type --model {name.partition('.')[0]}, or with a tag of timm after the dot",
         ) from exc
-    return {} if cfg is None else cfg.to_dict()
+    return cfg
+
+
+def default_origin(text: str) -> str:
+    """Return the words for a value of `default_cfg`."""
+    name, present = text.removeprefix("timm:"), present_name(text)
+    return f"{_DEFAULT} {name}" + (f", now {present}" if present != name else "")
 
 
 def _refuse_depth(shapes: Shapes, model_args: Mapping[str, Any]) -> None:
@@ -234,7 +241,7 @@ def _size(
         return asked, "--image-size"
     of_train_script = is_train_script(shapes.record) or "img_size" in shapes.record.args
     if stated is None and (fixed or of_train_script):
-        return _pair(_last_two(cfg.get("input_size"))), f"{_DEFAULT} {name_of(shapes, hints)[0]}"
+        return _pair(_last_two(cfg.get("input_size"))), default_origin(name_of(shapes, hints)[0])
     if stated is not None and size is None:
         raise CheckpointError(
             f"{shapes.source}: {where} is {stated!r}; expected the height and the width of the images, each from 1 to "

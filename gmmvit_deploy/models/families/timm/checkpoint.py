@@ -14,12 +14,20 @@ from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.images.resize_rules import CROP_MODES, RESIZE_RULES
-from gmmvit_deploy.models.families.timm.arguments import Arguments, arguments_of, default_cfg, is_train_script, name_of
+from gmmvit_deploy.models.families.timm.arguments import (
+    Arguments,
+    arguments_of,
+    default_cfg,
+    default_origin,
+    is_train_script,
+    name_of,
+)
 from gmmvit_deploy.models.families.timm.network import require_timm
+from gmmvit_deploy.models.families.timm.older_names import with_present_names
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import Shapes, infer_mask, mask_heads
+from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes, infer_mask, mask_heads
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, Interpolation, MaskSpec
 
@@ -157,9 +165,10 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
         return 0, 0
     if isinstance(stated, int) and stated > 0:
         return stated, stated
-    raise CheckpointError(
+    raise MissingTensorError(
         f"{shapes.source}: the file has no classifier: the tensor {names[0]}.weight of {arguments.architecture} is "
         "missing",
+        names=tuple(f"{name}.weight" for name in names),
         hint="add --outputs features to gmmvit export for the features of the backbone, add --head FILE and "
         "--set head_blocks=N for a backbone with a linear head, or type --model with the architecture of the "
         "training code",
@@ -259,8 +268,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
         for field in ("mean", "std"):  # timm's loader averages values of RGB for a model with other channels
             if args.get(field) is None and len(resolved[field]) != spec.channels:
                 resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
-        default = f"timm's default for {name}"
-        origins = {field: f"{key} of args" if args.get(key) else default for field, key in _FIELDS.items()}
+        origins = {field: f"{key} of args" if args.get(key) else default_origin(name) for field, key in _FIELDS.items()}
         return replace(_from_data_config(shapes.source, spec.channels, resolved, {}), origins=origins)
     return KnownImages(usual_resize=_usual_resize(shapes, hints))
 
@@ -347,5 +355,6 @@ TIMM_FILES = CheckpointSource(
     interpolation=known_interpolation,
     images=known_images,
     taken_from=taken_from,
+    present_names=with_present_names,
     own_hints=("model_args",),
 )

@@ -6,6 +6,7 @@ Nothing is downloaded: names and arguments with which timm would read files or d
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,15 @@ from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT, TimmSpec
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["architecture_from", "network_from_spec", "refuse_arguments", "require_timm", "without_refused"]
+__all__ = [
+    "architecture_from",
+    "is_timm_name",
+    "network_from_spec",
+    "present_name",
+    "refuse_arguments",
+    "require_timm",
+    "without_refused",
+]
 
 _PREFIX = "timm:"
 _REFUSED = {
@@ -42,8 +51,32 @@ def require_timm() -> Any:
     return timm
 
 
+def present_name(text: str) -> str:
+    """Return timm's present name, with a tag if any, for a name that timm may have changed.
+
+    ``vit_tiny_patch16_224_in21k`` → ``vit_tiny_patch16_224.augreg_in21k``, whose tag states another preprocessing than
+    that of the plain ``vit_tiny_patch16_224``.
+    """
+    models = require_timm().models
+    architecture, tag = models.split_model_name_tag(text.removeprefix(_PREFIX))
+    present, usual_tag = models.split_model_name_tag(models.get_deprecated_models().get(architecture) or architecture)
+    return ".".join(filter(None, (present, tag or usual_tag)))
+
+
+def is_timm_name(text: object) -> bool:
+    """Return whether timm is installed and builds an architecture of this name."""
+    if not isinstance(text, str) or not text:
+        return False
+    try:
+        return bool(require_timm().models.is_model(text.removeprefix(_PREFIX)))
+    except MissingDependencyError:
+        return False
+
+
 def architecture_from(text: str, *, where: str) -> str:
     """Return the name of a registered architecture for ``text``, such as ``timm:test_vit`` or ``test_vit.r160_in1k``.
+
+    The result is timm's present name, without a tag.
 
     where: the file or the option that holds ``text``, for messages.
     Errors: SpecError when timm has no such architecture, or when the name would make timm download or read files.
@@ -51,25 +84,37 @@ def architecture_from(text: str, *, where: str) -> str:
     name = text.removeprefix(_PREFIX)
     if name == CONV_STEM_VIT:
         return name
-    source, colon, _ = name.partition(":")
+    source, colon, place = name.partition(":")
+    timm = require_timm()
     if colon:
+        known = place.removeprefix("timm/")
         raise SpecError(
             f"{where}: {text!r} makes timm read from {source}; gmmvit downloads nothing and reads only files that the "
             "command names",
-            hint="download the model folder yourself, and give the folder to gmmvit export, or type --model with the "
-            "name of the architecture",
+            hint="keep the file with your weights, and type --model "
+            + (known if timm.is_model(known) else f"with the name that config.json of {place} has under architecture"),
         )
-    timm = require_timm()
-    architecture = str(timm.models.split_model_name_tag(name)[0])
+    architecture = str(timm.models.split_model_name_tag(present_name(name))[0])
     if not timm.is_model(architecture):
-        pattern = re.sub(r"[^a-z0-9]", "*", architecture.lower())
-        close = timm.list_models(f"*{pattern}*")[:3] if pattern.strip("*") else []
-        close = close or difflib.get_close_matches(architecture.lower(), timm.list_models(), n=3)
         raise SpecError(
             f"{where}: timm {timm.__version__} has no architecture {name!r}",
-            hint=f"type --model with a name of timm, such as {', '.join(close or ['vit_tiny_patch16_224'])}",
+            hint=f"type --model with a name of timm, such as {', '.join(_close_names(architecture.lower()))}",
         )
     return architecture
+
+
+def _close_names(text: str) -> list[str]:
+    """Return up to three names of timm, the closest first.
+
+    Names that begin with the text come before names with which the text begins: training code often leaves out the
+    image size, as in ``vit_base_patch16``.
+    """
+    listed = require_timm().list_models()
+    plain = re.sub(r"[^a-z0-9]", "_", text)
+    longer = sorted((name for name in listed if name.startswith(plain)), key=len) if plain.strip("_") else []
+    shorter = sorted((name for name in listed if plain.startswith(f"{name}_")), key=len, reverse=True)
+    close = longer or shorter or fnmatch.filter(listed, f"*{plain.replace('_', '*')}*")
+    return (close or difflib.get_close_matches(text, listed, n=3) or ["vit_tiny_patch16_224"])[:3]
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:

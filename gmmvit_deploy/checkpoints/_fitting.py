@@ -1,0 +1,168 @@
+"""Find the names under which every tensor of a file fits the architecture: those of the file, or those that older code
+or a new classifier replaced.
+
+1. the names of the file
+2. the present names, if the source knows older ones (`CheckpointSource.present_names`)
+3. as 2, with the only linear layer that is in the place of the classifier under the classifier's name, such as
+   ``head.1`` for ``head`` after ``model.head = Sequential(Dropout(), Linear(…))``
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from gmmvit_deploy.checkpoints._model_folder import with_network_names
+from gmmvit_deploy.checkpoints._wrapping import CLASSIFIER
+from gmmvit_deploy.checkpoints.reading import TensorFile
+from gmmvit_deploy.checkpoints.weights import listed, misfits
+from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.specs import ModelSpec
+
+__all__ = ["FittedFile", "errors_that_name", "fitted_file", "refuse_misfits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedFile:
+    """A file whose tensors all fit an architecture.
+
+    file: the file, with the names of the tensors that ``origins`` has.  unused: key → why the network never reads it.
+    taken_from: what was done to the names of the tensors, as in `loading.LoadedCheckpoint`.
+    """
+
+    file: TensorFile
+    shapes: Shapes
+    spec: ModelSpec
+    origins: TensorOrigins
+    unused: dict[str, str]
+    taken_from: dict[str, str] = field(default_factory=dict)
+
+
+def fitted_file(
+    file: TensorFile, source: CheckpointSource, hints: LoadHints, check: Callable[[ModelSpec], None]
+) -> FittedFile:
+    """Return the file with the names under which all tensors fit.
+
+    check: compares the spec with the user's options.
+    Errors: CheckpointError and SpecError of ``source`` and of ``check``; CheckpointError when tensors do not fit.
+    """
+
+    def fit(file: TensorFile) -> FittedFile:
+        return _fitted(file, source, hints, check)
+
+    taken: dict[str, str] = {}
+    try:
+        return fit(file)
+    except InputError as exc:
+        error = exc
+    renamed = source.present_names(_shapes(file, hints), hints)
+    if renamed is not None:
+        file = replace(file, tensors=dict(renamed))
+        taken = {"names of tensors": f"the present ones of {source.name}, in place of older ones in the file"}
+        try:
+            return replace(fit(file), taken_from=taken)
+        except InputError as exc:
+            error = exc
+    missing = error.names if isinstance(error, MissingTensorError) else ()
+    layers = [name.removesuffix(".weight") for name in missing if CLASSIFIER.fullmatch(name)]
+    if not layers:
+        raise error
+    inside = _linear_layers(file, rf"{layers[0].partition('.')[0]}(\.|$)")
+    fitting = []
+    for layer in inside:
+        try:
+            fitting.append(replace(fit(_with_classifier(file, layer, layers)), taken_from=taken | _note(layer, layers)))
+        except InputError as exc:
+            error = exc if len(inside) == 1 else error
+    if len(fitting) == 1:
+        return fitting[0]
+    left = inside or _linear_layers(file, CLASSIFIER.pattern.removesuffix(r"\.weight") + "$")
+    if len(inside) == 1 or not left:
+        raise error
+    shapes = ", ".join(f"{layer}.weight {tuple(file.tensors[f'{layer}.weight'].shape)}" for layer in left)
+    raise CheckpointError(
+        f"{file.path}: the network has the classifier {layers[0]}, but the file has {shapes} in its place",
+        hint="type --model FILE.py:CLASS with a class that builds the network and its classifier as training did, and "
+        "--image-size and --set channels with its images; the page 'Your own class' of the documentation shows such a "
+        "class",
+    ) from error
+
+
+def _linear_layers(file: TensorFile, pattern: str) -> list[str]:
+    """Return the names of linear layers, with a bias, whose names begin with a pattern."""
+    weights = [name for name, tensor in file.tensors.items() if name.endswith(".weight") and tensor.dim() == 2]
+    layers = [name.removesuffix(".weight") for name in weights if f"{name.removesuffix('weight')}bias" in file.tensors]
+    return [layer for layer in layers if re.match(pattern, layer)]
+
+
+def _with_classifier(file: TensorFile, layer: str, classifiers: list[str]) -> TensorFile:
+    """Return the file with a linear layer under the name of the first classifier, and others of the same form too.
+
+    Two classifiers, as in a distilled DeiT, are replaced in the same way: ``head.1`` and ``head_dist.1``.
+    """
+    names = {
+        f"{layer.replace(classifiers[0], other, 1)}.{part}": f"{other}.{part}"
+        for other in classifiers
+        for part in ("weight", "bias")
+    }
+    return replace(file, tensors={names.get(name, name): tensor for name, tensor in file.tensors.items()})
+
+
+def _note(layer: str, classifiers: list[str]) -> dict[str, str]:
+    text = f"{layer}, the only linear layer in place of {classifiers[0]}"
+    return {"classifier": f"{text}, taken without an activation before it, which no tensor would show"}
+
+
+def _shapes(file: TensorFile, hints: LoadHints) -> Shapes:
+    return Shapes(file.tensors, str(file.path), channels=hints.channels, record=file.record)
+
+
+def _fitted(
+    file: TensorFile, source: CheckpointSource, hints: LoadHints, check: Callable[[ModelSpec], None]
+) -> FittedFile:
+    shapes = _shapes(file, hints)
+    with errors_that_name(str(file.path)):
+        spec: ModelSpec = source.spec(shapes, hints)
+    check(spec)
+    if isinstance(spec, HuggingFaceSpec):
+        file = with_network_names(file, spec)
+    with errors_that_name(str(file.path)):
+        origins = source.tensors(spec)
+    unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
+    refuse_misfits(file, spec, origins, unused)
+    return FittedFile(file=file, shapes=shapes, spec=spec, origins=origins, unused=unused)
+
+
+@contextmanager
+def errors_that_name(path: str) -> Iterator[None]:
+    """Put the path of the file before the message of a `SpecError` that begins with neither the path nor an option."""
+    try:
+        yield
+    except SpecError as exc:
+        if str(exc).startswith((path, "--")):
+            raise
+        raise SpecError(f"{path}: {exc}", hint=exc.hint) from exc
+
+
+def refuse_misfits(file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]) -> None:
+    """Check that the tensors of the file fit the spec.
+
+    origins: the same as for `misfits`.  unused: the keys that are not checked, each with the reason.
+    Errors: CheckpointError when tensors do not fit; the message lists the first 12 misfits.
+    """
+    problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
+    if problems:
+        raise MissingTensorError(
+            f"{file.path}: the file was read as a {spec.description} with {spec.mask} mask, and {len(problems)} keys "
+            f"do not fit this architecture:{listed(problems)}",
+            names=tuple(key for key in (origins or {}).values() if isinstance(key, str) and key not in file.tensors),
+            hint=spec.misfit_hint
+            or "use a file whose keys all match the architecture: gmmvit neither fills in missing tensors nor "
+            "ignores unknown tensors",
+        )
