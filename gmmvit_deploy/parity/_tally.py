@@ -20,7 +20,7 @@ from gmmvit_deploy.parity._accuracy import (
     gate_of,
     without_calibration_images,
 )
-from gmmvit_deploy.parity._calibration import check_calibration, check_dynamic_form
+from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._decisions import KEPT, decisions_of
 from gmmvit_deploy.parity._invariance import check_invariance
 from gmmvit_deploy.parity._localize import localize
@@ -250,6 +250,8 @@ class Tally:
         why, typed = self._no_images(), options.snr_db is not None or options.least_cosine is not None
         if self._graph is None and not typed:
             why = f"{self._runner.precision} is not quantised"
+        if self._graph is not None and self._stages.of_graph is None:
+            why, typed = f"not judged on images: {why or _CALIBRATED}", True
         if why:
             return _not_judged("stages", why, typed=typed)
         return self._stages.check(options.snr_db, options.least_cosine, skipped=_CALIBRATED)
@@ -258,7 +260,7 @@ class Tally:
         """Return why there are no real images; empty if there are some."""
         if self._reference is None:
             return f"needs PyTorch's logits of further images: {self._why}"
-        return "" if self._options.data is not None else "only real images show decisions; add --data"
+        return "" if self._options.data is not None else "only real images show decisions; type --data folder:VAL"
 
     def _judged_accuracy(self) -> Check:
         typed = self._options.gate is not None
@@ -277,14 +279,8 @@ class Tally:
         precision = self._runner.precision
         if self._graph is None:
             return skipped_check("calibration", f"{precision} needs no calibration")
-        if self._graph.calibration is None:
-            return check_dynamic_form(self._bundle, self._graph)
-        if self._reference is None:
+        if self._reference is None and not self._graph.variant.for_cpu:
             return skipped_check("calibration", needs_model(self._why))
-        if self._options.data is None:
-            return skipped_check("calibration", "no images were given to compare the calibration with; add --data")
-        if self._stages.of_graph is None:
-            return Check(name="calibration", verdict="undecided", summary=_CALIBRATED, reasons=(_CALIBRATED,))
         return check_calibration(self._bundle, self._graph, self._stages.of_graph)
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, Known], limit: Limit) -> Check:
