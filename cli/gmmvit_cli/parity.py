@@ -23,6 +23,7 @@ gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html""
 
 _CHECKS = Panel("Checks")
 _ON_BROKEN = ("fail", "skip")
+_NOT_JUDGED = 3
 
 
 def _print_schema(requested: bool) -> None:
@@ -91,7 +92,8 @@ def parity(
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as ONNX
     Runtime, an engine or a server. All runners and PyTorch get the inputs recorded at export, random inputs, and the
-    images of --data. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type.
+    images of --data. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type;
+    and 3 if nothing failed, but no images judged an int8 or fp8 graph.
     """
     require_output_file(report, force=force)
     collect_rarely()
@@ -140,10 +142,12 @@ def parity(
         _print(result, decided=not undecided)
     if report is not None:
         note(f"report: {report}")
+    for line in undecided:
+        complain(f"not decided: {line}")
     if result.failed or undecided:
-        for line in undecided:
-            complain(f"not decided: {line}")
         raise typer.Exit(1)
+    if result.not_judged():
+        raise typer.Exit(_NOT_JUDGED)
 
 
 _MOST_REASONS = 8
@@ -189,7 +193,12 @@ def _print(report: ParityReport, *, decided: bool) -> None:
         "failed": f"FAILED: {', '.join(sorted(failed))}",
         "undecided": "passed, but some checks are undecided",
     }
-    typer.echo(words[report.verdict] if decided or failed else "NOT DECIDED: too few images, or none, for a gate")
+    if failed or (decided and not report.not_judged()):
+        typer.echo(words[report.verdict])
+    elif decided:
+        typer.echo("NOT JUDGED ON IMAGES: nothing failed, but only images show what int8 and fp8 cost")
+    else:
+        typer.echo("NOT DECIDED: too few images, or none, for a gate")
 
 
 def _limits(report: ParityReport) -> list[str]:

@@ -31,6 +31,7 @@ from gmmvit_deploy.graphs.masks import prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
+from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.models.folding.head_padding import pad_heads
 from gmmvit_deploy.progress import OnProgress, ignore
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
-__all__ = ["PreparedGraph", "graph_before_quantization", "graph_from_model", "prepared_graph"]
+__all__ = ["PreparedGraph", "graph_from_model", "prepared_graph", "quantised_again"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -243,12 +244,30 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     return judge
 
 
-def graph_before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
-    """Return the float32 graph from which a quantised graph was made, with the same names of tensors.
+def quantised_again(bundle: Bundle, record: VariantRecord, stored: ModelProto, *, for_cpu: bool) -> ModelProto:
+    """Quantise the bundle's network as a record says, with weights rounded to nearest.
 
     The graph for CPUs was made from ``model.onnx``; for the graph for GPUs, the network is exported again.
-    record: the record of the quantised graph.  for_cpu: True for the graph for CPUs.
+    record: the record of a quantised graph.  stored: this graph, from which the factors of smoothing are read.
+    for_cpu: True for the graph for CPUs.
     """
+    calibration = record.calibration or {}
+    recipe = calibration.get("recipe", {})
+    proto = _before_quantization(bundle, record, for_cpu=for_cpu)
+    if recipe.get("smoothing"):
+        proto = smoothed_by(proto, factors_between(proto.graph, stored.graph))
+    proto = quantize_graph(
+        proto,
+        record.precision,
+        calibration.get("ranges"),
+        zero_points=for_cpu,
+        float32=recipe.get("float32", ()),
+        dynamic=recipe.get("dynamic", ()),
+    )
+    return cast_graph(proto, "fp32" if for_cpu else record.precision)
+
+
+def _before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
     import onnx
 
     if for_cpu:

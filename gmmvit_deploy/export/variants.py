@@ -312,18 +312,19 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
     """Return the field ``golden`` of the record.  Errors: ExportError when a logit is not finite."""
     import onnx
 
-    golden = bundle.golden_set()
-    logits, *features = emulated_outputs(proto, golden.inputs, name=file)
+    inputs, outputs = bundle.golden_rows()
+    golden = next(iter(outputs.values()))
+    logits, *features = emulated_outputs(proto, inputs, name=file)
     if not np.isfinite(logits).all():
         raise ExportError(
             f"{bundle.path}: the logits in {precision} are not finite, because a value exceeds the range of the "
             "data type",
             hint="type --precision bf16: bfloat16 has the range of float32",
         )
-    largest = float(np.abs(logits - golden.logits).max())
+    largest = float(np.abs(logits - golden).max())
     also: dict[str, float] = {}
-    if features and golden.features is not None:
-        also["features_largest_abs"] = float(np.abs(features[0] - golden.features).max())
+    if features and "features" in outputs:
+        also["features_largest_abs"] = float(np.abs(features[0] - outputs["features"]).max())
     if precision in QUANTIZED:
         # Random images differ more from the calibration images than golden images do, so the golden inputs do not show
         # how far their outputs are from those of the float32 graph.
@@ -335,5 +336,5 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
     return {
         **also,
         "largest_abs": largest,
-        "largest_rel": largest / float(np.abs(golden.logits).max()),
+        "largest_rel": largest / float(np.abs(golden).max()),
     }

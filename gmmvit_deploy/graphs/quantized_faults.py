@@ -1,111 +1,134 @@
-"""Find constants of a quantised graph that do not fit the trained weights.
+"""Find where a quantised graph differs from the graph that its record describes.
 
-The weight of a projection in the quantised graph, dequantised, must be near the trained weight, times the factors by
-which smoothing divided the LayerNorm before it. Rounding moves single values, but scales no channel: the regression of
-a row (an output channel) or of a column (an input channel) on what it should be has a slope near 1. Exactly those
-projections are quantised that the record does not leave in float32.
+The float32 graph, quantised again as the record says, with each weight rounded to nearest, is the expected graph.
+Nodes, attributes and constants must be equal to its own: biases, epsilons, scales, zero points. Only masks that were
+folded on another processor may differ, in their last bits.
+
+Compensated rounding (`graphs.rounding`) also moves values of a weight by more than half a step. With t the n trained
+values of an output channel, an input channel or the whole weight, and Δ their changes, both in steps:
+
+    each output and input channel    |Δ| ≤ 16    ‖Δ‖ / √n ≤ 2, or 6 of an input channel    |Δ · t| ≤ (0.03 ‖t‖ + 6) ‖t‖
+    the whole weight                 |mean Δ| ≤ 0.1
+
+The third finds factors and signs, and the last integers that were not rounded to the nearest. In DINOv2 ViT-S/14 with
+24 photographs, compensated rounding reached 5.1, 0.7, 1.8, 0.005 ‖t‖² and 0.007.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.graphs.quantize import output_axis, projections_named, projections_of, weight_matrix
-from gmmvit_deploy.graphs.smoothing import smoothable_norms
+from gmmvit_deploy.graphs.quantize import weight_matrix
 from gmmvit_deploy.graphs.wiring import Wiring
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-__all__ = ["quantized_faults", "quantized_range"]
+__all__ = ["form_fault", "quantized_faults", "quantized_range"]
 
-_ROW_SLOPE, _COLUMN_SLOPE = 0.1, 0.4  # factors of smoothing are powers of two, so a missing one changes a slope by half
-_RANGE, _SHIFT = 0.02, 0.01
-_SMALL = 0.05
-"""A row or column with a smaller norm, in norms of the largest, is mostly rounding, and has no slope to judge."""
+_MOST, _MOST_OF_ROWS, _MOST_OF_COLUMNS = 16, 2, 6
+_SHARE, _STEPS = 0.03, 6
+_MOST_MEAN = 0.1
+_LAST_BITS = 2.0**-16
+"""Of the largest value of a constant: what exp and pow of two processors give."""
 
 
-def quantized_faults(
-    quantized: ModelProto,
-    plain: ModelProto,
-    ranges: Mapping[str, tuple[float, float]],
-    float32: Collection[str] = (),
-    dynamic: Collection[str] = (),
-) -> tuple[str, ...]:
-    """Return a sentence for each projection or LayerNorm whose constants are wrong in the quantised graph.
+def form_fault(quantized: ModelProto, expected: ModelProto) -> str:
+    """Return a sentence about the first node that is not the expected one; "" if all nodes are."""
+    from onnx import helper
 
-    plain: the float32 graph from which ``quantized`` was made.  ranges: the recorded range of each activation.
-    float32, dynamic: the recorded names of projections that are not quantised, or in the dynamic form, as in
-    `quantize_graph`.
-    """
-    before, after = Wiring(plain.graph), Wiring(quantized.graph)
-    now = {node.name: node for node in quantized.graph.node}
-    factors: dict[str, NDArray[Any]] = {}
-    faults = []
-    not_quantized = projections_named(plain.graph, float32)
-    for norm, readers in smoothable_norms(plain.graph):
-        both = ((norm, before), (now[norm.name], after))
-        olds, news = ([wiring.array(name) for name in node.input[1:]] for node, wiring in both)
-        pairs = [(old, new) for old, new in zip(olds, news, strict=True) if old is not None and new is not None]
-        factor = _factor(pairs)
-        factors.update({node.name: factor for node in readers})
-        if any((abs(new * factor - old) > _SHIFT * abs(old)).any() for old, new in pairs):
-            faults.append(f"{norm.name}: smoothing divides its scale and its shift by different factors")
-    for node in projections_of(plain.graph):
-        stored = before.array(node.input[1])
-        if stored is None:
+    here, there = quantized.graph.node, expected.graph.node
+    for node, right in zip(here, there, strict=False):
+        if node == right:
             continue
-        expected = weight_matrix(node, stored).astype(float) * factors.get(node.name, 1.0)
-        name = now[node.name].input[1]
-        in_float = after.array(name)
-        if (in_float is not None) != (node.name in not_quantized):
-            types = ("int8", "float32") if in_float is None else ("float32", "int8")
-            faults.append(f"{node.name}: it multiplies in {types[0]}, and the record says {types[1]}")
-            continue
-        actual = weight_matrix(node, _dequantized(after, name, output_axis(node)) if in_float is None else in_float)
-        columns, rows = (abs(_slopes(actual, expected, axis=axis) - 1) for axis in (0, 1))
-        if node.name in factors and (columns > _COLUMN_SLOPE).any():
-            faults.append(
-                f"{node.name}: the weight of input channel {int(columns.argmax())} does not fit the LayerNorm before "
-                "it: smoothing is folded into one of them only"
-            )
-        elif (rows > _ROW_SLOPE).any():
-            faults.append(
-                f"{node.name}: the scale of output channel {int(rows.argmax())} is wrong: its weight is not the "
-                "trained weight"
-            )
-        static = after.maker[now[node.name].input[0]].op_type == "DequantizeLinear"
-        if in_float is None and static == (node.name in dynamic):
-            faults.append(f"{node.name}: its input has {'a' if static else 'no'} range, unlike the record")
-        elif in_float is None and static:
-            faults += _range_fault(node.name, now[node.name].input[0], ranges[node.input[0]], after)
-    return tuple(faults)
+        if (node.name, node.op_type) != (right.name, right.op_type):
+            return f"expected the node {right.op_type} {right.name}, got {node.op_type} {node.name}"
+        if node.input != right.input:
+            return f"{node.name}: expected the inputs {', '.join(right.input)}, got {', '.join(node.input)}"
+        found, known = ({one.name: helper.get_attribute_value(one) for one in both.attribute} for both in (node, right))
+        wrong = [name for name in (*known, *found) if found.get(name) != known.get(name)]
+        if wrong:
+            return f"{node.name}: expected {wrong[0]} {known.get(wrong[0])}, got {found.get(wrong[0])}"
+        return f"{node.name}: its outputs or its declared role are others"
+    return "" if len(here) == len(there) else f"expected {len(there)} nodes, got {len(here)}"
 
 
-def _factor(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> NDArray[Any]:
-    """Return the factor by which smoothing divided each channel of a norm: from the scale, or the shift where it is 0.
+def quantized_faults(quantized: ModelProto, expected: ModelProto, *, compensated: bool) -> tuple[str, ...]:
+    """Return a sentence for each constant that is wrong in the quantised graph.
 
-    pairs: the constants of the norm before and after: the scale, and the shift if there is one.
+    expected: the float32 graph, quantised again as the record says; both have the same nodes (`form_fault`).
+    compensated: True if the weights of matrix products were rounded to the nearest in ``expected`` only.
     """
+    faults = _faults(Wiring(quantized.graph), Wiring(expected.graph), compensated=compensated)
+    return tuple(dict.fromkeys(faults))  # scale and zero point of a range share a sentence
+
+
+def _faults(wiring: Wiring, expected: Wiring, *, compensated: bool) -> Iterator[str]:
     import numpy as np
 
-    factor: NDArray[Any] = np.ones(pairs[0][0].shape)
-    for old, new in reversed(pairs):
-        factor = np.divide(old.astype(float), new, out=factor, where=(new != 0) & (old != 0))
-    return factor
+    for name, nodes in expected.readers.items():
+        right, array = expected.array(name), wiring.array(name)
+        if right is None:
+            continue
+        node = nodes[0]
+        if array is None or (array.shape, array.dtype) != (right.shape, right.dtype):
+            yield f"{node.name}: expected the constant {name} with the shape {right.shape} and the type {right.dtype}"
+        elif node.op_type == "DequantizeLinear" and name == node.input[0]:
+            (projection, *_) = expected.readers[node.output[0]]
+            moved = compensated and projection.op_type != "Conv"
+            yield from _weight_fault(projection, array, right, moved=moved)
+        elif node.op_type == "QuantizeLinear" and not np.array_equal(array, right):
+            ranges = (quantized_range(one, node) for one in (wiring, expected))
+            here, there = (f"{low:.4g} to {high:.4g}" for low, high in ranges)
+            yield f"{node.name}: its input saturates outside {here}, and the record says {there}"
+        elif why := _difference(array, right):
+            yield f"{node.name}: its constant {name} {why}"
 
 
-def _range_fault(name: str, activation: str, recorded: tuple[float, float], after: Wiring) -> list[str]:
-    """Return a sentence if the range of an activation in the quantised graph is not the recorded range."""
-    node = after.maker[activation]
-    low, high = quantized_range(after, node)
-    zero = after.initializers[node.input[2]]
-    expected = recorded[1] - recorded[0] if zero.data_type == zero.UINT8 else 2 * max(-recorded[0], recorded[1])
-    if abs((high - low) / expected - 1) <= _RANGE:
-        return []
-    return [f"{name}: its input saturates at {(high - low) / expected:.3g} times the range that calibration measured"]
+def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any], *, moved: bool) -> Iterator[str]:
+    """Yield a sentence if a quantised weight is not the trained one.  moved: True after compensated rounding."""
+    import numpy as np
+
+    actual, trained = (weight_matrix(projection, values).astype(np.float64) for values in (array, right))
+    if not moved:
+        if wrong := int((actual != trained).sum()):
+            yield f"{projection.name}: {wrong:,} of {trained.size:,} values of its weight are not the trained ones"
+        return
+    changes = actual - trained
+    for axis, kind, most in ((1, "output", _MOST_OF_ROWS), (0, "input", _MOST_OF_COLUMNS)):
+        size = np.sqrt((trained**2).sum(axis))
+        along = np.abs((changes * trained).sum(axis)) > (_SHARE * size + _STEPS) * size
+        wrong = along | (np.sqrt((changes**2).mean(axis)) > most) | (np.abs(changes).max(axis) > _MOST)
+        if wrong.any():
+            yield (
+                f"{projection.name}: the weight of {kind} channel {int(wrong.argmax())} is not the trained weight"
+                + (f", nor those of {int(wrong.sum()) - 1:,} more" if wrong.sum() > 1 else "")
+            )
+            return
+    if abs(changes.mean()) > _MOST_MEAN:
+        yield f"{projection.name}: its weight is off by {changes.mean():.2g} steps on average"
+
+
+def _difference(array: NDArray[Any], right: NDArray[Any]) -> str:
+    """Return in words how a constant differs from the expected one by more than the last bits, or ""."""
+    import numpy as np
+
+    if np.array_equal(array, right):
+        return ""
+    here, there = array.astype(np.float64), right.astype(np.float64)
+    finite = np.isfinite(there)
+    difference = np.where(finite, np.abs(here - np.where(finite, there, 0)), np.where(here == there, 0, np.inf))
+    limit = np.zeros_like(there)
+    if right.dtype.kind == "f":
+        magnitudes = np.abs(np.where(finite, there, 0))
+        limit += _LAST_BITS * magnitudes.max(initial=0) + (np.finfo(right.dtype).eps * magnitudes)
+    worst = np.unravel_index(np.argmax(np.nan_to_num(difference - limit, nan=np.inf)), there.shape)
+    if difference[worst] <= limit[worst]:
+        return ""
+    where = f" at {list(map(int, worst))}" if worst else ""
+    return f"is {here[worst]:.6g}{where}, expected {there[worst]:.6g}"
 
 
 def quantized_range(wiring: Wiring, node: NodeProto) -> tuple[float, float]:
@@ -115,26 +138,6 @@ def quantized_range(wiring: Wiring, node: NodeProto) -> tuple[float, float]:
 
     scale, zero = (numpy_helper.to_array(wiring.initializers[name]) for name in node.input[1:3])
     if zero.dtype == np.uint8:
-        return float(-float(zero) * scale), float((255 - float(zero)) * scale)
+        return float((0 - float(zero)) * scale), float((255 - float(zero)) * scale)
     largest = float(scale) * (127 if zero.dtype == np.int8 else 448)
     return -largest, largest
-
-
-def _dequantized(wiring: Wiring, name: str, axis: int) -> NDArray[Any]:
-    """Return the float values of a weight behind a DequantizeLinear node."""
-    from onnx import numpy_helper
-
-    quantized, scale, _ = (numpy_helper.to_array(wiring.initializers[one]) for one in wiring.maker[name].input)
-    shape = [-1 if index == axis else 1 for index in range(quantized.ndim)]
-    values: NDArray[Any] = quantized.astype(float) * scale.astype(float).reshape(shape)
-    return values
-
-
-def _slopes(actual: NDArray[Any], expected: NDArray[Any], *, axis: int) -> NDArray[Any]:
-    """Return the slope of the regression of ``actual`` on ``expected`` along an axis; 1 where ``expected`` is small."""
-    import numpy as np
-
-    squares = (expected**2).sum(axis)
-    judged = squares > _SMALL**2 * squares.max(initial=0.0)
-    slopes: NDArray[Any] = np.divide((actual * expected).sum(axis), squares, out=np.ones(len(squares)), where=judged)
-    return slopes

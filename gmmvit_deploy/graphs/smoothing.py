@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["smoothable_norms", "smoothed"]
+__all__ = ["factors_between", "smoothable_norms", "smoothed", "smoothed_by"]
 
 _TINY = 1e-5
 
@@ -36,31 +36,68 @@ def smoothed(
     LayerNorm before it that only projections read.
     """
     import numpy as np
-    from onnx import numpy_helper
 
-    out = copy_of(proto)
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in out.graph.initializer}
+    wiring = Wiring(proto.graph)
     factors: dict[str, NDArray[Any]] = {}
-    values: dict[str, NDArray[Any]] = {}
-    for norm, readers in smoothable_norms(out.graph):
-        names, weights = {node.input[0] for node in readers}, {node.input[1]: node for node in readers}
-        of_weights = np.max(
-            [np.abs(weight_matrix(node, arrays[name])).max(0) for name, node in weights.items()], axis=0
-        )
+    of_norms: dict[str, NDArray[Any]] = {}
+    for norm, readers in smoothable_norms(proto.graph):
+        names = {node.input[0] for node in readers}
+        of_weights = np.max([np.abs(weight_matrix(node, _array(wiring, node.input[1]))).max(0) for node in readers], 0)
         of_values = np.max([largest[name] for name in names], axis=0)
         factor = np.maximum(of_values, _TINY) ** strength / np.maximum(of_weights, _TINY) ** (1 - strength)
         factor = (2.0 ** np.rint(np.log2(factor / np.exp(np.log(factor).mean())))).astype(np.float32)
+        # Nothing would show the factor of a channel that is always 0.
+        factor[np.all([_array(wiring, name) == 0 for name in norm.input[1:]], axis=0)] = 1
+        of_norms[norm.name] = factor
         factors.update(dict.fromkeys(names, factor))
+    return smoothed_by(proto, of_norms), factors
+
+
+def smoothed_by(proto: ModelProto, factors: Mapping[str, NDArray[Any]]) -> ModelProto:
+    """Return a graph with the same outputs, whose LayerNorms are divided by factors.
+
+    factors: name of a norm of `smoothable_norms` → powers of two, (C,), by which its channels are divided.
+    """
+    from onnx import numpy_helper
+
+    out = copy_of(proto)
+    wiring = Wiring(out.graph)
+    values: dict[str, NDArray[Any]] = {}
+    for norm, readers in smoothable_norms(out.graph):
+        factor = factors[norm.name]
         for index, name in enumerate(norm.input):
             if index and name:  # other nodes may read the same constant
                 norm.input[index] = f"{norm.name}.smoothed.{index}"
-                values[norm.input[index]] = arrays[name] / factor
-        for name, node in weights.items():
-            values[name] = arrays[name] * (factor if output_axis(node) == 0 else factor[:, None])
+                values[norm.input[index]] = _array(wiring, name) / factor
+        for node in readers:
+            weight = _array(wiring, node.input[1])
+            values[node.input[1]] = weight * (factor if output_axis(node) == 0 else factor[:, None])
     kept = [tensor for tensor in out.graph.initializer if tensor.name not in values]
     changed = [numpy_helper.from_array(value, name) for name, value in values.items()]
     rewrite_graph(out.graph, out.graph.node, [*kept, *changed], keep_shapes=True)
-    return out, factors
+    return out
+
+
+def factors_between(plain: GraphProto, smooth: GraphProto) -> dict[str, NDArray[Any]]:
+    """Return the factors with which `smoothed_by` makes the LayerNorms of a graph from those of another.
+
+    A channel without such a factor has the factor 1: one that is always 0, or one that is wrong in ``smooth``.
+    """
+    import numpy as np
+
+    before, after = Wiring(plain), Wiring(smooth)
+    named = {node.name: node for node in smooth.node}
+    factors = {}
+    for norm, _ in smoothable_norms(plain):
+        factor = np.ones(_array(before, norm.input[1]).shape, np.float32)
+        stored = named[norm.name].input[1:] if norm.name in named else ()
+        for old, new in reversed(list(zip(norm.input[1:], stored, strict=False))):
+            was, now = _array(before, old), after.array(new)
+            if now is not None and now.shape == was.shape:
+                ratio = np.divide(was, now, out=factor.copy(), where=(was != 0) & (now != 0))
+                factor = np.exp2(np.rint(np.log2(np.abs(ratio), out=np.zeros_like(ratio), where=ratio > 0)))
+        factors[norm.name] = factor
+    return factors
 
 
 def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]]]:
@@ -88,6 +125,13 @@ def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]
         ):
             norms.append((norm, readers))
     return norms
+
+
+def _array(wiring: Wiring, name: str) -> NDArray[Any]:
+    from onnx import numpy_helper
+
+    array: NDArray[Any] = numpy_helper.to_array(wiring.initializers[name])
+    return array
 
 
 def _readers(wiring: Wiring, name: str, projections: set[str], outputs: set[str]) -> Iterator[NodeProto | None]:

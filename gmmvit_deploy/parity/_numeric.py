@@ -8,8 +8,9 @@ For int8 and fp8, the first distance is that from the logits of the quantised gr
 of the graph: it shows what the runtime does, and not what quantisation costs, which the checks ``decisions``,
 ``accuracy`` and ``calibration`` judge on real images. The limit is derived from the distance of the graph's logits from
 PyTorch's that `gmmvit convert` recorded (module `tolerances`): a value that a runtime rounds to the next step of the
-grid changes later ones, so runtimes differ by about as much as quantisation costs. The runner must also keep the
-graph's rounding, which a runner that computes in float32 does not.
+grid changes later ones, so runtimes differ by about as much as quantisation costs. The limit also applies to the
+distance from PyTorch's logits, which a graph that is not the recorded one exceeds. And the runner must keep the graph's
+rounding, which a runner that computes in float32 does not.
 
 If PyTorch's logits are equal for all inputs, as before training with a zero classifier head, a wrong runner can give
 the same logits: the check then fails, because it proves nothing.
@@ -96,6 +97,11 @@ class SetNumbers:
             problems.append(
                 f"{shown}: logits differ by {errors.rms:.3g} (rms) from {self.reference}; "
                 f"expected an rms of at most {self.limit.rms:.3g}; derivation: {self.limit.derivation}"
+            )
+        elif self.reference == GRAPH and not self.from_trained.largest <= self.limit.largest:
+            problems.append(
+                f"{shown}: logits differ by up to {self.from_trained.largest:.3g} from PyTorch's; expected at most "
+                f"{self.limit.largest:.3g}; derivation: {self.limit.derivation}"
             )
         elif why := rounding_problem(self.rounding_kept):
             problems.append(f"{shown}: {why}")

@@ -21,7 +21,7 @@ from gmmvit_deploy.parity._accuracy import (
     lower_ratio,
     without_calibration_images,
 )
-from gmmvit_deploy.parity._calibration import check_calibration, check_dynamic_form
+from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._decisions import KEPT, decisions_of
 from gmmvit_deploy.parity._invariance import check_invariance
 from gmmvit_deploy.parity._localize import localize
@@ -309,11 +309,18 @@ class Tally:
         }
         return worst_of(checks, lambda details: float(details["agreement"]))
 
+    @property
+    def _db_of_graph(self) -> float | None:
+        """The quantised graph's signal-to-noise ratio on the data; None without images that can judge it."""
+        return self._at[self.batches[0]].stages.of_graph
+
     def _judged_stages(self) -> Check:
         options = self._options
         why, typed = self._no_images(), options.snr_db is not None or options.least_cosine is not None
         if self._graph is None and not typed:
             why = f"{self._runner.precision} is not quantised"
+        if self._graph is not None and self._db_of_graph is None:
+            why, typed = f"not judged on images: {why or _CALIBRATED}", True
         if why:
             return _not_judged("stages", why, typed=typed)
         checks = {
@@ -326,7 +333,7 @@ class Tally:
         """Return why there are no real images; empty if there are some."""
         if self._reference is None:
             return f"needs PyTorch's logits of further images: {self._why}"
-        return "" if self._options.data is not None else "only real images show decisions; add --data"
+        return "" if self._options.data is not None else "only real images show decisions; type --data folder:VAL"
 
     def _judged_accuracy(self) -> Check:
         typed = self._options.gate is not None
@@ -347,16 +354,9 @@ class Tally:
         precision = self._runner.precision
         if self._graph is None:
             return skipped_check("calibration", f"{precision} needs no calibration")
-        if self._graph.calibration is None:
-            return check_dynamic_form(self._bundle, self._graph)
-        if self._reference is None:
+        if self._reference is None and not self._graph.variant.for_cpu:
             return skipped_check("calibration", needs_model(self._why))
-        if self._options.data is None:
-            return skipped_check("calibration", "no images were given to compare the calibration with; add --data")
-        of_graph = self._at[self.batches[0]].stages.of_graph
-        if of_graph is None:
-            return Check(name="calibration", verdict="undecided", summary=_CALIBRATED, reasons=(_CALIBRATED,))
-        return check_calibration(self._bundle, self._graph, of_graph)
+        return check_calibration(self._bundle, self._graph, self._db_of_graph)
 
     def _explained(self, numeric: Check, reference: Reference, kept: dict[str, Known], limit: Limit) -> Check:
         if len({rows.shape[1:] for rows in self._kept_logits}) > 1:

@@ -16,7 +16,8 @@ A runner is a runtime, an engine or a server that computes the logits.
     stages            what quantisation, the runtime and this project's kernels each change in the logits and in the
                       decisions; the dB and the least cosine reach the gates, if the user typed any
     batch invariance  the logits of an image do not depend on the other images of the batch
-    calibration       a quantised graph loses on the data no more than on images of its calibration
+    calibration       a quantised graph is the trained network, quantised as its record says; it loses on the data no
+                      more than on images of its calibration
     preprocessing     this package, the graph and the server turn the same images into the same tensors
     served            a server answers every request with the logits of the images in this request
     choice            the runner that ``gmmvit optimize`` chose on this kind of machine passes its checks and the gate
@@ -25,10 +26,10 @@ A runner is a runtime, an engine or a server that computes the logits.
                       larger error
 
 The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the others examine a runner. Some checks do
-not always run: ``accuracy`` needs labelled images, ``decisions`` needs images, ``stages`` and ``calibration`` run only
-for int8 and fp8 and need images, ``preprocessing`` needs the mean and std of the images, ``served`` runs only for
-Triton, and ``localize`` only with --localize. Without labelled images, ``accuracy`` is undecided for a model that
-export resized to another image size.
+not always run: ``accuracy`` needs labelled images, ``decisions`` needs images, ``calibration`` runs only for int8 and
+fp8, and so does ``stages``, which is undecided without images, ``preprocessing`` needs the mean and std of the images,
+``served`` runs only for Triton, and ``localize`` only with --localize. Without labelled images, ``accuracy`` is
+undecided for a model that export resized to another image size.
 
 In the pass, PyTorch computes the logits of every input once, and each runner twice: one by one, and in batches. The
 checks ``numeric``, ``decisions``, ``accuracy`` and ``stages`` judge both, and the worst counts. The pass keeps

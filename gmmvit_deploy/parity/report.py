@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.reports.reporting import plain
@@ -112,6 +113,15 @@ class ParityReport:
             for runner in self.runners
             for check in [runner.check(GATES[option])]
             if check.verdict in ("undecided", "skipped")
+        ]
+
+    def not_judged(self) -> list[str]:
+        """Return ``runner: reason`` for each int8 or fp8 graph that no image of the data judged."""
+        return [
+            f"{runner.runner}:{runner.precision}: {check.summary}"
+            for runner in self.runners
+            for check in [runner.check("stages")]
+            if runner.precision in QUANTIZED and check.verdict == "undecided"
         ]
 
     def failures(self) -> list[str]:

@@ -101,7 +101,7 @@ def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:
     names, skipped = default_runners(bundle)
     for text in (*names, *(f"skipped: {why}" for why in skipped)):
         assert text in answer.stdout
-    assert "only real images show decisions; add --data" in answer.stdout
+    assert "only real images show decisions; type --data folder:VAL" in answer.stdout
     assert "(float32 noise)" in answer.stdout
 
 

@@ -94,7 +94,7 @@ def test_a_scale_of_the_wrong_channel_is_named(dynamic: Bundle, tmp_path: Path) 
     record_path.write_text(json.dumps(record))
     with open_runners(["openvino"], bundle, precision="int8") as runners:
         (runner,) = check_parity(bundle, runners).runners
-    assert any("is wrong: its weight is not the trained weight" in why for why in runner.check("calibration").reasons)
+    assert any(".scale is" in why for why in runner.check("calibration").reasons)
 
 
 def test_parity_and_a_repository_need_no_further_word(dynamic: Bundle, tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from gmmvit_deploy.graphs.emulate import without_bfloat16
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks, with_masks_of_one
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
-from gmmvit_deploy.graphs.quantized_faults import quantized_faults
+from gmmvit_deploy.graphs.quantized_faults import form_fault, quantized_faults
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.graphs.rounding import compensated_rounding
-from gmmvit_deploy.graphs.smoothing import smoothed
+from gmmvit_deploy.graphs.smoothing import factors_between, smoothed, smoothed_by
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
@@ -266,7 +266,10 @@ def test_smoothing_changes_no_bit_of_the_logits(graph: onnx.ModelProto, images: 
     again = calibrate(smooth, [images])
     ranges = ranges_of(again, "extremes")
     quantized = quantize_graph(smooth, "int8", ranges, zero_points=True)
-    assert not quantized_faults(quantized, graph, ranges)
+    read = smoothed_by(graph, factors_between(graph.graph, quantized.graph))
+    expected_graph = quantize_graph(read, "int8", ranges, zero_points=True)
+    assert not form_fault(quantized, expected_graph)
+    assert not quantized_faults(quantized, expected_graph, compensated=False)
     counted = CountedGraph(quantized, name="x")
     expected = emulated_logits(quantized, images, name="x")
     assert counted.logits(images, np.ones(len(images), bool)).tobytes() == expected.tobytes()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import Result
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
@@ -23,11 +24,14 @@ from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.export._recipes import Recipe
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
 from gmmvit_deploy.parity._quantised import QuantisedGraph
+from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels import openvino_kernels
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
@@ -36,11 +40,11 @@ from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit, signal_to_noise_db
 from tests.parity.faults import Altered
+from tests.planted.quantised import FAULTS, Constants, Fault
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.export
 CPU = "model.int8.cpu.onnx"
-Fault = Callable[[dict[str, np.ndarray], onnx.GraphProto], None]
 
 
 def pixels() -> np.ndarray:
@@ -57,19 +61,19 @@ def judged(bundle: Bundle, **options: Any) -> ParityReport:
         return check_parity(bundle, [runner], ParityOptions(**options))
 
 
-def planted(precise_bundle: Bundle, fault: Fault, tmp_path: Path) -> Bundle:
-    """Copy the bundle, change constants of the int8 graph for CPUs, and record the changed graph as the right one."""
+def planted(precise_bundle: Bundle, fault: Fault, tmp_path: Path, file: str = CPU) -> Bundle:
+    """Copy the bundle, change a quantised graph, and record the changed graph as the right one."""
     shutil.copytree(precise_bundle.path, tmp_path / "bundle")
-    path = tmp_path / "bundle" / CPU
+    path = tmp_path / "bundle" / file
     proto = onnx.load(path)
     constants = {tensor.name: numpy_helper.to_array(tensor).copy() for tensor in proto.graph.initializer}
     fault(constants, proto.graph)
     for tensor in proto.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
     onnx.save(proto, path)
-    record = path.with_name("model.int8.json")
+    record = path.with_name(f"{file.removesuffix('.onnx').removesuffix('.cpu')}.json")
     data = json.loads(record.read_text())
-    data["cpu"]["onnx_sha256"] = sha256_of_file(path)
+    (data["cpu"] if file == CPU else data)["onnx_sha256"] = sha256_of_file(path)
     record.write_text(json.dumps(data))
     return open_bundle(tmp_path / "bundle")
 
@@ -78,7 +82,7 @@ def test_decisions_are_judged_on_real_images_only(precise_bundle: Bundle) -> Non
     without = judged(precise_bundle).runners[0]
     assert without.check("numeric").verdict == "passed"
     assert without.check("decisions").verdict == "skipped"
-    assert "only real images show decisions; add --data" in without.check("decisions").summary
+    assert "only real images show decisions; type --data folder:VAL" in without.check("decisions").summary
     images = judged(precise_bundle, data=photographs(), keep_decisions=0.5).runners[0]
     decisions = images.check("decisions")
     assert decisions.verdict == "passed", decisions.summary
@@ -147,48 +151,66 @@ def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle
     assert "48 of 48 images changed, 48 of them to NaN" in decisions.reasons[0]
 
 
-def narrow(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
-    """Cut the range of an activation to a third."""
-    constants["blocks.1.mlp.2/MatMul.input.scale"] /= np.float32(3)
-
-
-def other_channel(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
-    """Give each output channel the scale of its neighbour, in a weight whose channels differ."""
-    scales = next(values for name, values in constants.items() if name.endswith(".scale") and values.size > 1)
-    scales[:] = np.roll(scales, 1)
-
-
-def first_norm(graph: onnx.GraphProto) -> onnx.NodeProto:
-    return next(node for node in graph.node if node.op_type == "LayerNormalization")
-
-
-def half_smoothed(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
-    """Divide channels in a LayerNorm, and forget the weights."""
-    for name in first_norm(graph).input[1:]:
-        constants[name][::3] /= 4
-
-
-def scale_only(constants: dict[str, np.ndarray], graph: onnx.GraphProto) -> None:
-    """Divide the scale of a LayerNorm, and forget its shift."""
-    constants[first_norm(graph).input[1]][::3] /= 4
-
-
-@pytest.mark.parametrize(
-    ("fault", "named"),
-    [
-        (narrow, "its input saturates at 0.333 times the range that calibration measured"),
-        (other_channel, "is wrong: its weight is not the trained weight"),
-        (half_smoothed, "smoothing is folded into one of them only"),
-        (scale_only, "smoothing divides its scale and its shift by different factors"),
-    ],
-)
-def test_planted_faults_are_named(fault: Fault, named: str, precise_bundle: Bundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", FAULTS)
+def test_planted_faults_are_named_without_images(what: str, precise_bundle: Bundle, tmp_path: Path) -> None:
+    fault, named = FAULTS[what]
     bundle = planted(precise_bundle, fault, tmp_path)
-    runner = judged(bundle, data=photographs()).runners[0]
-    check = runner.check("calibration")
+    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", for_cpu=True), None)
     assert check.verdict == "failed"
     assert any(reason.startswith("quantisation: ") and named in reason for reason in check.reasons), check.reasons
-    assert [runner.check(name).verdict for name in ("numeric", "stages")] == ["passed", "passed"]  # not the runtime
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_planted_faults_of_graphs_for_gpus_are_named(
+    precision: Precision, precise_bundle: Bundle, tmp_path: Path
+) -> None:
+    def verdict(bundle: Bundle) -> Check:
+        return check_calibration(bundle, QuantisedGraph(bundle, precision, for_cpu=False), None)
+
+    def rolled(constants: Constants, graph: onnx.GraphProto) -> None:
+        name = next(node.input[0] for node in graph.node if node.op_type == "DequantizeLinear" and "axis" in str(node))
+        constants[name] = np.roll(constants[name], 1, axis=0)
+
+    assert verdict(precise_bundle).verdict == "passed"
+    wrong = verdict(planted(precise_bundle, rolled, tmp_path, f"model.{precision}.onnx"))
+    assert wrong.verdict == "failed"
+    assert "blocks.0.attention.qkv" in wrong.reasons[0]
+
+
+def test_other_nodes_of_another_version_are_undecided(precise_bundle: Bundle, tmp_path: Path) -> None:
+    bundle = planted(precise_bundle, FAULTS["a norm is left out"][0], tmp_path)
+    path = bundle.path / "model.int8.json"
+    data = json.loads(path.read_text())
+    data["cpu"]["versions"]["torch"] = "1.0"
+    path.write_text(json.dumps(data))
+    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", for_cpu=True), None)
+    assert check.verdict == "undecided"
+    assert "torch 1.0" in check.reasons[0]
+    assert f"gmmvit convert {bundle.path} --precision int8 --calibration IMAGES --force" in check.reasons[0]
+
+
+def test_the_quantised_graph_is_blamed_and_not_the_runtime(precise_bundle: Bundle, tmp_path: Path) -> None:
+    fault, named = FAULTS["a range cut to a third"]
+    runner = judged(planted(precise_bundle, fault, tmp_path), data=photographs()).runners[0]
+    assert any(named in reason for reason in runner.check("calibration").reasons)
+    assert runner.check("stages").verdict == "passed"
+
+
+def test_without_images_int8_is_not_judged(precise_bundle: Bundle, tmp_path: Path) -> None:
+    def parity(bundle: Bundle, runner: str) -> Result:
+        return CliRunner().invoke(app, ["parity", str(bundle.path), "--runner", runner])
+
+    right = parity(precise_bundle, "onnxruntime,onnxruntime:int8")
+    assert right.exit_code == 3, right.output
+    assert "undecided: onnxruntime: stages: not judged on images: " in right.output
+    assert "type --data folder:VAL" in right.output
+    assert right.output.splitlines()[-1].startswith("NOT JUDGED ON IMAGES")
+    wrong = parity(planted(precise_bundle, FAULTS["the head is zero"][0], tmp_path), "onnxruntime:int8")
+    assert wrong.exit_code == 1
+    assert "failed: onnxruntime: calibration: quantisation: head/Gemm: its constant model.head.weight" in wrong.output
+    assert "failed: onnxruntime: numeric: reference inputs: logits differ by up to" in wrong.output
+    assert "(int8's distance, recorded at conversion)" in wrong.output
 
 
 def saturating(runner: Runner, bundle: Bundle) -> Callable[[np.ndarray], np.ndarray]:
