@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.checkpoints._other_files import refuse_folder
 from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
-from gmmvit_deploy.checkpoints.reading import INDEX_FILES, WEIGHTS_FILES, TensorFile, read_tensors
+from gmmvit_deploy.checkpoints.reading import INDEX_FILES, WEIGHTS_FILES, TensorFile, read_tensors, with_shared
 from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
@@ -115,7 +115,8 @@ def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
     Errors: CheckpointError as in `read_tensors`; when the index is not valid, names a file outside of the folder, or
     contradicts the parts.
     """
-    placed = _json_object(index, hint=_INDEX_HINT).get("weight_map")
+    stated = _json_object(index, hint=_INDEX_HINT)
+    placed, metadata = stated.get("weight_map"), stated.get("metadata")
     if not isinstance(placed, dict) or not placed or not all(isinstance(part, str) for part in placed.values()):
         raise CheckpointError(f"{index}: expected an object under 'weight_map': tensor → file", hint=_INDEX_HINT)
     tensors: dict[str, Tensor] = {}
@@ -127,13 +128,14 @@ def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
             )
         part = read_tensors(index.parent / name, weights, keep_prefix=True)
         own = {tensor for tensor, file in placed.items() if file == name}
-        if differing := sorted(own ^ part.tensors.keys()):
+        if differing := sorted((own ^ part.tensors.keys()) - part.metadata.keys()):
             raise CheckpointError(
                 f"{index.parent / name}: the index {index.name} and this part differ in the tensor {differing[0]}",
                 hint=_INDEX_HINT,
             )
         tensors |= part.tensors
         hashes.append(f"{part.sha256}  {name}\n")
+    tensors = with_shared(tensors, metadata if isinstance(metadata, dict) else {})
     plain = names_without_prefix(tensors)
     return TensorFile(
         path=index.parent,

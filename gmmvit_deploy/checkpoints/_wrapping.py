@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, TensorRef, kind_of
-from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT
+from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, Record, TensorRef, kind_of
+from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, unknown_name
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import PlainValue, TrainingRecord
@@ -55,11 +56,13 @@ class ChosenWeights:
 
     entries: name → `TensorRef`, or another value of the state dict.
     wrapping: a description of the place of the state dict in the file.
+    key: the key of the state dict in the dict of the file; None if the file is the state dict, or for a deeper place.
     kind: ``trained`` or ``averaged``; None when the file does not state the kind of its weights.
     """
 
     entries: Mapping[Any, Any]
     wrapping: str
+    key: str | None = None
     kind: WeightsKind | None = None
 
 
@@ -72,6 +75,8 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     Errors: CheckpointError when the file holds no dict, when it holds a second set of weights with the same shapes
     and ``asked`` is None, or when it does not hold the weights that the user chose.
     """
+    if isinstance(loaded, Name) or (isinstance(loaded, Record) and not loaded):
+        raise unknown_name(path, kind_of(loaded), root=True)
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}", hint=RESAVE_HINT)
     if asked not in (None, *WEIGHTS_KINDS):
@@ -225,7 +230,8 @@ def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | 
     """Return the state dict under ``key``; if ``key`` is None, the whole file is the state dict."""
     if key is None:
         return ChosenWeights(entries=loaded, wrapping="bare state dict")
-    return ChosenWeights(entries=loaded[key], wrapping=f"training checkpoint, weights under '{key}'", kind=kind)
+    wrapping = f"training checkpoint, weights under '{key}'"
+    return ChosenWeights(entries=loaded[key], wrapping=wrapping, key=key, kind=kind)
 
 
 def refuse_choice(path: Path, asked: str | None) -> None:
@@ -311,19 +317,14 @@ def _has_classifier(names: Iterable[str]) -> bool:
     return any(_CLASSIFIER.fullmatch(name) for name in names)
 
 
-def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> TrainingRecord:
-    """Return the plain values that the training script stored beside the weights.
-
-    namespaces: every namespace in the file, also namespaces whose values are not part of the result.
-    Errors: CheckpointError when a namespace holds a value that is not plain; the message names the first such value.
-    """
-    checked = {id(namespace): _plain_namespace(path, namespace) for namespace in namespaces}
+def record_of(loaded: object) -> TrainingRecord:
+    """Return the plain values that the training script stored beside the weights."""
     if not isinstance(loaded, dict):
         return TrainingRecord()
     held = [loaded.get("args"), *loaded.values()]
     first = next((value for value in held if isinstance(value, Namespace)), None)
     return TrainingRecord(
-        args=checked[id(first)] if first is not None else _plain_args(loaded.get("args")),
+        args=_plain_args(loaded.get("args") if first is None else first.values),
         entries={
             key: value
             for key, value in loaded.items()
@@ -333,32 +334,19 @@ def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> Tr
 
 
 def _plain_args(args: object) -> dict[str, PlainValue]:
-    """Return the options of a training script that saved its options as a dict.
+    """Return the plain values of the options of a training script.
 
-    The result is empty if the options are absent, are no dict, or hold a value that is not plain.
+    The other options, such as a device or a path, are left out. The result is empty if the options are no dict.
     """
-    if not isinstance(args, dict):
-        return {}
-    try:
-        return {str(key): _Plain().value(value, str(key)) for key, value in args.items()}
-    except _NotPlainError:
-        return {}
-
-
-def _plain_namespace(path: Path, namespace: Namespace) -> dict[str, PlainValue]:
-    try:
-        plain = _Plain()
-        return {name: plain.value(value, name) for name, value in namespace.values.items()}
-    except _NotPlainError as exc:
-        raise CheckpointError(
-            f"{path}: its argparse.Namespace holds {exc}; expected plain values: text, numbers, booleans, None, and "
-            "lists and dicts of them",
-            hint=RESAVE_HINT,
-        ) from exc
+    plain, options = _Plain(), {}
+    for key, value in args.items() if isinstance(args, dict) else ():
+        with suppress(_NotPlainError):
+            options[str(key)] = plain.value(value)
+    return options
 
 
 class _NotPlainError(Exception):
-    """A value is not plain; the message names the value and its type."""
+    """A value is not plain, or the values are too many."""
 
 
 class _Plain:
@@ -370,24 +358,21 @@ class _Plain:
     def __init__(self) -> None:
         self._count = 0
 
-    def value(self, value: Any, where: str, depth: int = 0) -> PlainValue:
+    def value(self, value: Any, depth: int = 0) -> PlainValue:
         """Return a copy of a plain value.
 
-        where: the name of the value, for messages.  depth: the number of containers around the value.
+        depth: the number of containers around the value.
         Errors: _NotPlainError when the value, or a value in it, is not plain, or when the limits are exceeded.
         """
         self._count += 1
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
-            raise _NotPlainError(f"more than {_MAX_VALUES:,} values, or a value nested more than {_MAX_DEPTH} deep")
+            raise _NotPlainError
         if value is None or isinstance(value, str | bytes | int | float):
             return value
         if isinstance(value, Namespace):
             value = value.values
-        if isinstance(value, dict):
-            return {
-                self.value(key, where, depth + 1): self.value(item, f"{where}.{key}", depth + 1)
-                for key, item in value.items()
-            }
+        if isinstance(value, dict) and not (isinstance(value, Record) and not value):
+            return {self.value(key, depth + 1): self.value(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple | set):
-            return type(value)(self.value(item, where, depth + 1) for item in value)
-        raise _NotPlainError(f"{where}, a {value.path if isinstance(value, Name) else kind_of(value)}")
+            return type(value)(self.value(item, depth + 1) for item in value)
+        raise _NotPlainError
