@@ -27,7 +27,9 @@ __all__ = [
     "ChosenWeights",
     "PlainNames",
     "choose_weights",
+    "must_choose",
     "names_without_prefix",
+    "of_training",
     "part_of",
     "prefix_of_network",
     "record_of",
@@ -44,6 +46,11 @@ _COMPILED_INSIDE = "._orig_mod."  # torch.compile of a part of the model puts th
 _DINO_HEAD = re.compile(r"head\.(mlp|last_layer)\.")
 _CLASSIFIER = re.compile(r"(head|heads|fc|classifier|mlp_head|linear_head|last_linear)(\.(\d+|fc|head|l))*\.weight")
 _CLASSIFIER_INSIDE = re.compile(rf"(.+\.)?{_CLASSIFIER.pattern}")
+_OF_TRAINING = re.compile(
+    r"(.*_)?(loss|losses|loss_fn|loss_func|loss_function|criterion|criteria|metrics?|accuracy|acc\d*|f1|f1_score|auroc|"
+    r"precision|recall|confmat|(pos|class|ce|loss)_weights?)(_.*)?\d*"
+)
+"""The first part of the name of a tensor of a loss or of a metric, such as ``criterion.weight`` or ``val_acc.tp``."""
 _AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
 _MOST_KEYS = 3  # in the key of a set of weights, such as ema.shadow
 _MAX_DEPTH = 32
@@ -187,10 +194,10 @@ def _refuse_second_set(path: Path, loaded: Mapping[Any, Any], chosen: str) -> No
     if others:
         keys = (chosen, *(key for key in others if isinstance(sets[key], dict)))
         what = f"weights under '{chosen}', and tensors of the same shapes under {' and '.join(map(repr, others))}"
-        raise _must_choose(path, what, keys)
+        raise must_choose(path, what, keys)
 
 
-def _must_choose(path: Path, what: str, keys: Iterable[str]) -> CheckpointError:
+def must_choose(path: Path, what: str, keys: Iterable[str]) -> CheckpointError:
     return CheckpointError(
         f"{path}: holds {what}: an average of the weights (EMA), for example, whose logits differ",
         hint=f"type --set weights={' or --set weights='.join(keys)}",
@@ -262,7 +269,8 @@ class PlainNames:
 def names_without_prefix(names: Iterable[str]) -> PlainNames:
     """Remove the prefixes that wrappers put before the name of every tensor.
 
-    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number.
+    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number. The tensors
+    of a loss or metric, which training frameworks save beside the network, need not have the prefix.
     ``_orig_mod.`` is also removed inside of names, where compiled parts of a model have it.
     """
     left = {name: name for name in names}
@@ -277,7 +285,8 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
         if projection and others and all(short.startswith(_BACKBONE) for short in others):
             left_out |= dict.fromkeys(projection, "the projection head of DINO's training, which is no classifier")
             left = {name: short for name, short in left.items() if name not in left_out}
-        common = next((p for p in _PREFIXES if left and all(short.startswith(p) for short in left.values())), None)
+        network = [short for short in left.values() if not of_training(short)]
+        common = next((p for p in _PREFIXES if network and all(short.startswith(p) for short in network)), None)
         if common is None:
             inside = {name: short.replace(_COMPILED_INSIDE, ".") for name, short in left.items()}
             if len(set(inside.values())) < len(inside):
@@ -285,6 +294,11 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
             return PlainNames(names=inside, prefix=prefix, left_out=left_out)
         left = {name: short.removeprefix(common) for name, short in left.items()}
         prefix += common
+
+
+def of_training(name: str) -> bool:
+    """Return True if a tensor has the name of a state of a loss or metric, and not of a network."""
+    return _OF_TRAINING.fullmatch(name.partition(".")[0]) is not None
 
 
 def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -306,7 +320,7 @@ def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
         if twins and any(_CLASSIFIER_INSIDE.fullmatch(name) for name in inner):
             names = [f"{prefix}{part}" for part in (largest, *twins)]
             what = f"tensors of the same shapes under {' and '.join(f'{name}.' for name in names)}"
-            raise _must_choose(path, what, names)
+            raise must_choose(path, what, names)
         if 2 * len(inner) <= len(left):
             return ""
         prefix, left = f"{prefix}{largest}.", inner

@@ -15,8 +15,15 @@ from gmmvit_deploy.checkpoints._resizing import resized_as_asked
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
-from gmmvit_deploy.checkpoints.reading import TensorFile
-from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, misfits, tensor_from_file
+from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
+from gmmvit_deploy.checkpoints.weights import (
+    as_float32,
+    filled_model,
+    listed,
+    misfits,
+    tensor_from_file,
+    without_training,
+)
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.images.spec import image_from_json
 from gmmvit_deploy.models.families import (
@@ -90,7 +97,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     if file.has_own_names:
         return _load_own(file, hints)
     if own_class is not None:
-        model, used = load_own_class(file, hints, *own_class)
+        model, used, file = load_own_class(file, hints, *own_class)
         model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
     refuse_adapter(file.path, file.tensors)  # a class of one's own may have layers of LoRA
@@ -129,11 +136,12 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         file = with_network_names(file, spec)
     with _errors_that_name(name):
         origins = source.tensors(spec)
+    used = {key for origin in origins.values() for key in origin_keys(origin)}
+    file = without_training(file, used)
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
     _refuse_misfits(file, spec, origins, unused)
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
     resized = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
-    used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, resized, used=used, unused=unused)
     taken = {**source.taken_from(shapes, hints, spec), **given.typed()}
     loaded = replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
@@ -146,15 +154,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
 def _network_of(file: TensorFile) -> TensorFile:
     """Return the part of the tensors that has the classifier, without its prefix (`_wrapping.prefix_of_network`)."""
     prefix = prefix_of_network(file.path, {name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
-    if not prefix or file.record.of_transformers:
-        return file
-    reason = f"outside of '{prefix}', under which the network is"
-    return replace(
-        file,
-        wrapping=f"{file.wrapping}, network under '{prefix}'",
-        tensors={name.removeprefix(prefix): t for name, t in file.tensors.items() if name.startswith(prefix)},
-        left_out={**file.left_out, **{name: reason for name in file.tensors if not name.startswith(prefix)}},
-    )
+    return under_prefix(file, prefix) if prefix and not file.record.of_transformers else file
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ __all__ = [
     "TensorFile",
     "read_tensors",
     "require_checkpoint",
+    "under_prefix",
     "weights_bytes",
     "with_shared",
 ]
@@ -121,6 +122,17 @@ class TensorFile:
         if not isinstance(data, dict):
             raise CheckpointError(f"{self.path}: expected the {what} in the metadata to be a JSON object")
         return data
+
+
+def under_prefix(file: TensorFile, prefix: str) -> TensorFile:
+    """Return the part of the tensors under a prefix, such as ``net.``, without the prefix."""
+    reason = f"outside of '{prefix}', under which the network is"
+    return replace(
+        file,
+        wrapping=f"{file.wrapping}, network under '{prefix}'",
+        tensors={name.removeprefix(prefix): t for name, t in file.tensors.items() if name.startswith(prefix)},
+        left_out={**file.left_out, **{name: reason for name in file.tensors if not name.startswith(prefix)}},
+    )
 
 
 def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "", keep_prefix: bool = False) -> TensorFile:
