@@ -125,7 +125,7 @@ def export(
     graph as constants. If a step fails, no files are left behind.
     """
     require_output(out, force=force)
-    hints = read_hints(only_features=outputs == "features")
+    hints = read_hints(only_features=outputs == "features", only_tensors=input_kind == "tensor")
     if outputs == "features" and labels is not None:
         raise InputError(
             "--labels names the classes of the logits, and --outputs features writes no logits",

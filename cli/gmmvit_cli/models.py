@@ -84,6 +84,7 @@ def model_args_from(text: str | None) -> dict[str, Any]:
 def hints_from(
     *,
     only_features: bool = False,
+    only_tensors: bool = False,
     preset: str | None = MODEL.option(
         "NAME",
         f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
@@ -134,5 +135,6 @@ def hints_from(
         model_args=model_args_from(model_args),
         head=None if head is None else str(head),
         only_features=only_features,
+        only_tensors=only_tensors,
         **settings_from(settings),
     )

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from gmmvit_deploy.checkpoints._model_folder import with_network_names
 from gmmvit_deploy.checkpoints._wrapping import CLASSIFIER
 from gmmvit_deploy.checkpoints.reading import TensorFile
-from gmmvit_deploy.checkpoints.weights import listed, misfits
+from gmmvit_deploy.checkpoints.weights import listed, misfits, without_training
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes
-from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, origin_keys
 from gmmvit_deploy.models.specs import ModelSpec
 
 __all__ = ["FittedFile", "errors_that_name", "fitted_file", "refuse_misfits"]
@@ -134,6 +134,7 @@ def _fitted(
         file = with_network_names(file, spec)
     with errors_that_name(str(file.path)):
         origins = source.tensors(spec)
+    file = without_training(file, {key for origin in origins.values() for key in origin_keys(origin)})
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
     refuse_misfits(file, spec, origins, unused)
     return FittedFile(file=file, shapes=shapes, spec=spec, origins=origins, unused=unused)

@@ -1,7 +1,7 @@
 """The values that a pickle of a PyTorch file may hold, and the names by which the pickle may build these values.
 
-A name in the file is only compared with the tables of this module. The functions of the tables build plain containers
-and descriptions of tensors; `_pickled` refuses any other name.
+A name in the file is only compared with the tables of this module. The functions of the tables build plain containers,
+numbers and descriptions of tensors. Whatever any other name would build becomes a `Record`, which holds the name.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 __all__ = [
     "BUILDERS",
     "NAMESPACE",
+    "NUMPY_DTYPE",
+    "NUMPY_SCALARS",
     "TENSOR_WITH_TYPE",
     "Name",
     "Namespace",
     "OtherTensor",
+    "Record",
     "StorageRef",
     "TensorRef",
     "checked_key",
@@ -33,18 +38,26 @@ _MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name in the file, such as ``torch.float32``, kept as text: the object of this name is never imported.
-
-    callable: True if the name belongs to a function or class. Such a name may build a value but never be a value.
-    """
+    """A name in the file, such as ``torch.float32``, kept as text: the object of this name is never imported."""
 
     path: str
-    callable: bool = False
+
+
+class Record(dict[Any, Any]):
+    """What a function or class outside the tables of this module would build, such as a ``pathlib.PosixPath``.
+
+    The items are those of a dict, such as a configuration, and empty for any other object.
+    name: the function or class.  parts: the arguments and the state of a ``numpy.dtype``; empty for any other object.
+    """
+
+    def __init__(self, name: str, *parts: Any) -> None:
+        super().__init__()
+        self.name, self.parts = name, parts
 
 
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """The values of an ``argparse.Namespace`` in the file.  `_wrapping.record_of` checks that the values are plain."""
+    """The values of an ``argparse.Namespace`` in the file.  `_wrapping.record_of` takes those that are plain."""
 
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -93,17 +106,21 @@ def kind_of(value: object) -> str:
     """Return the type of a value of the file, for messages, such as ``torch.Tensor``."""
     if isinstance(value, Name):
         return value.path
+    if isinstance(value, Record):
+        return value.name
     if isinstance(value, TensorRef | OtherTensor):
         return "torch.Tensor"
     return "argparse.Namespace" if isinstance(value, Namespace) else type(value).__name__
 
 
 def checked_key(key: Any) -> Any:
-    """Return the key of a dict or a set unchanged.
+    """Return the key of a dict or a set unchanged, or the name of a key that is no data.
 
     Errors: ValueError when the key is not a plain value or a flat tuple of plain values. Nested tuples are refused,
     because hashing a deeply nested tuple exhausts the C stack.
     """
+    if isinstance(key, Name | Record):
+        return kind_of(key)
     simple = isinstance(key, str | bytes | int | float | None)
     if not simple and not (isinstance(key, tuple) and all(isinstance(k, str | int | float | None) for k in key)):
         raise ValueError(f"a dict has a key of type {kind_of(key)}")
@@ -126,11 +143,8 @@ def known_name(module: str, name: str) -> Name | None:
     """Return a `Name`, or None if the name is not in the tables of this module."""
     module = {"__builtin__": "builtins"}.get(module, module)  # the name of this module in Python 2
     full = f"{module}.{name}"
-    if full in BUILDERS or full in _TYPES:
-        return Name(full, callable=True)
-    if _INERT.fullmatch(full) or dtype_of_storage(full) is not None:
-        return Name(full)
-    return None
+    known = full in BUILDERS or full in _TYPES or _INERT.fullmatch(full) or dtype_of_storage(full) is not None
+    return Name(full) if known else None
 
 
 def dtype_of_storage(name: str) -> str | None:
@@ -174,12 +188,14 @@ def _parameter(tensor: Any, *_: Any) -> TensorRef | OtherTensor:
     return tensor
 
 
-def _tensor_with_type(function: Any, kind: Any, arguments: Any, *_: Any) -> TensorRef | OtherTensor:
+def _tensor_with_type(function: Any, kind: Any, arguments: Any, *_: Any) -> TensorRef | OtherTensor | Record:
     """Describe a tensor that was saved with Python attributes.  The attributes are dropped."""
-    if not (isinstance(function, Name) and isinstance(kind, Name)) or kind.path not in _TYPES:
-        raise ValueError("a tensor of an unknown type")
+    if not (isinstance(function, Name) and isinstance(kind, Name)):
+        raise ValueError("a tensor without type")
+    if kind.path not in _TYPES:
+        return Record(kind.path)
     if function.path not in _TENSOR_BUILDERS:
-        raise ValueError(f"a tensor built by {function.path}")
+        return Record(function.path)
     return _TENSOR_BUILDERS[function.path](*arguments)
 
 
@@ -203,6 +219,17 @@ def _counter(values: Any = ()) -> Counter[Any]:
     return Counter(dict(values))
 
 
+def _numpy_scalar(dtype: Any, data: Any = None) -> Any:
+    """Return the number of a scalar of numpy; a `Record` for other scalars, such as texts and dates."""
+    form, *state = dtype.parts if isinstance(dtype, Record) else ("",)
+    native = not state or (isinstance(state[0], tuple) and state[0][1:2] in [("<",), ("|",)])
+    if not (
+        isinstance(form, str) and re.fullmatch("b1|[iu][1248]|f[248]", form) and isinstance(data, bytes) and native
+    ):
+        return Record("numpy scalar")
+    return np.frombuffer(data, f"<{form}", count=1)[0].item()
+
+
 def _ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:
     return OrderedDict((checked_key(key), value) for key, value in pairs)
 
@@ -220,6 +247,8 @@ _TENSOR_BUILDERS: Mapping[str, Callable[..., TensorRef | OtherTensor]] = {
 }
 TENSOR_WITH_TYPE = "torch._tensor._rebuild_from_type_v2"
 NAMESPACE = "argparse.Namespace"
+NUMPY_DTYPE = "numpy.dtype"
+NUMPY_SCALARS = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
 _TYPES = (NAMESPACE, "torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 BUILDERS: Mapping[str, Callable[..., Any]] = {
     **_TENSOR_BUILDERS,
@@ -230,6 +259,8 @@ BUILDERS: Mapping[str, Callable[..., Any]] = {
     "builtins.complex": lambda real, imaginary: complex(float(real), float(imaginary)),
     "builtins.bytearray": _bytearray,
     "_codecs.encode": _encoded,
+    "numpy.dtype": lambda form, *_: Record(NUMPY_DTYPE, form),
+    **dict.fromkeys(NUMPY_SCALARS, _numpy_scalar),
     "torch.Size": lambda sizes: _wholes(sizes),
     "torch.device": lambda *_: Name("torch.device"),
     "torch.serialization._get_layout": lambda *_: Name("torch.layout"),

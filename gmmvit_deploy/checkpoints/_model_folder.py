@@ -5,7 +5,8 @@ model.safetensors.index.json or             transformers: the names of several f
 pytorch_model.bin.index.json
 config.json                                 timm: architecture, model_args, pretrained_cfg, label_names
                                             transformers: architectures, model_type, id2label
-preprocessor_config.json                    transformers: the preprocessing
+preprocessor_config.json, or                transformers: the preprocessing
+processor_config.json                       transformers 5: the same under image_processor
 
 The file of ``--head`` holds a linear classifier. A backbone of DINOv2 is recognised by the names of its tensors.
 
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.checkpoints._other_files import refuse_folder
 from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
-from gmmvit_deploy.checkpoints.reading import INDEX_FILES, WEIGHTS_FILES, TensorFile, read_tensors
+from gmmvit_deploy.checkpoints.reading import INDEX_FILES, WEIGHTS_FILES, TensorFile, read_tensors, with_shared
 from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
-from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE
+from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, PROCESSOR_FILE
 from gmmvit_deploy.models.families.hugging_face.names import names_in_network
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.families.timm.checkpoint import HEAD_FILE
@@ -74,6 +75,7 @@ def read_checkpoint(path: Path, weights: str | None = None) -> TensorFile:
     if not of_transformers:
         _check_timm(path / CONFIG_FILE, config)
     file = _read_parts(present[0], weights) if present[0].name in INDEX_FILES else read_tensors(present[0], weights)
+    preprocessor, preprocessor_file = _preprocessor(path) if of_transformers else (None, "")
     writer = "Hugging Face transformers" if of_transformers else "timm"
     return replace(
         file,
@@ -82,14 +84,21 @@ def read_checkpoint(path: Path, weights: str | None = None) -> TensorFile:
             file.record,
             config=config,
             of_transformers=of_transformers,
-            preprocessor=_preprocessor(path / PREPROCESSOR_FILE) if of_transformers else None,
+            preprocessor=preprocessor,
+            preprocessor_file=preprocessor_file,
         ),
     )
 
 
-def _preprocessor(path: Path) -> Mapping[str, Any] | None:
-    hint = f"copy or download {path.name} again"
-    return _json_object(path, hint=hint) if path.is_file() else None
+def _preprocessor(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
+    """Return (the values of the image processor, the name of their file), in the order of transformers."""
+    for name in (PROCESSOR_FILE, PREPROCESSOR_FILE):
+        if (folder / name).is_file():
+            content = _json_object(folder / name, hint=f"copy or download {name} again")
+            stated = content.get("image_processor") if name == PROCESSOR_FILE else content
+            if isinstance(stated, dict):
+                return stated, name
+    return None, ""
 
 
 def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
@@ -115,7 +124,8 @@ def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
     Errors: CheckpointError as in `read_tensors`; when the index is not valid, names a file outside of the folder, or
     contradicts the parts.
     """
-    placed = _json_object(index, hint=_INDEX_HINT).get("weight_map")
+    stated = _json_object(index, hint=_INDEX_HINT)
+    placed, metadata = stated.get("weight_map"), stated.get("metadata")
     if not isinstance(placed, dict) or not placed or not all(isinstance(part, str) for part in placed.values()):
         raise CheckpointError(f"{index}: expected an object under 'weight_map': tensor → file", hint=_INDEX_HINT)
     tensors: dict[str, Tensor] = {}
@@ -127,13 +137,14 @@ def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
             )
         part = read_tensors(index.parent / name, weights, keep_prefix=True)
         own = {tensor for tensor, file in placed.items() if file == name}
-        if differing := sorted(own ^ part.tensors.keys()):
+        if differing := sorted((own ^ part.tensors.keys()) - part.metadata.keys()):
             raise CheckpointError(
                 f"{index.parent / name}: the index {index.name} and this part differ in the tensor {differing[0]}",
                 hint=_INDEX_HINT,
             )
         tensors |= part.tensors
         hashes.append(f"{part.sha256}  {name}\n")
+    tensors = with_shared(tensors, metadata if isinstance(metadata, dict) else {})
     plain = names_without_prefix(tensors)
     return TensorFile(
         path=index.parent,

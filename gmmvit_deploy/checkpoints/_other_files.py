@@ -15,11 +15,11 @@ from gmmvit_deploy.errors import CheckpointError
 __all__ = [
     "EXPECTED",
     "RESAVE_HINT",
-    "hint_for_name",
     "refuse_adapter",
     "refuse_archive",
     "refuse_file",
     "refuse_folder",
+    "unknown_name",
 ]
 
 EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
@@ -144,22 +144,31 @@ def refuse_adapter(path: Path, names: Iterable[str]) -> None:
         raise _refused(path, kind, _merge(path.parent))
 
 
-def hint_for_name(path: Path, name: str, *, root: bool) -> str:
-    """Return what to do with a file whose pickle names a function or class that no state dict needs.
+def unknown_name(path: Path, name: str, *, key: str | None = None, root: bool = False) -> CheckpointError:
+    """Return the error for a file whose weights are objects of a class that this package does not read.
 
-    root: True if the pickle begins with the name, so that the whole file is an object of this class.
+    name: the class, or the function that would build the objects.
+    key: the key of the dict of weights in the file; None if the whole file is the dict.
+    root: True if there is no dict: the whole file, or the value under ``key``, is an object of this class.
     """
+    held = _loaded(path) if key is None else f"{_loaded(path)}['{key}']"
     if name.startswith("torch.distributed."):
-        return _FULL_TENSORS_HINT
-    if name == "torch.storage._load_from_bytes":
-        return _trusted(_saved(_unpickled(path), modules="pickle, torch"))
-    if root and name.rpartition(".")[2][:1].isupper():
-        saved = _saved(f"{_unpickled(path)}.state_dict()", modules="pickle, torch")
-        return _trusted(f"where Python can import {name}, {saved}")
-    return RESAVE_HINT
+        hint = _FULL_TENSORS_HINT
+    elif name == "torch.storage._load_from_bytes":
+        hint = _trusted(_saved(held, modules="pickle, torch"))
+    elif root and name.rpartition(".")[2][:1].isupper():
+        saved = _saved(f"{held}.state_dict()", modules="pickle, torch")
+        hint = _trusted(f"where Python can import {name}, {saved}")
+    else:
+        tensors = f"{{k: torch.as_tensor(v) for k, v in {held}.items() if hasattr(v, 'shape')}}"
+        hint = _trusted(_saved(tensors, modules="pickle, torch"))
+    return CheckpointError(
+        f"{path}: its pickle names {name}, which no checkpoint of tensors needs; no code of the file was run", hint=hint
+    )
 
 
-def _unpickled(path: Path) -> str:
+def _loaded(path: Path) -> str:
+    """Return the expression of Python that loads the file, by running its code."""
     if is_zipfile(path):
         return f"torch.load('{path}', map_location='cpu', weights_only=False)"
     return f"pickle.load(open('{path}', 'rb'))"

@@ -1,26 +1,28 @@
 """Read the pickle inside a PyTorch file as inert data, without importing or calling anything that the pickle names.
 
-    pickle opcodes ──> dicts, lists, numbers, text, `TensorRef`, `Namespace`
+    pickle opcodes ──> dicts, lists, numbers, text, `TensorRef`, `Namespace`, `Record`
 
 `pickletools` splits the bytes into opcodes and `_Machine` interprets them. A name in the file is only compared with the
-tables of `_inert`, whose functions build plain containers and descriptions of tensors. Any other name is refused. This
-module does not read the elements of tensors.
+tables of `_inert`, whose functions build plain containers and descriptions of tensors. What any other name would build
+becomes a `Record` of the name. This module does not read the elements of tensors.
 """
 
 from __future__ import annotations
 
 import pickletools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from gmmvit_deploy.checkpoints._inert import (
     BUILDERS,
     NAMESPACE,
-    TENSOR_WITH_TYPE,
+    NUMPY_DTYPE,
+    NUMPY_SCALARS,
     Name,
     Namespace,
+    Record,
     StorageRef,
     checked_key,
     dtype_of_storage,
@@ -28,7 +30,7 @@ from gmmvit_deploy.checkpoints._inert import (
     known_name,
     whole_number,
 )
-from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, hint_for_name
+from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, unknown_name
 from gmmvit_deploy.errors import CheckpointError
 
 __all__ = ["read_pickle"]
@@ -37,42 +39,22 @@ _MAX_BYTES = 64 << 20  # a checkpoint of 2,400 tensors has a pickle of about hal
 _MAX_OPCODES = 5_000_000
 
 
-class _Call(tuple):  # type: ignore[type-arg]
-    """A tuple that contains the name of a function or class.
-
-    Such a tuple may only be the arguments of `_inert.TENSOR_WITH_TYPE`, never a value.
-    """
-
-    __slots__ = ()
-
-
 def _too_large(path: Path, limit: str) -> CheckpointError:
     return CheckpointError(f"{path}: expected a list of tensors of at most {limit}, got more", hint=RESAVE_HINT)
 
 
-def _refused(path: Path, name: str, *, root: bool = False) -> CheckpointError:
-    """Return the error for a file that names a function or class outside the tables of `_inert`.
-
-    root: True if the pickle begins with the name.
-    """
-    return CheckpointError(
-        f"{path}: its pickle names {name}, which no checkpoint of tensors needs; no code of the file was run",
-        hint=hint_for_name(path, name, root=root),
-    )
-
-
-def read_pickle(path: Path, file: IO[bytes], namespaces: list[Namespace], storages: dict[str, StorageRef]) -> Any:
+def read_pickle(path: Path, file: IO[bytes], storages: dict[str, StorageRef], *, known: bool = False) -> Any:
     """Interpret the pickle at the position of ``file``, and return the value of the pickle.
 
     The position of ``file`` is afterwards the first byte after the pickle.
     path: the path of the file, for messages.
-    namespaces, storages: the function adds each namespace and each storage of the pickle to these containers.
+    storages: the function adds each storage of the pickle.
+    known: True to refuse a name that is not in the tables of `_inert`.
     Errors:
-        CheckpointError: the pickle names a function or class that is not in the tables of `_inert`, holds a function or
-            class as a value, or is too large.
+        CheckpointError: the pickle is too large, or names an unknown function or class with ``known``.
         ValueError: the bytes are a damaged pickle or no pickle.
     """
-    machine = _Machine(path, namespaces, storages)
+    machine = _Machine(path, storages, known=known)
     try:
         return machine.run(_Bounded(path, file))
     # A damaged pickle pops from an empty stack, reads an unset memo entry, or passes arguments of unexpected types.
@@ -105,10 +87,10 @@ class _Bounded:
 class _Machine:
     """The stack machine of the pickle format, protocols 2 to 5, limited to opcodes for data."""
 
-    def __init__(self, path: Path, namespaces: list[Namespace], storages: dict[str, StorageRef]) -> None:
+    def __init__(self, path: Path, storages: dict[str, StorageRef], *, known: bool) -> None:
         self._path = path
-        self._namespaces = namespaces
         self._storages = storages
+        self._known = known
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []  # the stacks under each MARK
         self._memo: dict[int, Any] = {}
@@ -129,23 +111,7 @@ class _Machine:
                 if step is None:
                     raise ValueError(f"pickle opcode {name}, which no PyTorch file uses")
                 step(self, argument)
-        return self._held(self._stack.pop())
-
-    def _held(self, value: Any) -> Any:
-        """Return a value that becomes part of the data.
-
-        Errors: CheckpointError when the value is the name of a function or class, or a tuple that contains such a name.
-        """
-        for item in value if isinstance(value, _Call) else (value,):
-            if isinstance(item, Name) and item.callable:
-                raise CheckpointError(
-                    f"{self._path}: expected data, got {item.path}, a function or class, among its values; "
-                    "no code of the file was run",
-                    hint=RESAVE_HINT,
-                )
-            if isinstance(item, _Call):
-                self._held(item)
-        return value
+        return self._stack.pop()
 
     def _from_mark(self) -> list[Any]:
         items = self._stack
@@ -158,13 +124,13 @@ class _Machine:
 
     def _tuple(self, _: Any) -> None:
         items = self._from_mark()
-        self._stack.append(_tuple(items))
+        self._stack.append(tuple(items))
 
     def _small_tuple(self, count: int) -> None:
         items = self._stack[-count:]
         if len(items) < count:
             raise ValueError(f"a tuple takes {count} values, but the stack of the pickle holds {len(items)}")
-        self._stack[-count:] = [_tuple(items)]
+        self._stack[-count:] = [tuple(items)]
 
     def _append(self, _: Any) -> None:
         item = self._stack.pop()
@@ -175,16 +141,24 @@ class _Machine:
 
     def _listed(self, items: list[Any]) -> None:
         target = self._stack[-1]
+        if isinstance(target, Record):
+            return
         if type(target) is not list:
             raise ValueError(f"list items for a {kind_of(target)}")
-        target.extend(self._held(item) for item in items)
+        target.extend(items)
 
     def _additems(self, _: Any) -> None:
         items = self._from_mark()
         target = self._stack[-1]
+        if isinstance(target, Record):
+            return
         if type(target) is not set:
             raise ValueError(f"set items for a {kind_of(target)}")
-        target.update(checked_key(self._held(item)) for item in items)
+        target.update(checked_key(item) for item in items)
+
+    def _frozenset(self, _: Any) -> None:
+        items = self._from_mark()
+        self._stack.append({checked_key(item) for item in items})
 
     def _setitem(self, _: Any) -> None:
         value, key = self._stack.pop(), self._stack.pop()
@@ -195,10 +169,10 @@ class _Machine:
 
     def _set(self, items: list[Any]) -> None:
         target = self._stack[-1]
-        if type(target) not in (dict, OrderedDict, Counter) or len(items) % 2:
+        if type(target) not in (dict, OrderedDict, Counter, Record) or len(items) % 2:
             raise ValueError(f"{len(items)} keys and values for a {kind_of(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[checked_key(self._held(key))] = self._held(value)
+            target[checked_key(key)] = value
 
     def _put(self, index: int | None) -> None:
         self._memo[len(self._memo) if index is None else index] = self._stack[-1]
@@ -212,9 +186,9 @@ class _Machine:
 
     def _push_name(self, module: str, name: str) -> None:
         known = known_name(module, name)
-        if known is None:
-            raise _refused(self._path, f"{module}.{name}", root=not self._stack and not self._below)
-        self._stack.append(known)
+        if known is None and self._known:
+            raise unknown_name(self._path, f"{module}.{name}", root=not self._stack and not self._below)
+        self._stack.append(known or Name(f"{module}.{name}"))
 
     def _stack_global(self, _: Any) -> None:
         name, module = self._stack.pop(), self._stack.pop()
@@ -224,29 +198,35 @@ class _Machine:
 
     def _reduce(self, _: Any) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
-        if not (isinstance(function, Name) and isinstance(arguments, tuple)):
+        if not (isinstance(function, Name | Record) and isinstance(arguments, tuple)):
             raise ValueError(f"a call of a {kind_of(function)}")
-        if function.path not in BUILDERS:
-            raise _refused(self._path, function.path)
-        if function.path != TENSOR_WITH_TYPE:
-            self._held(arguments)
-        self._stack.append(BUILDERS[function.path](*arguments))
+        name = kind_of(function)
+        unknown = next((item for item in arguments if isinstance(item, Record)), None)
+        if isinstance(function, Record) or name not in BUILDERS:
+            self._stack.append(Record(name))
+        elif unknown is not None and name not in NUMPY_SCALARS:
+            self._stack.append(Record(unknown.name))  # such as a tensor of a storage that nothing here reads
+        else:
+            self._stack.append(BUILDERS[name](*arguments))
 
     def _newobj(self, _: Any) -> None:
         arguments, cls = self._stack.pop(), self._stack.pop()
-        if not isinstance(cls, Name):
+        if not isinstance(cls, Name | Record):
             raise ValueError(f"a new object of a {kind_of(cls)}")
-        if cls.path != NAMESPACE:
-            raise _refused(self._path, cls.path)
-        if arguments != ():
+        if kind_of(cls) == NAMESPACE and arguments != ():
             raise ValueError("an argparse.Namespace with arguments")
-        self._namespaces.append(Namespace())
-        self._stack.append(self._namespaces[-1])
+        self._stack.append(Namespace() if kind_of(cls) == NAMESPACE else Record(kind_of(cls)))
+
+    def _newobj_ex(self, _: Any) -> None:
+        self._stack.pop()  # the named arguments
+        self._newobj(_)
 
     def _build(self, _: Any) -> None:
-        state = self._held(self._stack.pop())
+        state = self._stack.pop()
         target = self._stack[-1]
-        if isinstance(target, Namespace):
+        if isinstance(target, Record):
+            target.parts += (state,) if target.name == NUMPY_DTYPE else ()
+        elif isinstance(target, Namespace):
             if type(state) is not dict or not all(isinstance(key, str) for key in state):
                 raise ValueError("an argparse.Namespace whose state is no dict of names")
             target.values.update(state)
@@ -254,7 +234,11 @@ class _Machine:
             raise ValueError(f"the pickle sets the state of a {kind_of(target)}, which has no state")
 
     def _persistent(self, _: Any) -> None:
-        kind, storage_type, key, _location, numel, *rest = self._held(self._stack.pop())
+        reference = self._stack.pop()
+        if reference[0] == "module":  # the class of a whole network, with its source, before torch 1.6
+            self._stack.append(reference[1])
+            return
+        kind, storage_type, key, _location, numel, *rest = reference
         dtype = dtype_of_storage(storage_type.path)
         if kind != "storage" or dtype is None or not isinstance(key, str):
             raise ValueError("a reference to something other than the numbers of a tensor")
@@ -265,12 +249,6 @@ class _Machine:
         ref = StorageRef(key=key, dtype=dtype, numel=whole_number(numel), view=view)
         self._storages.setdefault(key, ref)
         self._stack.append(ref)
-
-
-def _tuple(items: Iterable[Any]) -> tuple[Any, ...]:
-    made = tuple(items)
-    calls = any(isinstance(item, _Call) or (isinstance(item, Name) and item.callable) for item in made)
-    return _Call(made) if calls else made
 
 
 _CONSTANTS: Mapping[str, Callable[[], Any]] = {
@@ -296,6 +274,7 @@ _STEPS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "APPEND": _Machine._append,
     "APPENDS": _Machine._appends,
     "ADDITEMS": _Machine._additems,
+    "FROZENSET": _Machine._frozenset,
     "SETITEM": _Machine._setitem,
     "SETITEMS": _Machine._setitems,
     "BINPUT": _Machine._put,
@@ -307,6 +286,7 @@ _STEPS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "STACK_GLOBAL": _Machine._stack_global,
     "REDUCE": _Machine._reduce,
     "NEWOBJ": _Machine._newobj,
+    "NEWOBJ_EX": _Machine._newobj_ex,
     "BUILD": _Machine._build,
     "BINPERSID": _Machine._persistent,
 }

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from gmmvit_deploy.checkpoints._inert import Namespace, OtherTensor, StorageRef, TensorRef
+from gmmvit_deploy.checkpoints._inert import OtherTensor, StorageRef, TensorRef
 from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_archive
 from gmmvit_deploy.checkpoints._pickled import read_pickle
 from gmmvit_deploy.errors import CheckpointError
@@ -48,7 +48,6 @@ class TorchFile:
 
     value: the object that `torch.save` saved, with a placeholder for each tensor: a `TensorRef`
     for a dense tensor, an `OtherTensor` for a sparse or quantised tensor.
-    namespaces: every `argparse.Namespace` in the pickle, as an `_inert.Namespace`, for the training record.
     places: key of a storage → (first byte, number of bytes) in the file.
     checksums: key of a storage → CRC-32 of its bytes; a storage whose checksum the file does not state has no entry.
     big_endian: True if the elements of the storages are stored in big-endian byte order.
@@ -57,7 +56,6 @@ class TorchFile:
 
     path: Path
     value: Any
-    namespaces: tuple[Namespace, ...]
     places: Mapping[str, tuple[int, int]]
     big_endian: bool
     file: BufferedReader
@@ -137,7 +135,7 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
     """Open a PyTorch file of either format.  Tensors can be read until the context ends.
 
     Errors: CheckpointError when the file is damaged, is no PyTorch file, is an archive of another kind, has a pickle
-    that is too large, or names a function or class that is not on the list in module `_inert`.
+    that is too large, or was written by the module pickle, whose tensors only code of the file could build.
     """
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP_MAGIC
@@ -146,7 +144,6 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
 
 
 def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
-    namespaces: list[Namespace] = []
     try:
         with zipfile.ZipFile(file) as archive:
             refuse_archive(path, archive.namelist())
@@ -160,11 +157,10 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
         pickled = _record(path, file, places["data.pkl"])
         if crc32(pickled) != checksums.get("data.pkl", crc32(pickled)):
             raise ValueError("data.pkl does not match its checksum")
-        value = read_pickle(path, BytesIO(pickled), namespaces, {})
+        value = read_pickle(path, BytesIO(pickled), {})
         return TorchFile(
             path=path,
             value=value,
-            namespaces=tuple(namespaces),
             places={name.removeprefix("data/"): place for name, place in places.items() if name.startswith("data/")},
             checksums={name.removeprefix("data/"): crc for name, crc in checksums.items() if name.startswith("data/")},
             big_endian="byteorder" in places and _record(path, file, places["byteorder"]) == b"big",
@@ -200,24 +196,23 @@ def _record(path: Path, file: BufferedReader, place: tuple[int, int]) -> bytes:
 
 
 def _from_pickles(path: Path, file: BufferedReader) -> TorchFile:
-    namespaces: list[Namespace] = []
     storages: dict[str, StorageRef] = {}
     try:
-        magic_number = read_pickle(path, file, [], {})
+        magic_number = read_pickle(path, file, {}, known=True)
     except ValueError as exc:
         raise _something_else(path) from exc
     if magic_number != _MAGIC_NUMBER:
         raise _something_else(path)
     try:
-        if read_pickle(path, file, [], {}) != _PROTOCOL_VERSION:
+        if read_pickle(path, file, {}) != _PROTOCOL_VERSION:
             raise ValueError("an unknown version of the older format")
-        read_pickle(path, file, [], {})  # byte order and type sizes; elements are always little-endian
-        value = read_pickle(path, file, namespaces, storages)
-        keys = read_pickle(path, file, [], {})
+        read_pickle(path, file, {})  # byte order and type sizes; elements are always little-endian
+        value = read_pickle(path, file, storages)
+        keys = read_pickle(path, file, {})
         places = _places_in_order(file, keys, storages)
     except (ValueError, TypeError, KeyError, struct.error, OSError) as exc:
         raise damaged(path) from exc
-    return TorchFile(path=path, value=value, namespaces=tuple(namespaces), places=places, big_endian=False, file=file)
+    return TorchFile(path=path, value=value, places=places, big_endian=False, file=file)
 
 
 def _something_else(path: Path) -> CheckpointError:

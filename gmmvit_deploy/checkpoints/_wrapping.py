@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, TensorRef, kind_of
-from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT
+from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, Record, TensorRef, kind_of
+from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, unknown_name
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import PlainValue, TrainingRecord
@@ -27,7 +28,9 @@ __all__ = [
     "ChosenWeights",
     "PlainNames",
     "choose_weights",
+    "must_choose",
     "names_without_prefix",
+    "of_training",
     "part_of",
     "prefix_of_network",
     "record_of",
@@ -46,6 +49,11 @@ CLASSIFIER = re.compile(
     r"(head|head_dist|heads|fc|classifier|mlp_head|linear_head|last_linear)(\.(\d+|fc|head|l))*\.weight"
 )
 _CLASSIFIER_INSIDE = re.compile(rf"(.+\.)?{CLASSIFIER.pattern}")
+_OF_TRAINING = re.compile(
+    r"(.*_)?(loss|losses|loss_fn|loss_func|loss_function|criterion|criteria|metrics?|accuracy|acc\d*|f1|f1_score|auroc|"
+    r"precision|recall|confmat|(pos|class|ce|loss)_weights?)(_.*)?\d*"
+)
+"""The first part of the name of a tensor of a loss or of a metric, such as ``criterion.weight`` or ``val_acc.tp``."""
 _AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
 _MOST_KEYS = 3  # in the key of a set of weights, such as ema.shadow
 _MAX_DEPTH = 32
@@ -58,11 +66,13 @@ class ChosenWeights:
 
     entries: name → `TensorRef`, or another value of the state dict.
     wrapping: a description of the place of the state dict in the file.
+    key: the key of the state dict in the dict of the file; None if the file is the state dict, or for a deeper place.
     kind: ``trained`` or ``averaged``; None when the file does not state the kind of its weights.
     """
 
     entries: Mapping[Any, Any]
     wrapping: str
+    key: str | None = None
     kind: WeightsKind | None = None
 
 
@@ -75,6 +85,8 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     Errors: CheckpointError when the file holds no dict, when it holds a second set of weights with the same shapes
     and ``asked`` is None, or when it does not hold the weights that the user chose.
     """
+    if isinstance(loaded, Name) or (isinstance(loaded, Record) and not loaded):
+        raise unknown_name(path, kind_of(loaded), root=True)
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: expected a dict of tensors, got {kind_of(loaded)}", hint=RESAVE_HINT)
     if asked not in (None, *WEIGHTS_KINDS):
@@ -185,10 +197,10 @@ def _refuse_second_set(path: Path, loaded: Mapping[Any, Any], chosen: str) -> No
     if others:
         keys = (chosen, *(key for key in others if isinstance(sets[key], dict)))
         what = f"weights under '{chosen}', and tensors of the same shapes under {' and '.join(map(repr, others))}"
-        raise _must_choose(path, what, keys)
+        raise must_choose(path, what, keys)
 
 
-def _must_choose(path: Path, what: str, keys: Iterable[str]) -> CheckpointError:
+def must_choose(path: Path, what: str, keys: Iterable[str]) -> CheckpointError:
     return CheckpointError(
         f"{path}: holds {what}: an average of the weights (EMA), for example, whose logits differ",
         hint=f"type --set weights={' or --set weights='.join(keys)}",
@@ -228,7 +240,8 @@ def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | 
     """Return the state dict under ``key``; if ``key`` is None, the whole file is the state dict."""
     if key is None:
         return ChosenWeights(entries=loaded, wrapping="bare state dict")
-    return ChosenWeights(entries=loaded[key], wrapping=f"training checkpoint, weights under '{key}'", kind=kind)
+    wrapping = f"training checkpoint, weights under '{key}'"
+    return ChosenWeights(entries=loaded[key], wrapping=wrapping, key=key, kind=kind)
 
 
 def refuse_choice(path: Path, asked: str | None) -> None:
@@ -259,7 +272,8 @@ class PlainNames:
 def names_without_prefix(names: Iterable[str]) -> PlainNames:
     """Remove the prefixes that wrappers put before the name of every tensor.
 
-    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number.
+    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number. The tensors
+    of a loss or metric, which training frameworks save beside the network, need not have the prefix.
     ``_orig_mod.`` is also removed inside of names, where compiled parts of a model have it.
     """
     left = {name: name for name in names}
@@ -274,7 +288,8 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
         if projection and others and all(short.startswith(_BACKBONE) for short in others):
             left_out |= dict.fromkeys(projection, "the projection head of DINO's training, which is no classifier")
             left = {name: short for name, short in left.items() if name not in left_out}
-        common = next((p for p in _PREFIXES if left and all(short.startswith(p) for short in left.values())), None)
+        network = [short for short in left.values() if not of_training(short)]
+        common = next((p for p in _PREFIXES if network and all(short.startswith(p) for short in network)), None)
         if common is None:
             inside = {name: short.replace(_COMPILED_INSIDE, ".") for name, short in left.items()}
             if len(set(inside.values())) < len(inside):
@@ -282,6 +297,11 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
             return PlainNames(names=inside, prefix=prefix, left_out=left_out)
         left = {name: short.removeprefix(common) for name, short in left.items()}
         prefix += common
+
+
+def of_training(name: str) -> bool:
+    """Return True if a tensor has the name of a state of a loss or metric, and not of a network."""
+    return _OF_TRAINING.fullmatch(name.partition(".")[0]) is not None
 
 
 def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -303,7 +323,7 @@ def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
         if twins and any(_CLASSIFIER_INSIDE.fullmatch(name) for name in inner):
             names = [f"{prefix}{part}" for part in (largest, *twins)]
             what = f"tensors of the same shapes under {' and '.join(f'{name}.' for name in names)}"
-            raise _must_choose(path, what, names)
+            raise must_choose(path, what, names)
         if 2 * len(inner) <= len(left):
             return ""
         prefix, left = f"{prefix}{largest}.", inner
@@ -314,19 +334,14 @@ def _has_classifier(names: Iterable[str]) -> bool:
     return any(CLASSIFIER.fullmatch(name) for name in names)
 
 
-def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> TrainingRecord:
-    """Return the plain values that the training script stored beside the weights.
-
-    namespaces: every namespace in the file, also namespaces whose values are not part of the result.
-    Errors: CheckpointError when a namespace holds a value that is not plain; the message names the first such value.
-    """
-    checked = {id(namespace): _plain_namespace(path, namespace) for namespace in namespaces}
+def record_of(loaded: object) -> TrainingRecord:
+    """Return the plain values that the training script stored beside the weights."""
     if not isinstance(loaded, dict):
         return TrainingRecord()
     held = [loaded.get("args"), *loaded.values()]
     first = next((value for value in held if isinstance(value, Namespace)), None)
     return TrainingRecord(
-        args=checked[id(first)] if first is not None else _plain_args(loaded.get("args")),
+        args=_plain_args(loaded.get("args") if first is None else first.values),
         entries={
             key: value
             for key, value in loaded.items()
@@ -336,32 +351,19 @@ def record_of(path: Path, loaded: object, namespaces: Iterable[Namespace]) -> Tr
 
 
 def _plain_args(args: object) -> dict[str, PlainValue]:
-    """Return the options of a training script that saved its options as a dict.
+    """Return the plain values of the options of a training script.
 
-    The result is empty if the options are absent, are no dict, or hold a value that is not plain.
+    The other options, such as a device or a path, are left out. The result is empty if the options are no dict.
     """
-    if not isinstance(args, dict):
-        return {}
-    try:
-        return {str(key): _Plain().value(value, str(key)) for key, value in args.items()}
-    except _NotPlainError:
-        return {}
-
-
-def _plain_namespace(path: Path, namespace: Namespace) -> dict[str, PlainValue]:
-    try:
-        plain = _Plain()
-        return {name: plain.value(value, name) for name, value in namespace.values.items()}
-    except _NotPlainError as exc:
-        raise CheckpointError(
-            f"{path}: its argparse.Namespace holds {exc}; expected plain values: text, numbers, booleans, None, and "
-            "lists and dicts of them",
-            hint=RESAVE_HINT,
-        ) from exc
+    plain, options = _Plain(), {}
+    for key, value in args.items() if isinstance(args, dict) else ():
+        with suppress(_NotPlainError):
+            options[str(key)] = plain.value(value)
+    return options
 
 
 class _NotPlainError(Exception):
-    """A value is not plain; the message names the value and its type."""
+    """A value is not plain, or the values are too many."""
 
 
 class _Plain:
@@ -373,24 +375,21 @@ class _Plain:
     def __init__(self) -> None:
         self._count = 0
 
-    def value(self, value: Any, where: str, depth: int = 0) -> PlainValue:
+    def value(self, value: Any, depth: int = 0) -> PlainValue:
         """Return a copy of a plain value.
 
-        where: the name of the value, for messages.  depth: the number of containers around the value.
+        depth: the number of containers around the value.
         Errors: _NotPlainError when the value, or a value in it, is not plain, or when the limits are exceeded.
         """
         self._count += 1
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
-            raise _NotPlainError(f"more than {_MAX_VALUES:,} values, or a value nested more than {_MAX_DEPTH} deep")
+            raise _NotPlainError
         if value is None or isinstance(value, str | bytes | int | float):
             return value
         if isinstance(value, Namespace):
             value = value.values
-        if isinstance(value, dict):
-            return {
-                self.value(key, where, depth + 1): self.value(item, f"{where}.{key}", depth + 1)
-                for key, item in value.items()
-            }
+        if isinstance(value, dict) and not (isinstance(value, Record) and not value):
+            return {self.value(key, depth + 1): self.value(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple | set):
-            return type(value)(self.value(item, where, depth + 1) for item in value)
-        raise _NotPlainError(f"{where}, a {value.path if isinstance(value, Name) else kind_of(value)}")
+            return type(value)(self.value(item, depth + 1) for item in value)
+        raise _NotPlainError

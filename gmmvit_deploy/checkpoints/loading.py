@@ -14,7 +14,7 @@ from gmmvit_deploy.checkpoints._resizing import resized_as_asked
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
 from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
-from gmmvit_deploy.checkpoints.reading import TensorFile
+from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
 from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.images.spec import image_from_json
@@ -90,7 +90,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     if file.has_own_names:
         return _load_own(file, hints)
     if own_class is not None:
-        model, used = load_own_class(file, hints, *own_class)
+        model, used, file = load_own_class(file, hints, *own_class)
         model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
     refuse_adapter(file.path, file.tensors)  # a class of one's own may have layers of LoRA
@@ -142,15 +142,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
 def _network_of(file: TensorFile) -> TensorFile:
     """Return the part of the tensors that has the classifier, without its prefix (`_wrapping.prefix_of_network`)."""
     prefix = prefix_of_network(file.path, {name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
-    if not prefix or file.record.of_transformers:
-        return file
-    reason = f"outside of '{prefix}', under which the network is"
-    return replace(
-        file,
-        wrapping=f"{file.wrapping}, network under '{prefix}'",
-        tensors={name.removeprefix(prefix): t for name, t in file.tensors.items() if name.startswith(prefix)},
-        left_out={**file.left_out, **{name: reason for name in file.tensors if not name.startswith(prefix)}},
-    )
+    return under_prefix(file, prefix) if prefix and not file.record.of_transformers else file
 
 
 def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
-from gmmvit_deploy.checkpoints.reading import TensorFile
-from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits
+from gmmvit_deploy.checkpoints._wrapping import must_choose, names_without_prefix
+from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
+from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, without_training
 from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.custom.permission import OwnFile, permit
@@ -90,11 +90,11 @@ def require_same_class(spec: ModelSpec, hints: LoadHints, *, what: str) -> None:
         )
 
 
-def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> tuple[Model, set[str]]:
+def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> tuple[Model, set[str], TensorFile]:
     """Build a network of the class that the user named, and load the tensors of a checkpoint into the network.
 
     path, name: the Python file and the class of ``hints.model``.
-    Returns (the model, the keys of the checkpoint that the model reads).
+    Returns (the model, the keys of the checkpoint that the model reads, the file without the tensors beside the network).
     Errors:
         InputError: the file or the class cannot be used (`families.custom.running`, `families.custom.model`).
         CheckpointError: an option is missing or does not apply, or the tensors do not fit the class.
@@ -132,6 +132,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     )
     # A wrapper's prefix is removed from the names of the file; a class whose names all begin with it loses it too.
     names = names_without_prefix(network.state_dict()).names
+    file = without_training(_network_of(file, names.values()), names.values())
     origins: Mapping[str, str] = {f"network.{own}": key for own, key in names.items()}
     if problems := misfits(spec, file.tensors, origins):
         raise CheckpointError(
@@ -145,7 +146,24 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     for own_network in networks:
         own_network.load_state_dict(state)
     _require_same_logits(networks, model, what=f"{source}: the class {name} of {path}")
-    return model, set(names.values())
+    return model, set(names.values()), file
+
+
+def _network_of(file: TensorFile, names: Collection[str]) -> TensorFile:
+    """Return the tensors under the only prefix, such as ``net.``, under which the file has every name of the class.
+
+    names: those of the class.  Without such a prefix, or if the class fits without one, the file is returned.
+    Errors: CheckpointError when several prefixes fit, such as those of a network and of its average.
+    """
+    first = next(iter(names), "")
+    prefixes = [key.removesuffix(first) for key in file.tensors if key == first or key.endswith(f".{first}")]
+    fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in file.tensors for name in names)]
+    if not fitting or "" in fitting:
+        return file
+    if len(fitting) > 1:
+        keys = [prefix.removesuffix(".") for prefix in fitting]
+        raise must_choose(file.path, f"every tensor of the class under {' and under '.join(fitting)}", keys)
+    return under_prefix(file, fitting[0])
 
 
 def _require_same_logits(networks: tuple[nn.Module, nn.Module], model: Model, *, what: str) -> None:

@@ -1,7 +1,7 @@
 """Read named tensors from a file without running any code in it.
 
-This package reads PyTorch files as inert data: the pickles in a PyTorch file can build only tensors, plain containers
-and the values of an ``argparse.Namespace``. Safetensors files contain no code.
+This package reads PyTorch files as inert data: the pickles in a PyTorch file can build only tensors, plain values and
+records of the names of everything else. Safetensors files contain no code.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.checkpoints._inert import OtherTensor, TensorRef, kind_of
-from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_file, refuse_folder
+from gmmvit_deploy.checkpoints._inert import Name, OtherTensor, Record, TensorRef, kind_of
+from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_file, refuse_folder, unknown_name
 from gmmvit_deploy.checkpoints._torch_file import open_torch_file
 from gmmvit_deploy.checkpoints._wrapping import (
     WRAPPER_KEYS,
+    ChosenWeights,
     PlainNames,
     choose_weights,
     names_without_prefix,
@@ -43,7 +44,9 @@ __all__ = [
     "TensorFile",
     "read_tensors",
     "require_checkpoint",
+    "under_prefix",
     "weights_bytes",
+    "with_shared",
 ]
 
 SPEC_METADATA_KEY = "gmmvit_spec"
@@ -121,6 +124,17 @@ class TensorFile:
         return data
 
 
+def under_prefix(file: TensorFile, prefix: str) -> TensorFile:
+    """Return the part of the tensors under a prefix, such as ``net.``, without the prefix."""
+    reason = f"outside of '{prefix}', under which the network is"
+    return replace(
+        file,
+        wrapping=f"{file.wrapping}, network under '{prefix}'",
+        tensors={name.removeprefix(prefix): t for name, t in file.tensors.items() if name.startswith(prefix)},
+        left_out={**file.left_out, **{name: reason for name in file.tensors if not name.startswith(prefix)}},
+    )
+
+
 def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "", keep_prefix: bool = False) -> TensorFile:
     """Read a checkpoint file.
 
@@ -174,7 +188,7 @@ def weights_bytes(path: Path, weights: str | None = None) -> int:
                 shapes = [stored.get_slice(name).get_shape() for name in stored.keys()]  # noqa: SIM118 - not a dict
         else:
             with open_torch_file(path) as opened:
-                own = _own_entries(record_of(path, opened.value, opened.namespaces))
+                own = _own_entries(record_of(opened.value))
                 chosen = choose_weights(path, opened.value, weights or _kind_in(own))
                 shapes = [ref.shape for ref in chosen.entries.values() if isinstance(ref, TensorRef)]
     except (OSError, ValueError, KeyError, TypeError, CheckpointError, SafetensorError):
@@ -205,10 +219,10 @@ def _from_safetensors(path: Path, weights: str | None, sha256: str, *, keep_pref
 
 def _from_pytorch(path: Path, weights: str | None, *, keep_prefix: bool) -> TensorFile:
     with open_torch_file(path) as file:
-        record = record_of(path, file.value, file.namespaces)
+        record = record_of(file.value)
         own = _own_entries(record)
         chosen = choose_weights(path, file.value, weights or _kind_in(own))
-        refs = _only_tensors(path, chosen.entries)
+        refs = _only_tensors(path, chosen)
         keep = bool(own) or keep_prefix
         plain = PlainNames(names={name: name for name in refs}) if keep else names_without_prefix(refs)
         return TensorFile(
@@ -281,18 +295,36 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            return tensors, dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
+            return with_shared(tensors, metadata), metadata
     except SafetensorError as exc:
         raise CheckpointError(
             f"{path}: damaged safetensors file: {exc}", hint="copy or download the file again"
         ) from exc
 
 
-def _only_tensors(path: Path, entries: Mapping[Any, Any]) -> dict[str, TensorRef | OtherTensor]:
+def with_shared(tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors, and under their other names those that were shared by several names and stored once.
+
+    metadata: of a safetensors file or of its index, where the writer states: other name → the name that is stored.
+    """
+    shared = {name: held for name, held in metadata.items() if isinstance(held, str) and held in tensors}
+    return {**{name: tensors[held] for name, held in shared.items()}, **tensors}
+
+
+def _only_tensors(path: Path, chosen: ChosenWeights) -> dict[str, TensorRef | OtherTensor]:
     """Check that a state dict maps names to tensors, and return the state dict.
 
     Errors: CheckpointError when the state dict is empty, or when an entry is no tensor or has no name.
     """
+    entries = chosen.entries
+    if isinstance(entries, Record) and not entries:
+        raise unknown_name(path, entries.name, key=chosen.key, root=True)
+    unknown = [value for value in entries.values() if isinstance(value, Name | Record)]
+    if unknown and len(unknown) == len(entries) == 1 and chosen.key is None:  # such as {"net": a whole network}
+        raise unknown_name(path, kind_of(unknown[0]), key=str(next(iter(entries))), root=True)
+    if unknown:
+        raise unknown_name(path, kind_of(unknown[0]), key=chosen.key)
     if not entries:
         raise CheckpointError(f"{path}: the file holds no tensors", hint=RESAVE_HINT)
     others = [

@@ -11,12 +11,13 @@ A model is rebuilt from the stored spec; no size is inferred from names or shape
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.bundle.artifacts import Manifest
+from gmmvit_deploy.checkpoints._wrapping import of_training
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, TensorFile, read_tensors
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.models.families import model_from_spec, spec_from_json, spec_to_json
@@ -36,6 +37,7 @@ __all__ = [
     "misfits",
     "model_from_bundle",
     "tensor_from_file",
+    "without_training",
 ]
 
 _MOST_LISTED = 12
@@ -148,6 +150,21 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     # The values are copied: tensors of a file can share memory, and a change in one layer must not change another one.
     model.load_state_dict(state, strict=True)
     return model.eval().requires_grad_(True)
+
+
+def without_training(file: TensorFile, used: Iterable[str]) -> TensorFile:
+    """Return the file without the tensors of losses and metrics that the network does not read.
+
+    used: the names of the tensors that the network reads.
+    """
+    parts = {name.partition(".")[0] for name in used}
+    left_out = {name for name in file.tensors if of_training(name) and name.partition(".")[0] not in parts}
+    reason = "belongs to the loss or a metric of training, by its name"
+    return replace(
+        file,
+        tensors={name: tensor for name, tensor in file.tensors.items() if name not in left_out},
+        left_out={**file.left_out, **dict.fromkeys(left_out, reason)},
+    )
 
 
 def listed(lines: list[str]) -> str:

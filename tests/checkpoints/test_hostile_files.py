@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import datetime
+import functools
 import os
 import pickle
-import subprocess
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,29 +58,47 @@ def zipped(tmp_path: Path, data: bytes, **storages: bytes) -> Path:
     return path
 
 
+VALUES: dict[str, tuple[Any, str]] = {
+    "function": (os.system, "system"),
+    "system": (Calls(os.system, "true"), "system"),
+    "eval": (Calls(eval, "1"), "eval"),
+    "getattr": (Calls(getattr, "", "join"), "getattr"),
+    "object": (Ordinary(), "Ordinary"),
+    "path": (Path("somewhere"), "Path"),
+    "array": (np.zeros(3), "numpy"),
+    "date": (datetime.date(2024, 1, 2), "datetime.date"),
+    "module": (torch.nn.Linear(2, 2), "Linear"),
+    "class": (torch.nn.Parameter, "torch.nn.parameter.Parameter"),
+    "partial": (functools.partial(print, 1), "functools.partial"),
+    "frozen": (frozenset({Ordinary}), "set"),
+    "key": ({torch.float32: 1, Ordinary: 2}, "dict"),
+    "default": (collections.defaultdict(list, a=[1]), "collections.defaultdict"),
+}
+"""Name of a case → (value, a part of the name of its class or function)."""
+
+
 @OLD
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (os.system, "system"),
-        (Calls(os.system, "true"), "system"),
-        (Calls(eval, "1"), "eval"),
-        (Calls(getattr, "", "join"), "getattr"),
-        (Calls(subprocess.Popen, "true"), "Popen"),
-        (Ordinary(), "Ordinary"),
-        ([{"deep": (Calls(os.system, "true"),)}], "system"),
-        (Namespace(inner=Namespace(run=Calls(os.system, "true"))), "system"),
-        (Path("somewhere"), "Path"),
-        (torch.nn.Linear(2, 2), "Linear"),
-    ],
-    ids=["function", "system", "eval", "getattr", "popen", "object", "in a list", "in a namespace", "path", "module"],
-)
-def test_code_in_a_namespace_is_refused_by_name(value: Any, name: str, old: bool, tmp_path: Path) -> None:
-    path = saved(tmp_path, {"model": WEIGHTS, "args": Namespace(lr=1.0, thing=value)}, old=old)
-    with pytest.raises(CheckpointError, match="no code of the file was run") as caught:
-        read_tensors(path)
+@pytest.mark.parametrize("where", ["args", "extra", "list"])
+@pytest.mark.parametrize("case", VALUES)
+def test_what_is_no_data_beside_the_weights_is_left_out(case: str, where: str, old: bool, tmp_path: Path) -> None:
+    value = VALUES[case][0]
+    content = {
+        "model": WEIGHTS,
+        "args": Namespace(lr=1.0, thing=value if where == "args" else 0),
+        "extra": [{"deep": (value,)}] if where == "list" else value if where == "extra" else 0,
+        "best": np.float64(0.93),
+    }
+    file = read_tensors(saved(tmp_path, content, old=old))
+    assert file.tensors.keys() == {"a"}
+    assert (file.record.args["lr"], file.record.entries["best"]) == (1.0, 0.93)
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_what_is_no_data_among_the_weights_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    value, name = VALUES[case]
+    with pytest.raises(CheckpointError, match=r"no code of the file was run|are no tensors") as caught:
+        read_tensors(saved(tmp_path, {"model": {**WEIGHTS, "x": value}}))
     assert name in str(caught.value)
-    assert "model.state_dict()" in caught.value.hint
 
 
 @pytest.mark.parametrize("written", ["zip", "before torch 1.6", "pickle"])
@@ -89,78 +111,40 @@ def test_code_in_a_file_does_not_run(key: str, written: str, tmp_path: Path) -> 
     path = saved(tmp_path, content, old=written == "before torch 1.6")
     if written == "pickle":
         path.write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) if written == "pickle" else contextlib.nullcontext():
         read_tensors(path)
     assert not marker.exists()
     pickle.loads(pickle.dumps(hostile))  # the file is dangerous for a careless reader
     assert marker.exists()
 
 
+def args_of(tmp_path: Path, **values: Any) -> Any:
+    return read_tensors(saved(tmp_path, {"model": WEIGHTS, "args": Namespace(**values)})).record.args
+
+
 @pytest.mark.parametrize(
     "value",
     [
-        torch.nn.Parameter,
-        torch._utils._rebuild_tensor_v2,
-        torch.device,
-        Namespace,
-        torch.Size,
-        set,
-        bytearray,
-        (torch.Tensor,),
-        {"x": [(((torch.Tensor,),),)]},
-    ],
-    ids=["parameter", "rebuild", "device", "namespace", "size", "set", "bytearray", "in a tuple", "nested"],
-)
-@pytest.mark.parametrize("where", ["args", "extra", "model"])
-def test_functions_that_build_tensors_are_no_values(value: Any, where: str, tmp_path: Path) -> None:
-    """The reader knows these names; none may stay in the data."""
-    content: dict[str, Any] = {"model": dict(WEIGHTS), "args": Namespace(), "extra": {}}
-    vars(content["args"])["x"] = value if where == "args" else 0
-    content["extra"]["x"] = value if where == "extra" else 0
-    if where == "model":
-        content["model"]["x"] = value
-    with pytest.raises(CheckpointError, match="a function or class, among its values; no code of the file was run"):
-        read_tensors(saved(tmp_path, content))
-
-
-@pytest.mark.parametrize(
-    ("value", "described"),
-    [
-        (torch.zeros(2), "thing, a torch.Tensor"),
-        (torch.device("cpu"), "thing, a torch.device"),
-        (torch.float32, "thing, a torch.float32"),
-        (complex(1, 2), "thing, a complex"),
-        (bytearray(b"x"), "thing, a bytearray"),
-        ([0, {"key": torch.float32}], "thing.key, a torch.float32"),
+        *(torch.zeros(2), torch.device("cpu"), torch.float32, complex(1, 2), bytearray(b"x")),
+        [0, {"key": torch.float32}],
     ],
     ids=["tensor", "device", "dtype", "complex", "bytearray", "nested"],
 )
-def test_values_of_a_namespace_are_plain(value: Any, described: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, {"model": WEIGHTS, "args": Namespace(thing=value)})
-    with pytest.raises(CheckpointError, match="expected plain values") as caught:
-        read_tensors(path)
-    assert described in str(caught.value)
-
-
-def test_a_hidden_namespace_is_checked_too(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"model": WEIGHTS, "optimizer": {"deep": [Namespace(thing=torch.float32)]}})
-    with pytest.raises(CheckpointError, match=r"thing, a torch\.float32"):
-        read_tensors(path)
+def test_only_plain_values_of_a_namespace_are_taken(value: Any, tmp_path: Path) -> None:
+    assert args_of(tmp_path, thing=value, size=np.int64(32), on=np.bool_(True)) == {"size": 32, "on": True}
 
 
 def test_a_namespace_that_contains_itself(tmp_path: Path) -> None:
-    args = Namespace()
+    args = Namespace(lr=1.0)
     args.itself = args
-    with pytest.raises(CheckpointError, match="nested more than 32 deep"):
-        read_tensors(saved(tmp_path, {"model": WEIGHTS, "args": args}))
+    assert args_of(tmp_path, **vars(args)) == {"lr": 1.0}
 
 
 def test_shared_lists_that_stand_for_billions_of_values(tmp_path: Path) -> None:
     value: list[Any] = []
     for _ in range(30):
         value = [value] * 10
-    with pytest.raises(CheckpointError, match="more than 100,000 values"):
-        read_tensors(saved(tmp_path, {"model": WEIGHTS, "args": Namespace(x=value)}))
+    assert args_of(tmp_path, lr=1.0, x=value) == {"lr": 1.0}
 
 
 def test_names_of_python_are_only_names_in_a_namespace(tmp_path: Path) -> None:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import save_file, save_model
+from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.checkpoints._model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors, require_checkpoint, weights_bytes
 from gmmvit_deploy.errors import CheckpointError
 
@@ -147,3 +150,18 @@ def test_the_size_of_weights_without_reading_them(kind: str, tmp_path: Path) -> 
     else:
         save_file(state, path)
     assert weights_bytes(tmp_path if kind in ("folder", "parts") else path) == 4 * 15
+
+
+@pytest.mark.parametrize("written", ["file", "parts", "with a prefix"])
+def test_tensors_that_were_stored_once_have_all_their_names(written: str, tmp_path: Path) -> None:
+    layer = nn.Linear(4, 4)
+    network = nn.Sequential(layer, nn.Linear(4, 4), layer)
+    path = tmp_path / "model.safetensors"
+    if written == "parts":
+        save_torch_state_dict(network.state_dict(), tmp_path, max_shard_size=100)
+        path = tmp_path / "model.safetensors.index.json"
+    else:
+        save_model(network if written == "file" else nn.ModuleDict({"model": network}), str(path))
+    read = read_checkpoint(path).tensors
+    assert read.keys() == network.state_dict().keys()
+    assert all(read[name].equal(tensor) for name, tensor in network.state_dict().items())

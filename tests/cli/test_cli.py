@@ -170,7 +170,7 @@ def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bund
     ("state", "message"),
     [
         (
-            lambda state, folder: {"model_state_dict": {}, "x": Calls(os.system, f"touch {folder / 'ran'}")},
+            lambda state, folder: {"model_state_dict": {"x": Calls(os.system, f"touch {folder / 'ran'}")}},
             "no code of the file was run",
         ),
         (lambda state, folder: {"conv1.weight": torch.zeros(64, 3, 7, 7)}, "unknown architecture"),

@@ -5,8 +5,10 @@ Expected are transformers' own results: the model that ``from_pretrained`` build
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +127,34 @@ def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Pat
         typed.completed(without.images, default=None)
 
 
+def test_quantised_weights_have_a_line_that_saves_float_weights(vit: Path) -> None:
+    edited(vit, CONFIG, quantization_config={"load_in_8bit": True, "quant_method": "bitsandbytes"})
+    with pytest.raises(SpecError, match="the weights are quantised") as caught:
+        load_checkpoint(vit)
+    code = shlex.split(caught.value.hint.partition("type python -c ")[2].removesuffix(f", then give {vit}-float32"))[0]
+    called = {
+        name.id if isinstance(name, ast.Name) else name.attr
+        for name in ast.walk(ast.parse(code))
+        if isinstance(name, ast.Name | ast.Attribute)
+    }
+    assert called == {
+        "t",
+        "ViTForImageClassification",
+        "AutoImageProcessor",
+        "from_pretrained",
+        "dequantize",
+        "save_pretrained",
+    }
+    assert all(
+        hasattr(transformers.ViTForImageClassification, name)
+        for name in ("from_pretrained", "dequantize", "save_pretrained")
+    )
+    edited(vit, CONFIG, quantization_config={"bits": 4, "quant_method": "gptq"})
+    with pytest.raises(SpecError) as caught:
+        load_checkpoint(vit)
+    assert caught.value.hint.startswith("give the folder of the model before the quantisation; transformers ")
+
+
 @pytest.mark.parametrize(
     ("file", "changes", "message", "hint"),
     [
@@ -134,8 +164,18 @@ def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Pat
         (CONFIG, {"architectures": ...}, "architectures is None; expected a list", "add the class of training"),
         (CONFIG, {"architectures": ["TimmWrapperForImageClassification"]}, "a model of timm inside", "--model"),
         (CONFIG, {"model_type": "swin"}, "model_type 'swin' and ViTForImageClassification contradict", "correct"),
-        (CONFIG, {"auto_map": {"AutoModel": "code.Model"}}, "the field auto_map is not supported", "remove auto_map"),
-        (CONFIG, {"quantization_config": {"bits": 4}}, "the field quantization_config is not", "remove quant"),
+        (
+            CONFIG,
+            {"auto_map": {"AutoModel": "code.Model"}},
+            "the field auto_map is not supported",
+            "type --model FILE.py:CLASS",
+        ),
+        (
+            CONFIG,
+            {"quantization_config": {"bits": 4}},
+            "the field quantization_config is not",
+            "before the quantisation",
+        ),
         (CONFIG, {"problem_type": "regression"}, "problem_type is 'regression'; expected single_label", "correct"),
         (CONFIG, {"num_hidden_layers": 10**9}, "more layers than the weights have tensors", "again"),
         (CONFIG, {"num_hidden_layers": 1}, "keys do not fit this architecture", "save_pretrained"),
@@ -144,7 +184,7 @@ def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Pat
         (CONFIG, {"id2label": {"0": "a", "2": "b"}}, "id2label: expected a label for each|do not fit", ""),
         (PREPROCESSOR, {"sharpen": True}, "the field sharpen is True: gmmvit does not know", "correct sharpen"),
         (PREPROCESSOR, {"crop_pct": 0.9}, "the field crop_pct is 0.9: ViTImageProcessor does not read", "crop_pct"),
-        (PREPROCESSOR, {"do_pad": True}, "the field do_pad is True: padding", "remove this file"),
+        (PREPROCESSOR, {"do_pad": True}, "the field do_pad is True: padding", "add --input tensor"),
         (PREPROCESSOR, {"resample": 1}, "the field resample is 1: the filter lanczos", "correct resample"),
         (PREPROCESSOR, {"image_processor_type": "PoolFormerImageProcessor"}, "image_processor_type is 'Pool", ""),
         (PREPROCESSOR, {"size": {"shortest_edge": 32}}, "the field do_center_crop is .*keep different sizes", ""),

@@ -89,6 +89,7 @@ class LoadHints:
     from the images of training.
     head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
     only_features: True if only the features of the network are needed, so that a file may have no classifier.
+    only_tensors: True if the images are prepared outside of this package, so that it need not know how.
     Errors: InputError when a value is out of range.
     """
 
@@ -163,6 +164,7 @@ class LoadHints:
         _stages,
     )
     only_features: bool = False
+    only_tensors: bool = False
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:

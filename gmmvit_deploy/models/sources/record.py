@@ -24,7 +24,8 @@ class TrainingRecord:
     entries: name → text, number or boolean stored at the top level of the file, such as ``arch`` and ``epoch``.
     config: the values of ``config.json`` in a model folder of timm or of transformers; empty for any other file.
     of_transformers: True for a model folder of Hugging Face transformers.
-    preprocessor: the values of ``preprocessor_config.json`` in such a folder; None without this file.
+    preprocessor: the values of the image processor in such a folder; None if the folder has none.
+    preprocessor_file: the name of the file that holds them; empty if the folder has none.
     interleaved_head: True if the features of a linear head alternate between class token and mean, as DINO orders them.
     """
 
@@ -33,6 +34,7 @@ class TrainingRecord:
     config: Mapping[str, Any] = field(default_factory=dict)
     of_transformers: bool = False
     preprocessor: Mapping[str, Any] | None = None
+    preprocessor_file: str = ""
     interleaved_head: bool = False
 
 

@@ -60,9 +60,9 @@ def _proof(model: Model) -> None:
 
 
 def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.hugging_face.folding import merge_layer_scales, pool_by_mean, store_positions
+    from gmmvit_deploy.models.families.hugging_face import folding
 
-    return (merge_layer_scales, store_positions, pool_by_mean)
+    return (folding.merge_layer_scales, folding.store_positions, folding.pool_by_mean, folding.reverse_channels)
 
 
 HUGGING_FACE = Family(

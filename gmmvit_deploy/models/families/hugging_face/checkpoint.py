@@ -58,7 +58,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
     _refuse_options(shapes.source, hints)
     _refuse_depth(shapes, stated, where)
     config = config_of(architecture, stated, where=where)
-    channels = getattr(config, "num_channels", 3)
+    channels = _of_images(config, "num_channels") or 3
     if channels not in CHANNELS:
         raise CheckpointError(
             f"{where}: num_channels is {channels!r}; expected one of {', '.join(map(str, CHANNELS))}",
@@ -69,7 +69,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
         _require_features(architecture, where, hints)
     else:
         refuse_pool(architecture, where, hints)
-    preprocessing = _preprocessing(shapes, channels)
+    preprocessing = _preprocessing(shapes, channels, hints)
     height, width = _size(preprocessing, config, hints, shapes.source)
     spec = HuggingFaceSpec(
         architecture=architecture,
@@ -79,6 +79,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
         channels=channels,
         classes=0 if backbone else int(config.num_labels),
         mask=MaskSpec(),
+        bgr=preprocessing is not None and preprocessing.bgr,
     )
     if hints.heads not in (None, spec.first_heads):
         raise CheckpointError(
@@ -137,7 +138,7 @@ def _refuse_depth(shapes: Shapes, stated: Mapping[str, Any], where: str) -> None
     transformers would build the layers one by one, for minutes, before a comparison with the file could begin.
     """
     for name in ("num_hidden_layers", "depths"):
-        value = stated.get(name)
+        value = stated.get(name, _part_of_images(stated).get(name))
         counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
         if sum(counts) > len(shapes.tensors):
             raise CheckpointError(
@@ -146,20 +147,42 @@ def _refuse_depth(shapes: Shapes, stated: Mapping[str, Any], where: str) -> None
             )
 
 
-def _preprocessing(shapes: Shapes, channels: int) -> Preprocessing | None:
-    """Return what ``preprocessor_config.json`` states, or None if the folder has no such file."""
-    fields = shapes.record.preprocessor
-    if fields is None:
-        return None
+def _part_of_images(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``vision_config``, in which a network of images and texts, such as CLIP, has the sizes; else nothing."""
+    part = stated.get("vision_config")
+    return part if isinstance(part, Mapping) else {}
+
+
+def _of_images(config: Any, name: str) -> Any:
+    """Return a value of the configuration, or of its ``vision_config``; None if neither has it."""
+    own = getattr(config, name, None)
+    return getattr(getattr(config, "vision_config", None), name, None) if own is None else own
+
+
+def _preprocessing(shapes: Shapes, channels: int, hints: LoadHints) -> Preprocessing | None:
+    """Return what the file of the image processor states, or None if the folder has no such file.
+
+    The result is also None if tensors are prepared outside the bundle in a way that this package does not compute.
+    """
     model_type = str(shapes.record.config.get("model_type", ""))
-    where = f"{shapes.source}/{PREPROCESSOR_FILE}"
-    return preprocessing_from(fields, where=where, model_type=model_type, channels=channels)
+    where = f"{shapes.source}/{_file(shapes)}"
+    try:
+        stated = preprocessing_from(shapes.record.preprocessor, where=where, model_type=model_type, channels=channels)
+    except CheckpointError:
+        if hints.only_tensors:
+            return None
+        raise
+    return None if stated is not None and stated.bgr and hints.only_tensors else stated
+
+
+def _file(shapes: Shapes) -> str:
+    return shapes.record.preprocessor_file or PREPROCESSOR_FILE
 
 
 def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, source: str) -> tuple[int, int]:
     """Return (height, width) of the network's input: after the preprocessing, else as ``config.json`` states."""
     stated = preprocessing.size if preprocessing is not None else None
-    size = stated or getattr(config, "image_size", None) or hints.image_size
+    size = stated or _of_images(config, "image_size") or hints.image_size
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and 1 <= side <= _MAX_SIDE for side in sides):
         raise CheckpointError(
@@ -173,10 +196,11 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
     """Return where the size of the images comes from."""
-    preprocessing = _preprocessing(shapes, spec.channels)
+    preprocessing = _preprocessing(shapes, spec.channels, hints)
     if preprocessing is not None and preprocessing.size is not None:
-        return {"image_size": PREPROCESSOR_FILE}
-    stated = shapes.record.config.get("image_size") is not None
+        return {"image_size": _file(shapes)}
+    config = shapes.record.config
+    stated = any(part.get("image_size") is not None for part in (config, _part_of_images(config)))
     return {"image_size": CONFIG_FILE if stated else f"transformers' default for {spec.architecture}"}
 
 
@@ -211,7 +235,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
         task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
         origins={"labels": f"id2label in {CONFIG_FILE}"},
     )
-    preprocessing = _preprocessing(shapes, spec.channels)
+    preprocessing = _preprocessing(shapes, spec.channels, hints)
     if preprocessing is None:
         return stated
     return replace(
@@ -220,7 +244,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
         std=preprocessing.std,
         resize=preprocessing.resize,
         crop_pct=preprocessing.crop_pct if preprocessing.resize is not None else None,
-        origins={**stated.origins, **dict.fromkeys(("mean", "std", "resize", "crop_pct"), PREPROCESSOR_FILE)},
+        origins={**stated.origins, **dict.fromkeys(("mean", "std", "resize", "crop_pct"), _file(shapes))},
     )
 
 

@@ -3,6 +3,7 @@
     γ ∘ (W x + b)                       →  (γ ∘ W) x + γ ∘ b    LayerScale of DINOv2 and BEiT
     resampled position embeddings       →  stored               DINOv2, for images of another size than the positions
     adaptive average of all tokens      →  mean                 Swin
+    W ∗ (channels in reverse order)     →  (W reversed) ∗ x     MobileViT
 
 The modules belong to transformers, so each pass is tried on a copy (`layers.tried_change`).
 """
@@ -18,7 +19,7 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.tried_change import tried
 from gmmvit_deploy.models.specs import input_shape
 
-__all__ = ["MeanOfTokens", "merge_layer_scales", "pool_by_mean", "store_positions"]
+__all__ = ["MeanOfTokens", "merge_layer_scales", "pool_by_mean", "reverse_channels", "store_positions"]
 
 _SCALED = (
     ("layer_scale1.lambda1", "attention.o_proj"),
@@ -65,6 +66,25 @@ def pool_by_mean(model: Model) -> tuple[str, ...]:
     Returns the names of the changed modules.
     """
     return tried(model, _pool)
+
+
+@torch.no_grad()
+def reverse_channels(model: Model) -> tuple[str, ...]:
+    """Reverse the channels of the first convolution in place of those of the images.
+
+    Ensures: as for `merge_layer_scales`.
+    Returns the name of the convolution.
+    """
+    return tried(model, _reverse)
+
+
+def _reverse(model: Any) -> tuple[str, ...]:
+    if not getattr(model, "reverses", False):
+        return ()
+    path, first = next((path, part) for path, part in model.network.named_modules() if isinstance(part, nn.Conv2d))
+    first.weight.copy_(first.weight.flip(1))
+    model.reverses = False
+    return (f"network.{path}",)
 
 
 def _merge(model: Any) -> tuple[str, ...]:

@@ -1,10 +1,13 @@
-"""The preprocessing that ``preprocessor_config.json`` states, as a resize rule, mean and std of this package.
+"""The preprocessing that the folder states, as a resize rule, mean and std of this package.
 
     pixels = crop(resize(image))        tensor = (pixels · rescale_factor − image_mean) / image_std
+    tensor = tensor[BGR]                MobileViT's image processor, which does not normalise
 
-transformers has two implementations of each image processor: with Pillow and with torchvision. The rules of this
-package equal the former bit for bit. transformers itself, of the class that the file names, supplies the values of the
-fields that the file leaves out. A field that no rule honours is refused by name.
+transformers has two implementations of most image processors: with Pillow and with torchvision. The rules of this
+package equal the former bit for bit. DINOv3's has only the latter, and resizes pixels that are already scaled: with the
+bilinear filter, the rules differ from it by at most the step between two values of a pixel. transformers itself, of the
+class that the file names, supplies the values of the fields that the file leaves out. A field that no rule honours is
+refused by name.
 """
 
 from __future__ import annotations
@@ -12,20 +15,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import CheckpointError, MissingDependencyError
 from gmmvit_deploy.models.families.hugging_face.network import require_transformers
 
-__all__ = ["PREPROCESSOR_FILE", "Preprocessing", "preprocessing_from"]
+__all__ = ["PREPROCESSOR_FILE", "PROCESSOR_FILE", "Preprocessing", "preprocessing_from"]
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
+PROCESSOR_FILE = "processor_config.json"
+"""The file in which transformers 5 writes the image processor of a processor of images and texts, such as CLIP's."""
+_DINOV3 = "DINOv3ViTImageProcessor"
+_MOBILEVIT = "MobileViTImageProcessor"
 _CONVNEXT = "ConvNextImageProcessor"
 _CLASSES = (
     "BeitImageProcessor", "BitImageProcessor", "CLIPImageProcessor", _CONVNEXT, "DeiTImageProcessor",
-    "MobileNetV1ImageProcessor", "PvtImageProcessor", "SiglipImageProcessor", "ViTImageProcessor",
+    _DINOV3, "MobileNetV1ImageProcessor", _MOBILEVIT, "PvtImageProcessor", "SiglipImageProcessor", "ViTImageProcessor",
 )  # fmt: skip
-"""Image processors that only resize, crop the centre, rescale and normalise.  ConvNeXT's also has ``crop_pct``."""
+"""Image processors that only resize, crop the centre, rescale and normalise.  ConvNeXT's also has ``crop_pct``, and
+MobileViT's ``do_flip_channel_order``."""
 _FILTERS = {2: "bilinear", 3: "bicubic"}
 _FILTER_NAMES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 _ABOUT_THE_FILE = {
@@ -38,8 +47,8 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 """Fields that do not change the tensor of a classifier: every image is converted to the channels of the network."""
 _HONOURED = {
-    "crop_pct", "crop_size", "do_center_crop", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std",
-    "resample", "rescale_factor", "size",
+    "crop_pct", "crop_size", "do_center_crop", "do_flip_channel_order", "do_normalize", "do_rescale", "do_resize",
+    "image_mean", "image_std", "resample", "rescale_factor", "size",
 }  # fmt: skip
 _WHOLE_SIDE = 384  # from this side on, ConvNeXT's image processor does not crop
 
@@ -51,6 +60,7 @@ class Preprocessing:
     size: (height, width) of the images after the preprocessing; None if the images are not resized.
     resize: the name of the resize rule; None if the images are not resized.  crop_pct: as in `images.ImageSpec`.
     mean, std: a number for each channel, for pixel values scaled to [0, 1].
+    bgr: True if the network reads the channels in the order blue, green, red.
     """
 
     size: tuple[int, int] | None
@@ -58,30 +68,45 @@ class Preprocessing:
     crop_pct: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    bgr: bool = False
 
 
-def preprocessing_from(fields: Mapping[str, Any], *, where: str, model_type: str, channels: int) -> Preprocessing:
-    """Return the preprocessing of a classifier.
+def preprocessing_from(
+    fields: Mapping[str, Any] | None, *, where: str, model_type: str, channels: int
+) -> Preprocessing | None:
+    """Return the preprocessing of a classifier; None without file, for an image processor that keeps the channels.
 
-    fields: the content of the file.  where: the path of the file, for messages.
+    fields: the content of the file; None if the folder has no such file.  where: the path of the file, for messages.
     model_type: ``model_type`` of ``config.json``, which names the image processor if the file does not.
-    Errors: CheckpointError that names the field when no rule of this package honours a field.
+    Errors: CheckpointError that names the field when no rule of this package honours a field, and without file when the
+    order of the channels depends on it.
     """
     file = _File(where)
+    if fields is None:
+        if _usual_class(model_type) == _MOBILEVIT:
+            raise file.missing(_MOBILEVIT)
+        return None
     name = _class_name(fields, file, model_type)
     for field in fields:
         if field not in _ABOUT_THE_FILE | _WITHOUT_EFFECT | _HONOURED | {"do_pad", "pad_size"}:
             raise file.refused(field, fields[field], "gmmvit does not know this field", "a field that gmmvit knows")
-    if fields.get("crop_pct") is not None and name != _CONVNEXT:
-        raise file.refused("crop_pct", fields["crop_pct"], f"{name} does not read this field", "no such field")
+    for field, owner in (("crop_pct", _CONVNEXT), ("do_flip_channel_order", _MOBILEVIT)):
+        if fields.get(field) and name != owner:
+            raise file.refused(field, fields[field], f"{name} does not read this field", "no such field")
     processor = _processor(name, fields, file)
+    bgr = bool(getattr(processor, "do_flip_channel_order", False))
+    if bgr and channels != 3:
+        raise file.refused("do_flip_channel_order", True, f"the network reads {channels} channels", "3 channels")
+    if name == _DINOV3 and processor.do_resize and processor.resample != 2:
+        why = f"{name} does not limit the values after this filter to those of pixels, as the filters of gmmvit do"
+        raise file.refused("resample", processor.resample, why, "2 (bilinear)")
     if processor.do_pad or fields.get("pad_size") is not None:
         field = "do_pad" if processor.do_pad else "pad_size"
         raise file.refused(field, fields.get(field), "padding is not supported", "no padding")
     size, fit, crop_pct = _geometry(name, processor, file)
-    mean, std = _normalisation(processor, file, channels)
+    mean, std = _normalisation(processor, file, channels, normalises=name != _MOBILEVIT)
     resize = None if fit is None else f"{fit}-{_filter(processor.resample, file)}"
-    return Preprocessing(size=size, resize=resize, crop_pct=crop_pct, mean=mean, std=std)
+    return Preprocessing(size=size, resize=resize, crop_pct=crop_pct, mean=mean, std=std, bgr=bgr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +117,29 @@ class _File:
         """Return the error for a field.  why: the reason.  expected: what is supported."""
         return CheckpointError(
             f"{self.path}: the field {field} is {value!r}: {why}; expected {expected}",
-            hint=f"correct {field} in {PREPROCESSOR_FILE}; or, if the images are prepared elsewhere, remove this file "
-            "from the folder and type --mean, --std and --resize",
+            hint=f"if training used another value, correct {field} in {Path(self.path).name}; otherwise add --input "
+            "tensor, and send the bundle the tensors that the image processor of the folder computes",
         )
+
+    def missing(self, name: str) -> CheckpointError:
+        """Return the error for a folder without the file, whose network may read the channels in another order."""
+        folder = Path(self.path).parent
+        values = "size={'shortest_edge': 288}, crop_size={'height': 256, 'width': 256}, do_flip_channel_order=True"
+        return CheckpointError(
+            f"{self.path}: no such file; {name} of transformers reverses the channels of the images unless this file "
+            "states that training did not",
+            hint=f"copy the file into the folder, or write it with the values of training: type python -c "
+            f"\"from transformers import {name} as P; P({values}).save_pretrained('{folder}')\"",
+        )
+
+
+def _usual_class(model_type: str) -> str | None:
+    """Return the image processor that transformers uses for a kind of model if the folder names none."""
+    require_transformers()
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    name: str | None = (IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or {}).get("torchvision")
+    return name
 
 
 def _class_name(fields: Mapping[str, Any], file: _File, model_type: str) -> str:
@@ -102,11 +147,8 @@ def _class_name(fields: Mapping[str, Any], file: _File, model_type: str) -> str:
 
     Errors: CheckpointError when the file names no class, or a class whose operations no rule honours.
     """
-    require_transformers()
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-
     field = next((key for key in ("image_processor_type", "feature_extractor_type") if fields.get(key)), None)
-    stated = fields[field] if field else (IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or {}).get("torchvision")
+    stated = fields[field] if field else _usual_class(model_type)
     if not isinstance(stated, str):
         raise file.refused(
             "image_processor_type", stated, "the class of the image processor is not known", ", ".join(_CLASSES)
@@ -119,17 +161,19 @@ def _class_name(fields: Mapping[str, Any], file: _File, model_type: str) -> str:
 
 
 def _processor(name: str, fields: Mapping[str, Any], file: _File) -> Any:
-    """Return transformers' image processor with Pillow, which fills in the fields that the file leaves out."""
+    """Return transformers' image processor, with Pillow if there is one, with the values of all fields."""
     from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
     given = {key: value for key, value in fields.items() if key in _HONOURED | {"default_to_square", "do_pad"}}
     try:
-        return get_image_processor_class_from_name(f"{name}Pil")(**given)
+        return get_image_processor_class_from_name(name if name == _DINOV3 else f"{name}Pil")(**given)
+    except ImportError as exc:
+        raise MissingDependencyError(f"torchvision, which {name} of transformers needs,", extra="timm") from exc
     # The values come from a file; transformers checks them with exceptions of several libraries.
     except Exception as exc:
         raise CheckpointError(
             f"{file.path}: {name} does not take these fields: {' '.join(str(exc).split())}",
-            hint=f"copy or download {PREPROCESSOR_FILE} again",
+            hint=f"copy or download {Path(file.path).name} again",
         ) from exc
 
 
@@ -209,7 +253,9 @@ def _crop_pct(crop: int, side: int) -> float:
     return share
 
 
-def _normalisation(processor: Any, file: _File, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalisation(
+    processor: Any, file: _File, channels: int, *, normalises: bool
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return (mean, std) for pixels / 255, from numbers for pixels · rescale_factor.
 
     (pixels · r − mean) / std = (pixels / 255 − mean / (255 r)) / (std / (255 r))
@@ -221,7 +267,7 @@ def _normalisation(processor: Any, file: _File, channels: int) -> tuple[tuple[fl
         raise file.refused("rescale_factor", factor, "other values are not supported", "a number above 0")
     values: list[tuple[float, ...]] = []
     for field, neutral in (("image_mean", 0.0), ("image_std", 1.0)):
-        stated = getattr(processor, field) if processor.do_normalize else neutral
+        stated = getattr(processor, field) if normalises and processor.do_normalize else neutral
         numbers = tuple(stated) if isinstance(stated, list | tuple) else (stated,) * channels
         if len(numbers) != channels or not all(isinstance(number, int | float) for number in numbers):
             raise file.refused(field, stated, f"the network reads {channels} channels", f"{channels} numbers")

@@ -30,6 +30,7 @@ class HuggingFaceModel(AnsweredNetwork):
     """A classifier of transformers, or a backbone without a classifier, whose spec has 0 classes.
 
     forward: images (B, c, height, width), normalised, float32 → logits (B, C), or features (B, D).
+    reverses: True if the network reads the channels in reverse order; False after the pass `folding.reverse_channels`.
     """
 
     package: ClassVar[str] = "transformers"
@@ -37,6 +38,7 @@ class HuggingFaceModel(AnsweredNetwork):
 
     def __init__(self, spec: HuggingFaceSpec) -> None:
         super().__init__(spec)
+        self.reverses = spec.bgr
         if not spec.classes:
             self.outputs = ("features",)
         self.answer_calls()
@@ -45,7 +47,7 @@ class HuggingFaceModel(AnsweredNetwork):
         return network_from_spec(self.spec)
 
     def logits_of(self, network: nn.Module, images: Tensor) -> Tensor:
-        output: Any = network(images)
+        output: Any = network(images[:, [2, 1, 0]] if self.reverses else images)
         answer: Tensor = output.logits if self.spec.classes else self._pooled(output)
         return answer
 

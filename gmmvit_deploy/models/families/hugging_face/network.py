@@ -10,6 +10,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import MissingDependencyError, SpecError
@@ -25,7 +26,7 @@ _REFUSED = {
     "auto_map": "it names code in the folder, and gmmvit runs only code of transformers",
     "backbone": "transformers would build a backbone of another library, and could download it",
     "pruned_heads": "transformers removes heads only while it loads a model",
-    "quantization_config": "the weights are quantised; save the model before the quantisation",
+    "quantization_config": "the weights are quantised, and gmmvit reads those of a float model",
     "use_pretrained_backbone": "transformers would download a backbone",
     "use_timm_backbone": "transformers would build a backbone with timm",
 }
@@ -93,10 +94,37 @@ def network_config(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """
     for name, reason in _REFUSED.items():
         if config.get(name):
-            raise SpecError(f"{where}: the field {name} is not supported: {reason}", hint=f"remove {name} from {where}")
+            hint = (
+                _dequantised(config, Path(where).parent)
+                if name == "quantization_config"
+                else "give the file of the weights in place of the folder, and type --model FILE.py:CLASS with a class "
+                "that builds the network of training"
+            )
+            raise SpecError(f"{where}: the field {name} is not supported: {reason}", hint=hint)
     kept = {name: value for name, value in config.items() if name not in _NOT_THE_NETWORK | _REFUSED.keys()}
     labels = config.get("id2label")
     return {**kept, "num_labels": len(labels)} if isinstance(labels, Mapping) and labels else kept
+
+
+def _dequantised(config: Mapping[str, Any], folder: Path) -> str:
+    """Return what to do with quantised weights: the line for the quantisations that transformers can undo."""
+    transformers = require_transformers()
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+    from transformers.quantizers.base import HfQuantizer
+
+    before = "give the folder of the model before the quantisation"
+    stated = config["quantization_config"]
+    method = str(stated.get("quant_method")) if isinstance(stated, Mapping) else ""
+    quantizer = AUTO_QUANTIZER_MAPPING.get(method) or AUTO_QUANTIZER_MAPPING.get(f"{method}_8bit")
+    if quantizer is None or quantizer._dequantize is HfQuantizer._dequantize:
+        return f"{before}; transformers {transformers.__version__} cannot undo the quantisation {method}"
+    (architecture, *_) = config.get("architectures") or ("AutoModelForImageClassification",)
+    out = f"{folder}-float32"
+    return (
+        f'{before}, which is more exact; or, where the quantised model runs, type python -c "import transformers as t; '
+        f"t.{architecture}.from_pretrained('{folder}').dequantize().save_pretrained('{out}'); "
+        f"t.AutoImageProcessor.from_pretrained('{folder}').save_pretrained('{out}')\", then give {out}"
+    )
 
 
 def config_of(architecture: str, config: Mapping[str, Any], *, where: str) -> Any:

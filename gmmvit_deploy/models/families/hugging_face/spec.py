@@ -23,6 +23,8 @@ class HuggingFaceSpec(ModelSpec):
     The size is that of the images after the preprocessing, which can differ from ``image_size`` of ``config``.
     pool: the features of a backbone, whose spec has 0 classes: ``cls``, the class token of ``last_hidden_state``; or
     ``pooler`` or "", transformers' ``pooler_output``. It is "" if the user did not choose, and for a classifier.
+    bgr: True if the network was trained with the channels in the order blue, green, red. Images are RGB everywhere: the
+    model reverses the channels.
     """
 
     family: ClassVar[str] = "hugging_face"
@@ -32,6 +34,7 @@ class HuggingFaceSpec(ModelSpec):
     config: Mapping[str, Any] = field(default_factory=dict)
     image_width: int | None = None
     pool: str = ""
+    bgr: bool = False
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
@@ -43,6 +46,7 @@ class HuggingFaceSpec(ModelSpec):
             require(False, f"config: expected JSON values: {exc}")
         object.__setattr__(self, "config", plain)
         require(self.pool in ("", "cls", "pooler"), f"pool: expected cls or pooler, got {self.pool!r}")
+        require(not self.bgr or self.channels == 3, "bgr: expected 3 channels")
         require(not (self.pool and self.classes), "pool: the classifier of a network determines what it reads")
         if self.image_width is not None:
             require_counts(self, "image_width")
@@ -65,6 +69,7 @@ class HuggingFaceSpec(ModelSpec):
 
     @property
     def first_heads(self) -> int | None:
-        heads = self.config.get("num_attention_heads", self.config.get("num_heads"))
+        config = self.config.get("vision_config") or self.config  # CLIP has a network of texts beside that of images
+        heads = config.get("num_attention_heads", config.get("num_heads"))
         first = heads[0] if isinstance(heads, list) and heads else heads
         return first if isinstance(first, int) else None
