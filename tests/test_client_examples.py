@@ -5,11 +5,13 @@ The alert rules of docs/pages/operate.md are checked against the metrics of the 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,8 +24,11 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
+from gmmvit_deploy.serving.front.options import FrontOptions
+from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
@@ -89,6 +94,20 @@ def folder(
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def addresses(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Addresses of ``/classify`` without TLS: behind a gateway, and alone."""
+    require_haproxy()
+    gateway = Gateway(GatewaySettings(keys=key_file(tmp_path_factory.mktemp("keys"))), **FREE_PORTS)
+    options = FrontOptions(triton_url=server.grpc_url)
+    with FrontProcess(options, gateway.front_secret) as behind, FrontProcess(options, None) as alone:
+        for front in (behind, alone):
+            front.wait_ready()
+        gateway.start(server, front=behind.front)
+        yield {"gateway": gateway.http_url, "alone": alone.url}
+        gateway.stop()
 
 
 @pytest.fixture
@@ -165,6 +184,46 @@ def test_curl_without_a_gateway(folder: Path, server: Running, bundle: Bundle, e
         assert len(label).to_bytes(4, "little") + label.encode() in binary
 
 
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("address", ["gateway", "alone"])
+def test_clients_that_offer_http_2(address: str, addresses: dict[str, str], folder: Path, expected: Any) -> None:
+    require("curl")
+    (classify,) = (command.text for command in commands(examples("console")[0]))
+    classify = classify.replace("https://HOST:8000", addresses[address]).replace("curl", "curl --silent --http2")
+    answers = [run("bash", "-c", classify)]
+    # What Java's HttpClient sends by default, for two requests on a connection; each head arrives in two pieces.
+    host, port = addresses[address].removeprefix("http://").split(":")
+    image = (folder / "photo.png").read_bytes()
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+        for _ in range(2):
+            head = f"POST /classify?top=3 HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\n{UPGRADE}"
+            connection.sendall(head[:-30].encode())
+            time.sleep(0.05)
+            connection.sendall(f"{head[-30:]}Content-Length: {len(image)}\r\n\r\n".encode() + image)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert answer.status == 200
+            answers.append(answer.read().decode())
+    labels = [[guess["label"] for guess in json.loads(answer)["predictions"][0]] for answer in answers]
+    assert labels == [[label for label, _ in expected[0]]] * 3
+
+
+@pytest.mark.parametrize("address", ["gateway", "alone"])
+def test_a_slash_at_the_end_and_more_classes_than_there_are(
+    address: str, addresses: dict[str, str], folder: Path
+) -> None:
+    image = (folder / "photo.png").read_bytes()
+    answer = request(addresses[address], "/classify/?top=50", image)
+    assert answer.status == 200
+    assert len(answer.json()["predictions"][0]) == 10
+    for method, path in (("POST", "/classify/x"), ("POST", "//classify"), ("GET", "/classify/")):
+        refused = request(addresses[address], path, image if method == "POST" else None, method=method)
+        assert refused.status in (404, 405)
+        assert refused.json()["error"]
+
+
 def test_gmmvit(
     folder: Path, service: Service, expected: Any, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
@@ -222,6 +281,20 @@ def test_java(folder: Path, expected: Any) -> None:
     answer, largest = run(java, *trusted, "Classify.java", "photo.png", "pixels.bin").splitlines()
     assert [guess["label"] for guess in json.loads(answer)["predictions"][0]] == [label for label, _ in expected[0]]
     assert largest == f"largest logit: {expected[1]}"
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("address", ["gateway", "alone"])
+def test_java_without_tls(address: str, addresses: dict[str, str], folder: Path, expected: Any) -> None:
+    """Java's HttpClient offers HTTP/2 only without TLS.  The endpoint alone takes no tensors."""
+    java = require("java")
+    (folder / "Classify.java").write_text(examples("java")[0].text)
+    environment = {**os.environ, "GMMVIT_URL": addresses[address]}
+    command = [java, "Classify.java", "photo.png", "pixels.bin"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    answer, *largest = done.stdout.splitlines() or [done.stderr]
+    assert [guess["label"] for guess in json.loads(answer)["predictions"][0]] == [label for label, _ in expected[0]]
+    assert largest == ([f"largest logit: {expected[1]}"] if address == "gateway" else [])
 
 
 def test_go(folder: Path, expected: Any) -> None:

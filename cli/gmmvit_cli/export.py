@@ -61,8 +61,8 @@ def export(
     ),
     labels: str | None = INPUT.option(
         "FILE|LIST",
-        "Class labels: a text file with a label on each line, or labels separated by commas. Without this option: what "
-        "the checkpoint or --dataset states, else the class indices.",
+        "Class labels: a text file with a label, or an index and a label, on each line; a JSON file; or labels "
+        "separated by commas. Without this option: what the checkpoint or --dataset states, else the class indices.",
     ),
     resize: str | None = INPUT.option(
         "METHOD",

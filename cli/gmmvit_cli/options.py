@@ -130,18 +130,24 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def labels_from(text: str | None) -> tuple[str, ...] | None:
-    """Read labels from a file with a label on each line, or from text: one label, or commas between labels."""
+    """Read labels from a file, or from text: one label, or commas between labels (`names_from_text`).
+
+    Errors: InputError when the file cannot be read, or the labels have another form.
+    """
+    from gmmvit_deploy.images.names import names_from_text, text_from_bytes
+
     if text is None:
         return None
     path = Path(text)
-    if not path.exists() and ("," in text or not (path.suffix or "/" in text)):
-        return tuple(part.strip() for part in text.split(","))
+    # os.path.exists is False for a text that is too long for a path.
+    if not os.path.exists(text) and ("," in text or not (path.suffix or "/" in text)):  # noqa: PTH110
+        return names_from_text(text, "--labels", separator=",")
+    source = f"--labels {text}"
     try:
-        return tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "the file is not UTF-8 text"
+        return names_from_text(text_from_bytes(path.read_bytes(), source), source)
+    except OSError as exc:
         raise InputError(
-            f"--labels {text}: expected a file with a label on each line: {reason}",
+            f"{source}: expected a file with a label on each line: {exc.strerror}",
             hint="type --labels FILE, or the labels themselves: --labels cat,dog",
         ) from exc
 
@@ -151,6 +157,8 @@ def thresholds_from(text: str | None) -> Thresholds | None:
 
     Errors: InputError when the file cannot be read, or holds something else.
     """
+    from gmmvit_deploy.images.names import text_from_bytes
+
     if text is None:
         return None
     path = Path(text)
@@ -159,7 +167,7 @@ def thresholds_from(text: str | None) -> Thresholds | None:
     except ValueError:
         pass
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = text_from_bytes(path.read_bytes(), f"--thresholds {text}")
         values = json.loads(content) if path.suffix == ".json" else content.split()
         if isinstance(values, dict):
             return {label: float(value) for label, value in values.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,13 +11,13 @@ from gmmvit_deploy.bulk._filesystems import UnreadableImage, open_filesystem, re
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import HEAD
+from gmmvit_deploy.images.preprocess import bytes_from_base64
 
 __all__ = ["image_column", "row_count", "rows"]
 
 _ROWS_AT_ONCE = 16
 """Rows that are read at once: all their images are in memory together."""
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
-_URL_SAFE = str.maketrans("-_", "+/")
 _BUFFER_BYTES = 1 << 20
 _DAMAGED = "download or write the file again"
 
@@ -121,14 +120,9 @@ def _content(fs: Any, path: str, value: Any) -> Callable[[], bytes]:
 
 
 def _from_base64(text: str) -> bytes | None:
-    """Return the image in a text of base64, also of a ``data:`` URL; None for a path."""
-    body = text.partition(";base64,")[2] if text.startswith("data:") else text
-    body = "".join(body.split()).translate(_URL_SAFE)  # MIME wraps lines
-    try:
-        data = base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
-    except ValueError:
-        return None
-    return data if HEAD.match(data) else None
+    """Return the image in a text of base64 (`bytes_from_base64`); None for a path."""
+    data = bytes_from_base64(text.encode("utf-8", "replace"))
+    return data if data is not None and HEAD.match(data) else None
 
 
 def _same(value: bytes) -> bytes:

@@ -33,6 +33,7 @@ from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.images.names import clean_name
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.fold import fold
@@ -230,9 +231,7 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
             f"{len(labels)}",
             hint="type --labels with a file that has the label of each class on a line, in the order of the index",
         )
-    if broken := [label for label in labels if not label.strip() or label.splitlines() != [label]]:
-        raise InputError(f"labels must not be empty, or contain a line break, got {broken[:3]}")
-    return labels
+    return tuple(clean_name(label, options.labels_source) for label in labels)
 
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gmmvit_deploy.bundle.artifacts import InputKind
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.labels import Task, distinct_names
+from gmmvit_deploy.images.names import clean_name, shown_names
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.specs import OUTPUTS, OutputName
@@ -112,10 +113,12 @@ class ExportOptions:
 
     def _in_order(self, thresholds: Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
         """Return the thresholds in the order of ``names``.  Errors: InputError when their names are others."""
+        thresholds = {clean_name(name, self.thresholds_source): number for name, number in thresholds.items()}
         missing = [name for name in names if name not in thresholds]
         unknown = [name for name in thresholds if name not in names]
         if missing or unknown:
-            other = f"there is no label {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
+            other = f"there is no label {shown_names(unknown[:1])}" if unknown else ""
+            other = other or f"{shown_names(missing[:1])} is missing"
             raise InputError(
                 f"{self.thresholds_source}: expected {len(names)} thresholds, one for each label, got "
                 f"{len(thresholds)}: {other}",

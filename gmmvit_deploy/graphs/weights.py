@@ -47,7 +47,11 @@ def has_external_weights(proto: ModelProto) -> bool:
 
 
 def write_graph(proto: ModelProto, path: Path) -> None:
-    """Write a graph to ``path``, and large weights to `data_path`.  Errors: OSError when writing fails."""
+    """Write a graph to ``path``, and large weights to `data_path`.
+
+    The file states the lowest IR version that has the graph's opset, so that runtimes of that opset read it.
+    Errors: OSError when writing fails.
+    """
     if not has_external_weights(proto):
         _write_parts(proto, path)
         return
@@ -61,7 +65,14 @@ def write_graph(proto: ModelProto, path: Path) -> None:
                 del reference.external_data[:]
                 for key, value in place.items():
                     reference.external_data.add(key=key, value=str(value))
+    light.ir_version = _lowest_ir_version(proto)
     path.write_bytes(light.SerializeToString(deterministic=True))
+
+
+def _lowest_ir_version(proto: ModelProto) -> int:
+    from onnx import helper
+
+    return helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
 
 
 def _write_parts(proto: ModelProto, path: Path) -> None:
@@ -71,6 +82,7 @@ def _write_parts(proto: ModelProto, path: Path) -> None:
     """
     nodes = type(proto)()
     _copy_fields(proto, nodes, leave_out="graph")
+    nodes.ir_version = _lowest_ir_version(proto)
     _copy_fields(proto.graph, nodes.graph, leave_out="initializer")
     with path.open("wb") as file:
         file.write(nodes.SerializeToString(deterministic=True))

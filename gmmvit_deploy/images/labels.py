@@ -11,6 +11,7 @@ standard library and numpy.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -162,8 +163,11 @@ class LabelSet:
 def distinct_names(labels: Sequence[str]) -> tuple[str, ...]:
     """Return a distinct name for each class: the label, with the index of the class if other classes have this label.
 
+    The names are in Unicode's NFC.
+
     ``("crane", "hen", "crane")`` gives ``("crane (0)", "hen", "crane (2)")``.
     """
+    labels = [unicodedata.normalize("NFC", label) for label in labels]
     counts = Counter(labels)
     names = tuple(f"{label} ({index})" if counts[label] > 1 else label for index, label in enumerate(labels))
     if len(set(names)) == len(names):

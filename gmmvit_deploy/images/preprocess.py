@@ -35,6 +35,7 @@ standard library, numpy and Pillow.
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import re
@@ -54,6 +55,7 @@ __all__ = [
     "RESAMPLING",
     "Target",
     "UnusableImage",
+    "bytes_from_base64",
     "fitted",
     "open_image",
     "pixels_from_bytes",
@@ -64,6 +66,8 @@ __all__ = [
     "tensor_from_pixels",
 ]
 
+_BASE64 = bytes.maketrans(b"-_", b"+/")
+"""From base64's alphabet for URLs to the usual one."""
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_IMAGE_PIXELS = 50_000_000
 """The maximum width × height of an image, before and after resizing.
@@ -126,6 +130,19 @@ def pixels_from_bytes(data: bytes, **target: Unpack[Target]) -> NDArray[Any]:
     """
     with open_image(data) as image:
         return pixels_from_opened(image, **target)
+
+
+def bytes_from_base64(text: bytes) -> bytes | None:
+    """Decode base64 text, also of a ``data:`` URL, with line breaks, in the alphabet for URLs, or without padding.
+
+    Returns None for any other text.
+    """
+    body = text.partition(b";base64,")[2] if text[:5].lower() == b"data:" else text
+    body = body.translate(_BASE64, delete=b" \t\r\n")
+    try:
+        return base64.b64decode(body + b"=" * (-len(body) % 4), validate=True)
+    except ValueError:
+        return None
 
 
 def open_image(data: bytes) -> Any:

@@ -48,8 +48,8 @@ class ImageSpec:
     resize: the rule for resizing images.
     crop_pct: the side of the crop divided by the side after resizing, above 0 and at most 1. The rules ``stretch``
     do not crop and take only 1.
-    Errors: InputError when a value is invalid, when ``crop_pct`` is not 1 with a rule ``stretch``, or when a rule
-    ``border`` has no mean, because the mean is the colour of the padding.
+    Errors: InputError when a value is invalid, such as a mean or a std above 1, when ``crop_pct`` is not 1 with a rule
+    ``stretch``, or when a rule ``border`` has no mean, because the mean is the colour of the padding.
     """
 
     height: int
@@ -75,6 +75,7 @@ class ImageSpec:
             )
         for name in ("mean", "std"):
             self._check_numbers(name, getattr(self, name))
+        self._check_scale()
         self._check_crop()
 
     def _check_numbers(self, name: str, values: tuple[float, ...] | None) -> None:
@@ -90,6 +91,20 @@ class ImageSpec:
             raise InputError(f"image {name}: expected finite numbers, got {', '.join(map(str, values))}")
         if name == "std" and min(values) <= 0:
             raise InputError(f"image std: expected numbers above 0, got {', '.join(map(str, values))}")
+
+    def _check_scale(self) -> None:
+        """Refuse mean and std for pixel values from 0 to 255: with them, every image becomes nearly the same input."""
+        if self.mean is None or self.std is None or max(*self.mean, *self.std) <= 1:
+            return
+        scaled = {"mean": self.mean, "std": tuple(value / 255 for value in self.std)}
+        if max(self.mean) > 1:
+            scaled["mean"] = tuple(value / 255 for value in self.mean)
+        options = [f"--{name} {','.join(f'{value:.6g}' for value in values)}" for name, values in scaled.items()]
+        raise InputError(
+            "image mean and std: expected values for pixel values scaled to [0, 1], so at most 1, got mean "
+            f"{', '.join(map(str, self.mean))} and std {', '.join(map(str, self.std))}",
+            hint=f"if they are for pixel values from 0 to 255, divide by 255: {' '.join(options)}",
+        )
 
     def _check_crop(self) -> None:
         crop_pct = self.crop_pct

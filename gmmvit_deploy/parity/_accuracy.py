@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.images.names import shown_names
 from gmmvit_deploy.intervals import mcnemar
 from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.parity._paired import Paired, images_needed
@@ -102,8 +103,8 @@ def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Class
                 hint=f"name the folder of each class by label and index: {', '.join(alike)}",
             )
     raise InputError(
-        f"{source}: expected the bundle's {len(labels)} classes, such as {', '.join(labels[:3])}; "
-        f"the data has {len(data)} classes, such as {', '.join(alien[:3] or data[:3])}",
+        f"{source}: expected the bundle's {len(labels)} classes, such as {shown_names(labels[:3])}; "
+        f"the data has {len(data)} classes, such as {shown_names(alien[:3] or data[:3])}",
         hint="type --data with the data set that the model was trained on, or export the checkpoint again with "
         "the labels of this data",
     )

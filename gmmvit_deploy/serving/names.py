@@ -33,7 +33,8 @@ ACCELERATORS = ("none", "cuda", "tensorrt")
 """Providers of the server's ONNX Runtime; with any but none, the network runs on the GPU."""
 OLDEST_RELEASE, OLDEST_CUDA_RELEASE = "24.05", "24.06"
 """The oldest releases of NVIDIA's Triton container whose ONNX Runtime backend loads this project's graphs: with ONNX
-Runtime 1.18, the first that reads IR version 10; and with the accelerator ``cuda``, which that release does not know.
+Runtime 1.18 (those before were not tried; they also read IR version 9, which most graphs have); and with the
+accelerator ``cuda``, which that release does not know.
 """
 OLDEST_IMAGE_RELEASE = "24.11"
 """The oldest release of NVIDIA's container in which this package can be installed; those before have Python 3.10."""

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.images.names import shown_names
 from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 from gmmvit_deploy.training._batches import Key, seed_image
 from gmmvit_deploy.training.recipe import Recipe
@@ -124,7 +125,7 @@ def labels_of(train: Images, test: Images | None) -> tuple[str, ...]:
         differing = sorted({*train.classes} ^ {*test.classes}) or ["their order"]
         raise InputError(
             f"{train.name} and {test.name}: expected the same classes in the same order, they differ in "
-            f"{', '.join(differing[:5])}"
+            f"{shown_names(differing[:5])}"
         )
     classes = [(part, index, class_of(part, index)) for part in (train, test) if part for index in range(len(part))]
     for part, index, label in classes:

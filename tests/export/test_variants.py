@@ -46,6 +46,8 @@ def test_a_precision_is_recorded_whole(precision: str, precise_bundle: Bundle) -
         assert len(set(record.calibration["image_sha256"])) == 64
     proto = onnx.load(variant.path)
     onnx.checker.check_model(proto, full_check=True)
+    for graph in (proto, onnx.load(precise_bundle.onnx_path, load_external_data=False)):
+        assert graph.ir_version == onnx.helper.find_min_ir_version_for(list(graph.opset_import), ignore_unknown=True)
     assert {attention.mask for attention in attentions_of(proto.graph)} == set(record.constants.values())
 
 

@@ -54,6 +54,24 @@ def test_the_hint_about_channels_names_the_options_for_them() -> None:
     assert caught.value.hint == "type --mean and --std with the values of training, 1 numbers each"
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "hint"),
+    [
+        ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"),
+        ((127.5,) * 3, (1.0,) * 3, "--mean 0.5,0.5,0.5 --std 0.00392157,0.00392157,0.00392157"),
+        ((0.0,) * 3, (255.0,) * 3, "--mean 0,0,0 --std 1,1,1"),
+    ],
+    ids=["both", "only mean", "only std"],
+)
+def test_mean_and_std_for_pixels_from_0_to_255_are_refused(
+    mean: tuple[float, ...], std: tuple[float, ...], hint: str
+) -> None:
+    with pytest.raises(InputError, match="mean and std: expected values for pixel values scaled to") as caught:
+        ImageSpec(height=8, width=8, channels=3, mean=mean, std=std)
+    assert caught.value.hint.endswith(f"divide by 255: {hint}")
+    ImageSpec(height=8, width=8, channels=3, mean=(0.0,) * 3, std=(1 / 255,) * 3)  # a network for 0 to 255
+
+
 @pytest.mark.parametrize("kind", ["L", "LA", "RGB", "RGBA", "P", "1", "CMYK"])
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
 def test_files_become_what_pillow_converts_them_to(kind: str, channels: int, mode: str) -> None:

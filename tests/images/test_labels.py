@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gmmvit_cli.options import thresholds_from
+from gmmvit_cli.options import labels_from, thresholds_from
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.labels import LabelSet, distinct_names
@@ -79,7 +80,82 @@ def test_a_label_set_that_contradicts_itself(changes: dict[str, Any], message: s
         LabelSet(labels=("a", "b"), **changes)
 
 
+class TestLabelFiles:
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "cat\ndog\nbird\n",
+            "\ufeffcat\r\n\r\ndog\r\n bird \r\n",
+            '["cat",\n"dog",\n"bird"]',
+            '{"0": "cat", "2": "bird", "1": "dog"}',
+            '{"dog": 1, "cat": 0, "bird": 2}',
+            '{"model_type": "vit", "id2label": {"0": "cat", "1": "dog", "2": "bird"}}',
+            "0 cat\n1 dog\n2 bird",
+            "0\tcat\n2\tbird\n1\tdog",
+            "000: cat\n001: dog\n002: bird",
+            "0. cat\n1. dog\n2. bird",
+            "cat,0\ndog,1\nbird,2",
+            "id;name\n0;cat\n1;dog\n2;bird",
+            "cat 0\nbird 2\ndog 1",
+            '"name","id"\n"cat",0\n"dog",1\n"bird",2',
+        ],
+    )
+    def test_the_formats(self, content: str, tmp_path: Path) -> None:
+        (tmp_path / "labels").write_bytes(content.encode())
+        assert labels_from(str(tmp_path / "labels")) == ("cat", "dog", "bird")
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ("0", "1", "2"),
+            ("class 0", "class 1"),
+            ("3-toed sloth", "2-toed sloth"),
+            ("0.5 mm", "1.5 mm"),
+            ("tench, Tinca tinca", "goldfish, Carassius auratus"),
+            ("cat [indoor]", "dog [indoor]"),
+            ("Boeing 737", "Airbus 320"),
+        ],
+    )
+    def test_names_with_numbers_and_marks_stay_whole(self, names: tuple[str, ...], tmp_path: Path) -> None:
+        (tmp_path / "labels.txt").write_text("\n".join(names))
+        assert labels_from(str(tmp_path / "labels.txt")) == names
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"1 cat\n2 dog", "expected the indices 0 to 1, each once, beside the names, got 1, 2"),
+            (b"cat,0\ndog,0", "expected the indices 0 to 1, each once, beside the names, got 0, 0"),
+            (b'{"1": "cat", "2": "dog"}', "expected JSON .* got the indices 1, 2"),
+            (b'{"0": "cat", "0": "dog"}', "the same key twice"),
+            (b'[{"id": 0, "name": "cat"}]', 'got {"id": 0, "name": "cat"} for a name'),
+            (b'["cat"\n"dog"]', "expected JSON"),
+            (b'"cat",\n"dog",', "lines with the marks of a list"),
+            (b"- cat\n- dog", "lines with the marks of a list"),
+            (b"caf\xe9\nth\xe9", "the file is not UTF-8 text"),
+            (b"cat\x00\ndog", "a control character"),
+        ],
+    )
+    def test_what_is_no_list_of_names_is_refused(self, content: bytes, message: str, tmp_path: Path) -> None:
+        (tmp_path / "labels.txt").write_bytes(content)
+        with pytest.raises(InputError, match=message) as caught:
+            labels_from(str(tmp_path / "labels.txt"))
+        assert "labels.txt" in str(caught.value)
+
+    def test_labels_on_the_command_line(self) -> None:
+        assert labels_from("cat, cafe\u0301") == ("cat", "caf\u00e9")
+        assert labels_from("0 cat,1 dog") == labels_from('["cat", "dog"]') == ("cat", "dog")
+        many = tuple(f"label number {index} of many" for index in range(1000))
+        assert labels_from(",".join(many)) == many
+        with pytest.raises(InputError, match="--labels: expected names in UTF-8"):
+            labels_from(os.fsdecode(b"caf\xe9,th\xe9"))
+
+
 class TestThresholdFiles:
+    def test_a_label_in_another_form_of_unicode(self, tmp_path: Path) -> None:
+        (tmp_path / "t.json").write_text('{"cafe\u0301": 0.4, "th\u00e9": 0.6}', encoding="utf-8")
+        options = ExportOptions(task="multi-label", thresholds=thresholds_from(str(tmp_path / "t.json")))
+        assert options.fitting_thresholds(("caf\u00e9", "the\u0301")) == (0.4, 0.6)
+
     def test_the_formats(self, tmp_path: Path) -> None:
         (tmp_path / "t.txt").write_text("0.5\n0.6\n")
         (tmp_path / "list.json").write_text("[0.5, 0.6]")
@@ -93,8 +169,8 @@ class TestThresholdFiles:
     @pytest.mark.parametrize(
         ("content", "labels", "message"),
         [
-            ('{"a": 0.5}', ("a", "b"), "expected 2 thresholds, one for each label, got 1: 'b' is missing"),
-            ('{"a": 0.5, "b": 0.5, "c": 0.5}', ("a", "b"), "got 3: there is no label 'c'"),
+            ('{"a": 0.5}', ("a", "b"), "expected 2 thresholds, one for each label, got 1: b is missing"),
+            ('{"a": 0.5, "b": 0.5, "c": 0.5}', ("a", "b"), "got 3: there is no label c"),
             ('{"a": "half"}', ("a",), "expected a number on each line"),
             ('"a"', ("a",), "expected a number on each line"),
             ("[null]", ("a",), "expected a number on each line"),

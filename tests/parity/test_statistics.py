@@ -191,6 +191,12 @@ def test_the_gate_also_judges_top_5(lost: int, verdict: str) -> None:
     assert [reason.partition(":")[0] for reason in check.reasons] == ([] if verdict == "passed" else ["top-5"])
 
 
+def test_classes_that_look_the_same_are_shown_apart() -> None:
+    assert classes_of(("th\u00e9", "caf\u00e9"), ("cafe\u0301", "the\u0301"), "data").to_logit == (1, 0)
+    with pytest.raises(InputError, match=r"such as polar bear; .* such as polar\xa0bear \('polar\\xa0bear'\)"):
+        classes_of(("polar\xa0bear",), ("polar bear",), "data")
+
+
 def test_classes_are_matched_by_name() -> None:
     assert classes_of((), ("a", "b"), "data").to_logit is None
     assert classes_of(("a", "b"), ("a", "b"), "data") == Classes(to_logit=None, note="")

@@ -93,7 +93,7 @@ class TestAnswers:
         headers = KEY if kind is None else {**KEY, "content-type": kind}
         assert asked(front, content=IMAGES[0], headers=headers).status_code == 200
 
-    @pytest.mark.parametrize(("query", "count"), [("", 5), ("?top=1", 1), ("?top=10", 10)])
+    @pytest.mark.parametrize(("query", "count"), [("", 5), ("?top=1", 1), ("?top=10", 10), ("?top=11", 10)])
     def test_top(self, query: str, count: int, front: FrontProcess) -> None:
         (predictions,) = asked(front, f"/classify{query}", content=IMAGES[0]).json()["predictions"]
         assert len(predictions) == count
@@ -146,10 +146,13 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "no secret": ({"content": IMAGES[0], "headers": {}}, 403, "answers only the gateway"),
     "wrong secret": ({"content": IMAGES[0], "headers": {FRONT_HEADER: SECRET[:-1]}}, 403, "answers only the gateway"),
     "no secret and another path": ({"path": "/docs", "method": "GET", "headers": {}}, 403, "only the gateway"),
-    "top 0": ({"path": "/classify?top=0", "content": IMAGES[0]}, 400, "top: expected a number from 1 to 10, got '0'"),
-    "top 11": ({"path": "/classify?top=11", "content": IMAGES[0]}, 400, "from 1 to 10, got '11'"),
-    "top in Arabic digits": ({"path": "/classify?top=٣", "content": IMAGES[0]}, 400, "from 1 to 10"),
-    "long top": ({"path": f"/classify?top={'9' * 5000}", "content": IMAGES[0]}, 400, "from 1 to 10"),
+    "top 0": (
+        {"path": "/classify?top=0", "content": IMAGES[0]},
+        400,
+        "top: expected a whole number of at least 1, got '0'",
+    ),
+    "top in Arabic digits": ({"path": "/classify?top=٣", "content": IMAGES[0]}, 400, "of at least 1"),
+    "long top": ({"path": f"/classify?top={'9' * 5000}", "content": IMAGES[0]}, 400, "of at least 1"),
 }
 """Name → (arguments of `asked`, status, part of the error)."""
 

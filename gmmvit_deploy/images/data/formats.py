@@ -15,6 +15,7 @@ from gmmvit_deploy.images.data._archives import member, members
 from gmmvit_deploy.images.data.files import LeftOut, hidden_kind, images_among, split_folder
 from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images, Label
 from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.images.names import clean_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -208,9 +209,11 @@ def tiny_imagenet(path: Path, split: str) -> Images:
 def class_folders(path: Path, split: str) -> Images:
     """Read a folder of images with a subfolder for each class.  The sorted names of the subfolders are the classes.
 
+    Names are those of `clean_name`: two folders that differ only in the form of Unicode are one class.
+
     If the folder has no subfolders, the images have no classes.
     split: if ``path`` has a subfolder for this split (`split_folder`), the images are read from this subfolder.
-    Errors: InputError when ``path`` is not a folder, or contains no image.
+    Errors: InputError when ``path`` is not a folder, contains no image, or a name is not UTF-8.
     """
     root = split_folder(path, split)
     if not root.is_dir():
@@ -224,9 +227,9 @@ def class_folders(path: Path, split: str) -> Images:
         for other in (path for path in paths if path not in folders):
             for file in images_among(other.rglob("*") if other.is_dir() else [other], root, left_out):
                 left_out.add(str(file), "outside the class folders")
-    classes = tuple(folder.name for folder in folders)
-    index = {name: number for number, name in enumerate(classes)}
-    labels = [index[file.relative_to(root).parts[0]] for file in files] if classes else None
+    name_of = {folder.name: clean_name(folder.name, str(root)) for folder in folders}
+    classes = tuple(sorted(set(name_of.values())))
+    labels = [classes.index(name_of[file.relative_to(root).parts[0]]) for file in files] if classes else None
     return FileImages(str(root), files, labels, classes, left_out=left_out.kinds())
 
 
@@ -255,6 +258,7 @@ def table(path: Path) -> Images:
             f"{path}: expected a first line with file and the labels, such as file,4,even; got {','.join(names[:4])}",
             hint="name the column of the paths file, and write a column of 0 and 1 for each label",
         )
+    classes = tuple(clean_name(name, str(path)) for name in names[1:])
     labels: list[Label] = []
     for number, row in enumerate(rows, 2):
         values = [value.strip() for value in row[1:]]
@@ -264,7 +268,7 @@ def table(path: Path) -> Images:
                 f"{','.join(row)[:60]}"
             )
         labels.append(tuple(index for index, value in enumerate(values) if value == "1"))
-    return FileImages(str(path), [path.parent / row[0].strip() for row in rows], labels, tuple(names[1:]))
+    return FileImages(str(path), [path.parent / row[0].strip() for row in rows], labels, classes)
 
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:

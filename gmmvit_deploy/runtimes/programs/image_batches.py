@@ -20,6 +20,7 @@ from gmmvit_deploy.images.data.formats import arrays_in
 from gmmvit_deploy.images.data.images import FileImages, Images, Label
 from gmmvit_deploy.images.data.open import is_named, open_data, require_data
 from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.images.names import shown_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,8 +82,8 @@ class ImageBatches:
         own = names if self._classes in ((), tuple(classes)) else self._classes
         if unknown := [name for name in own if name not in names]:
             raise InputError(
-                f"{self.source}: expected classes of the bundle, such as {', '.join(names[:3])}; the data has "
-                f"{', '.join(unknown[:3])}"
+                f"{self.source}: expected classes of the bundle, such as {shown_names(names[:3])}; the data has "
+                f"{shown_names(unknown[:3])}"
             )
         order = np.array([names.index(name) for name in own])
         labels = np.array(self._labels)[list(self._hashes.values()) or slice(None)]

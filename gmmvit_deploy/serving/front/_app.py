@@ -50,7 +50,14 @@ from gmmvit_deploy.serving.front._guards import Guard, only_gateway, only_this_m
 from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Triton
 from gmmvit_deploy.serving.front._uploads import Refusal, Room, body_length, boundary_of, images_from_body, receive_body
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, CLASSIFY_PATH, READY_PATH, RUNNER_HEADER, FrontOptions
+from gmmvit_deploy.serving.front.options import (
+    BUNDLE_HEADER,
+    CLASSIFY_PATH,
+    CLASSIFY_PATHS,
+    READY_PATH,
+    RUNNER_HEADER,
+    FrontOptions,
+)
 
 __all__ = ["front_app", "main"]
 
@@ -68,7 +75,7 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
     """
     front = _Front(options)
     routes = [
-        Route(CLASSIFY_PATH, front.classify, methods=["POST"]),
+        *(Route(path, front.classify, methods=["POST"]) for path in CLASSIFY_PATHS),
         Route(READY_PATH, front.ready, methods=["GET"]),
     ]
     app = Starlette(
@@ -76,6 +83,7 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
         exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
         lifespan=front.lifespan,
     )
+    app.router.redirect_slashes = False
     return Guard(app, reason=only_gateway(secret) if secret else only_this_machine, refused=_answer)
 
 
@@ -142,11 +150,14 @@ def _page() -> HTMLResponse:
 
 
 def _top(request: Request, classes: int) -> int:
-    """Return the number of predictions for each image, the query's ``top``.  Errors: Refusal, 400."""
-    text = request.query_params.get("top", str(min(_DEFAULT_TOP, classes)))
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= classes):
-        raise Refusal(400, f"top: expected a number from 1 to {classes}, got {text[:20]!r}")
-    return int(text)
+    """Return the number of predictions for each image, the query's ``top``, at most all classes.
+
+    Errors: Refusal, 400.
+    """
+    text = request.query_params.get("top", str(_DEFAULT_TOP))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= 1):
+        raise Refusal(400, f"top: expected a whole number of at least 1, got {text[:20]!r}")
+    return min(int(text), classes)
 
 
 def _answer(refusal: Refusal) -> JSONResponse:

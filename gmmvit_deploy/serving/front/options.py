@@ -12,6 +12,7 @@ from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 __all__ = [
     "BUNDLE_HEADER",
     "CLASSIFY_PATH",
+    "CLASSIFY_PATHS",
     "DEFAULT_BODY_BYTES",
     "DEFAULT_BUFFERED_BYTES",
     "DEFAULT_CLASSIFY_PORT",
@@ -29,6 +30,7 @@ BUNDLE_HEADER = "x-gmmvit-bundle"
 RUNNER_HEADER = "x-gmmvit-runner"
 """The header of an answer with the runner and the precision that computed it."""
 CLASSIFY_PATH = "/classify"
+CLASSIFY_PATHS = (CLASSIFY_PATH, f"{CLASSIFY_PATH}/")
 READY_PATH = "/ready"
 DEFAULT_CLASSIFY_PORT = 8080
 """The port of ``POST /classify`` without a gateway."""

@@ -5,8 +5,8 @@
 
     logits float32 (B, C) → label bytes (B, k), probability float32 (B, k), index int32 (B, k)
 
-The parameter ``top`` of a request is k, from 1 to C; the default is 5, or C if there are fewer classes. For a
-multi-label network, k is larger where labels further down are present, and ``present`` bool (B, k) states which labels
+The parameter ``top`` of a request is k, at least 1; the default is 5. With fewer classes, k is C. For a multi-label
+network, k is larger where labels further down are present, and ``present`` bool (B, k) states which labels
 reach their threshold.
 """
 
@@ -44,11 +44,11 @@ class TritonPythonModel:
         logits = pb_utils.get_input_tensor_by_name(request, "logits").as_numpy()
         if not 1 <= len(logits) <= self.max_batch:
             return _refused(f"expected a batch of 1 to {self.max_batch}, got {len(logits)}")
-        top = json.loads(request.parameters() or "{}").get("top", min(DEFAULT_TOP, self.classes))
-        if type(top) is not int or not 1 <= top <= self.classes:
-            return _refused(f"top: expected a number from 1 to {self.classes}, got {json.dumps(top)[:20]}")
+        top = json.loads(request.parameters() or "{}").get("top", DEFAULT_TOP)
+        if type(top) is not int or top < 1:
+            return _refused(f"top: expected a whole number of at least 1, got {json.dumps(top)[:20]}")
         try:
-            ranked = self.label_set.ranked(logits, top)
+            ranked = self.label_set.ranked(logits, min(top, self.classes))
         except ValueError as exc:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(exc)))
         tensors = [

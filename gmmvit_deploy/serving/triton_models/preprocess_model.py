@@ -13,7 +13,6 @@ also answers the request. A request is refused with the status UNAVAILABLE while
 would wait there.
 """
 
-import base64
 import json
 import math
 import os
@@ -35,6 +34,7 @@ from gmmvit_cores import cores
 from gmmvit_large_images import Decoder, Job, LargeImages
 from gmmvit_preprocess import (
     UnusableImage,
+    bytes_from_base64,
     open_image,
     pixels_from_opened,
     pixels_to_compute,
@@ -51,8 +51,8 @@ THREADED_PIXELS = 2**16
 """With fewer pixels, a call of `execute` decodes its images in a single thread: for small images, handing an image to
 another thread takes as long as decoding the image."""
 
-BASE64_STARTS = (b"/9j/", b"iVBORw0KGg", b"UklGR", b"Qk")
-"""The first characters of a JPEG, PNG, WebP and BMP file in base64. No image begins with these bytes."""
+BASE64_STARTS = (b"/9j/", b"_9j_", b"iVBORw0KGg", b"UklGR", b"Qk", b"data:", b"DATA:")
+"""The first characters of a JPEG, PNG, WebP and BMP file in base64, and of a data URL. No image begins with them."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - Triton passes the answers on in it
 SHARE = 0.25
@@ -217,12 +217,7 @@ class TritonPythonModel:
 
 def _file_of(data: bytes) -> bytes | None:
     """Return the bytes of an image file that was sent as it is or as base64 text; None for invalid base64 text."""
-    if not data.startswith(BASE64_STARTS):
-        return data
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError:
-        return None
+    return bytes_from_base64(data) if data[:64].lstrip().startswith(BASE64_STARTS) else data
 
 
 def _problems(images: list[Any]) -> str:

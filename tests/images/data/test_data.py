@@ -231,6 +231,18 @@ def test_class_folders(tmp_path: Path) -> None:
             open_data(f"folder:{path}")
 
 
+def test_class_folders_have_one_form_of_unicode(tmp_path: Path) -> None:
+    for name in ("cafe\u0301", "caf\u00e9", "the\u0301 "):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.fromarray(pixels(1)[0]).save(tmp_path / "images" / name / "1.png")
+    dataset = open_data(f"folder:{tmp_path / 'images'}")
+    assert dataset.classes == ("caf\u00e9", "th\u00e9")
+    assert [dataset.label(index) for index in range(len(dataset))] == [0, 0, 1]
+    (tmp_path / "images" / os.fsdecode(b"caf\xe9")).mkdir()
+    with pytest.raises(InputError, match="expected names in UTF-8"):
+        open_data(f"folder:{tmp_path / 'images'}")
+
+
 @pytest.mark.parametrize(
     ("files", "classes"),
     [
