@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
@@ -63,6 +64,8 @@ class Panel:
         def check(param: typer.CallbackParam, value: Any) -> Any:
             if value is None:
                 return value
+            if isinstance(value, float) and math.isnan(value):  # no comparison with it is true, so none would refuse it
+                raise InputError(f"{param.opts[-1]}: expected a number, got {value}")
             if read is not None:
                 read(value)
             elif names and value not in names:

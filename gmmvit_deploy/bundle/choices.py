@@ -12,6 +12,7 @@ with one entry for each kind of machine. A graph's SHA-256 ties a candidate to t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,6 +81,8 @@ class Gate:
     def __post_init__(self) -> None:
         if self.kind not in get_args(GateKind):
             raise ValueError(f"gate: expected one of {', '.join(get_args(GateKind))}, got {self.kind!r}")
+        if not math.isfinite(self.least):
+            raise ValueError(f"gate: expected a number, got {self.least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

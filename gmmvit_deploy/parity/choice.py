@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.parity._verdict import Check, Verdict
 from gmmvit_deploy.parity.judgement import Judgement, failed_checks, judgement_of
-from gmmvit_deploy.runtimes.runners.chosen import choice_of_this_machine, choose_runner, runtime_versions
-from gmmvit_deploy.runtimes.runners.names import ON_GPUS
+from gmmvit_deploy.runtimes.runners.chosen import changed_versions, choice_of_this_machine, choose_runner
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
-    from gmmvit_deploy.bundle.choices import Choice
     from gmmvit_deploy.parity.report import ParityReport
 
 __all__ = ["with_choice"]
@@ -36,7 +34,7 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
         return None
     gate, images = choice.gate, choice.images
     chosen, best = choose_runner(bundle), choice.passed[0]
-    changed = _changed(choice, chosen.runner)
+    changed = changed_versions(choice, chosen.runner)
     report = next((r for r in parity.runners if (r.runner, r.precision) == (chosen.runner, chosen.precision)), None)
     same_images = (parity.data or {}).get("sha256") == images.sha256
     judgement = judgement_of(report, gate) if report is not None and same_images else Judgement()
@@ -46,7 +44,7 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
     if best.judged is not None and best.label == chosen.label and now is not None:
         words += f"; {gate.kind} {best.judged.value:.4f} then, {now:.4f} now"
     broken = failed_checks(report) if report else []
-    open_questions = list(chosen.notes)
+    open_questions = list(chosen.notes) if chosen.label != best.label else []
     if now is not None and judgement.why_not and not broken:
         (broken if now < gate.least else open_questions).append(judgement.why_not)
     if changed and report is None:
@@ -64,15 +62,3 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
         reasons=(*broken, *open_questions),
         details={"runner": chosen.label, "best": best.label, "made_at": choice.made_at, "changed": changed, "now": now},
     )
-
-
-def _changed(choice: Choice, runner: str) -> list[str]:
-    """Return ``openvino 1 → 2`` for each version of what the runner loads that differs from that of the choice."""
-    now = runtime_versions()
-    runtimes = ("openvino",) if runner.startswith("openvino") else ("onnxruntime", "onnxruntime-gpu")
-    names = (*runtimes, "numpy", "pillow", "gmmvit-deploy", *(("driver",) if runner in ON_GPUS else ()))
-    return [
-        f"{name} {choice.versions.get(name, 'absent')} → {now.get(name, 'absent')}"
-        for name in names
-        if choice.versions.get(name) != now.get(name)
-    ]

@@ -23,6 +23,7 @@ from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS
+from gmmvit_deploy.runtimes.runners.proof import output_limits
 from gmmvit_deploy.serving._label_configs import classify_config, labels_config
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend, CpuKernels, Runtime, runtime_from
 from gmmvit_deploy.serving.options import RepositoryOptions
@@ -163,6 +164,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
             "cpu_kernels": "on" if kernels else "off",
             "threads": str(options.threads),
             "chunk": str(options.chunk),
+            "reference_limits": json.dumps(output_limits(bundle, precision, for_cpu=True)),
         }
         if options.runtime == "openvino":
             settings["openvino_hint"] = OPENVINO_HINTS[options.precision]

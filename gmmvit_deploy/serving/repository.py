@@ -12,8 +12,8 @@ from types import ModuleType
 
 import gmmvit_deploy.images.labels
 import gmmvit_deploy.images.preprocess
+from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
-from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import how_to_convert, open_variant
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
@@ -24,7 +24,13 @@ from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, product_chains
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.programs import cores, int8_products, onnxruntime_program, openvino_program
+from gmmvit_deploy.runtimes.programs import (
+    cores,
+    int8_products,
+    onnxruntime_program,
+    openvino_program,
+    reference_outputs,
+)
 from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.model_configs import (
@@ -130,6 +136,8 @@ def repository_from_bundle(
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
             _copy_programs(options, folder / options.network / "1", library)
+            shutil.copyfile(str(reference_outputs.__file__), folder / options.network / "1" / "gmmvit_reference.py")
+            shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
         if options.labels in configs:

@@ -52,7 +52,7 @@ def test_every_backend_gives_five_models(backend: str, engine: Engine, precise_b
     assert [sample.batch_size for sample in network.model_warmup] == [1, 8]
     ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()
     expected = {
-        "python": {"model.py", "model.onnx", "gmmvit_openvino", *ours},
+        "python": {"model.py", "model.onnx", "golden.npz", "gmmvit_reference.py", "gmmvit_openvino", *ours},
         "onnxruntime": {"model.onnx"},
         "tensorrt": {"model.plan"},
     }
@@ -300,7 +300,7 @@ def test_the_committed_repository_is_what_we_write(tmp_path: Path, bundle: Bundl
     written = {path.relative_to(tmp_path / "r") for path in (tmp_path / "r").rglob("*") if path.is_file()}
     there = {path.relative_to(committed) for path in committed.rglob("*") if path.is_file()}
     # Weights, and what is compiled for a machine.
-    assert there - {Path("README.md")} == {path for path in written if path.suffix not in (".onnx", ".so")}
+    assert there - {Path("README.md")} == {path for path in written if path.suffix not in (".onnx", ".npz", ".so")}
     for relative in sorted(there - {Path("README.md")}):
         if relative.suffix == ".py":
             assert (committed / relative).read_text() == (tmp_path / "r" / relative).read_text(), relative

@@ -23,8 +23,8 @@ class OutputShapeError(Exception):
 
 
 def largest_differences(
-    answers: Callable[[Any], Sequence[Any]], inputs: Any, expected: Mapping[str, Any], size: int
-) -> dict[str, float]:
+    answers: Callable[[Any], Sequence[Any]], inputs: Any, expected: Mapping[Any, Any], size: int
+) -> dict[Any, float]:
     """Run all inputs in batches, and return name of an output → its largest absolute difference, which may be NaN.
 
     answers: a function of a batch that returns its outputs, in the order of ``expected``.
@@ -43,7 +43,7 @@ def largest_differences(
     return largest
 
 
-def wrong_output(differences: Mapping[str, float], limits: Mapping[str, float]) -> str:
+def wrong_output(differences: Mapping[Any, float], limits: Mapping[Any, float]) -> str:
     """Describe the first output whose difference exceeds its limit or is NaN; "" if there is none."""
     for output, difference in differences.items():
         if not difference <= limits[output]:  # also True if the difference is NaN, unlike difference > limit

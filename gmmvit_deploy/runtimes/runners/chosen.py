@@ -29,6 +29,7 @@ from gmmvit_deploy.runtimes.runners.open import fastest_runner
 
 __all__ = [
     "ChosenRunner",
+    "changed_versions",
     "choice_of_this_machine",
     "choose_runner",
     "graph_of",
@@ -81,6 +82,18 @@ def runtime_versions() -> dict[str, str]:
     return tool_versions("openvino") | ({"driver": gpu.driver} if gpu is not None else {})
 
 
+def changed_versions(choice: Choice, runner: str) -> list[str]:
+    """Return ``openvino 1 → 2`` for each version of what the runner loads that differs from that of the choice."""
+    now = runtime_versions()
+    runtimes = ("openvino",) if runner.startswith("openvino") else ("onnxruntime", "onnxruntime-gpu")
+    names = (*runtimes, "numpy", "pillow", "gmmvit-deploy", *(("driver",) if runner in ON_GPUS else ()))
+    return [
+        f"{name} {choice.versions.get(name, 'absent')} → {now.get(name, 'absent')}"
+        for name in names
+        if choice.versions.get(name) != now.get(name)
+    ]
+
+
 def choice_of_this_machine(bundle: Bundle) -> tuple[Choice | None, str]:
     """Return (the entry of this kind of machine in ``runners.json``, or None; why a choice is not used, or "")."""
     entries, why = read_choices(bundle.path)
@@ -103,12 +116,18 @@ def choose_runner(bundle: Bundle, runners: Collection[str] = (*ON_CPUS, *ON_GPUS
     for candidate in choice.passed if choice is not None else ():
         reason = _why_not(bundle, candidate, runners)
         if not reason:
+            judged = choice is not None and choice.gate is not None
+            if choice is not None and judged and (changed := changed_versions(choice, candidate.runner)):
+                notes.append(
+                    f"{candidate.label} was judged with other versions: {', '.join(changed)}; type gmmvit optimize "
+                    f"{bundle.path} to judge it with those of now"
+                )
             return ChosenRunner(
                 runner=candidate.runner,
                 precision=candidate.precision,
                 notes=tuple(notes),
                 measured=True,
-                judged=choice is not None and choice.gate is not None,
+                judged=judged,
             )
         notes.append(f"{candidate.label} is not used, though {CHOICES_FILE} prefers it on this machine: {reason}")
     name, slower = fastest_runner(bundle)

@@ -119,7 +119,7 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
         runner.judged = True
         return runner
 
-    programs = {
+    programs: dict[str, Callable[[], Runner]] = {
         "onnxruntime": lambda: OnnxRuntimeRunner(bundle, variant=variant),
         "openvino": partial(openvino, kernels=False),
         "openvino+kernels": partial(openvino, kernels=True),

@@ -33,6 +33,7 @@ class TritonPythonModel:
         else:
             network = _onnxruntime(graph, threads, chunk)
         network.prepare(self.max_batch)
+        _require_reference_outputs(network.answers, json.loads(parameters["reference_limits"]), self.max_batch)
         self.program = network.answers
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -114,6 +115,24 @@ def _require_kernels(why: str) -> None:
             f"cpu_kernels is on, and our kernels cannot run on this server: {why}; type gmmvit repository on this "
             "machine to write the repository again, or type --runner openvino to run without our kernels"
         )
+
+
+def _require_reference_outputs(program: Any, limits: dict[str, float], max_batch: int) -> None:
+    """Refuse to load the model if its outputs differ from those of PyTorch, which the bundle has for some inputs.
+
+    limits: name of an output → the largest allowed difference.
+    """
+    from gmmvit_reference import PROVEN_BATCHES, largest_differences, wrong_output
+
+    with np.load(Path(__file__).with_name("golden.npz"), allow_pickle=False) as golden:
+        inputs, expected = golden["inputs"], {output: golden[output] for output in limits}
+    for size in sorted({min(size, max_batch) for size in PROVEN_BATCHES}):
+        rows = {output: values[:size] for output, values in expected.items()}
+        if problem := wrong_output(largest_differences(program, inputs[:size], rows, size), limits):
+            raise pb_utils.TritonModelException(
+                f"the network is wrong on this server: on the bundle's reference inputs, in a batch of {size}, "
+                f"{problem}; type --runner with another runner"
+            )
 
 
 def _log_attention(runtime: str, kernels: bool) -> None:

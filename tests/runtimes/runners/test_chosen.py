@@ -46,6 +46,17 @@ def test_a_graph_that_was_written_again_is_not_taken(precise_bundle: Bundle, tmp
     assert any("model.fp16.onnx is not the graph that was judged" in note for note in chosen.notes)
 
 
+def test_a_choice_that_was_judged_with_other_versions_says_so(precise_bundle: Bundle, tmp_path: Path) -> None:
+    versions = {"onnxruntime": "1.0.0", "openvino": "1"}  # ONNX Runtime loads one of them
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16", versions=versions)
+    chosen = choose_runner(bundle)
+    (note,) = chosen.notes
+    assert chosen.label == "onnxruntime:fp16"
+    assert "onnxruntime:fp16 was judged with other versions: onnxruntime 1.0.0 → " in note
+    assert "openvino" not in note
+    assert f"type gmmvit optimize {bundle.path}" in note
+
+
 def test_neither_another_machine_nor_a_damaged_file_decides(precise_bundle: Bundle, tmp_path: Path) -> None:
     machine = Machine(cpu="another", cores=this_machine().cores)
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16", machine=machine)

@@ -1,0 +1,1 @@
+../../../gmmvit_deploy/runtimes/programs/reference_outputs.py
