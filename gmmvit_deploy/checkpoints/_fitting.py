@@ -79,7 +79,7 @@ def fitted_file(
         try:
             fitting.append(replace(fit(_with_classifier(file, layer, layers)), taken_from=taken | _note(layer, layers)))
         except InputError as exc:
-            error = exc if len(inside) == 1 else error
+            error = exc if len(inside) == 1 and isinstance(exc, MissingTensorError) else error
     if len(fitting) == 1:
         return fitting[0]
     left = inside or _linear_layers(file, CLASSIFIER.pattern.removesuffix(r"\.weight") + "$")

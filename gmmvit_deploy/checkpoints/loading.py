@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -148,9 +149,9 @@ def _network_of(file: TensorFile) -> TensorFile:
 def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     """Return the checkpoint source (the code that wrote the file) that recognises the file.
 
-    A model that the user names, a model folder of timm, and a file that names an architecture of timm choose the
-    source. For any other file, the names of the tensors choose the source: if several sources recognise the file, the
-    source with the most names in its signature. ``hints.source`` chooses between sources with equally many names.
+    A model that the user names, a model folder of timm, and a file that names an architecture of timm that fits choose
+    the source. For any other file, the names of the tensors choose the source: if several sources recognise the file,
+    the source with the most names in its signature. ``hints.source`` chooses between sources with equally many names.
     Errors: CheckpointError when the user must choose.
     """
     if file.record.of_transformers:
@@ -167,7 +168,10 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     possible = [source for source in sources if len(source.signature) == most]
     stated = (file.record.entries.get("arch"), file.record.args.get("model"))
     if TIMM_FILES not in possible and hints.preset is None and any(map(is_timm_name, stated)):
-        return TIMM_FILES
+        # Some scripts store their default name beside a network of another code, so timm's network must fit.
+        with suppress(InputError):
+            fitted_file(file, TIMM_FILES, hints, lambda spec: None)
+            return TIMM_FILES
     if hints.source is not None:
         # `check_options` refuses a value that names no possible source.
         possible = [source for source in possible if source.is_named(hints.source, file.tensors)] or possible
