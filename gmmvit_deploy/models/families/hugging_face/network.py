@@ -97,13 +97,21 @@ def network_config(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
             hint = (
                 _dequantised(config, Path(where).parent)
                 if name == "quantization_config"
-                else "give the file of the weights in place of the folder, and type --model FILE.py:CLASS with a class "
-                "that builds the network of training"
+                else _state_dict_hint(Path(where).parent)
             )
             raise SpecError(f"{where}: the field {name} is not supported: {reason}", hint=hint)
     kept = {name: value for name, value in config.items() if name not in _NOT_THE_NETWORK | _REFUSED.keys()}
     labels = config.get("id2label")
     return {**kept, "num_labels": len(labels)} if isinstance(labels, Mapping) and labels else kept
+
+
+def _state_dict_hint(folder: Path) -> str:
+    loaded = f"t.AutoModelForImageClassification.from_pretrained('{folder}', trust_remote_code=True)"
+    return (
+        f"type python -c \"import torch, transformers as t; torch.save({loaded}.state_dict(), 'weights.pth')\", which "
+        "runs the code in the folder; then give weights.pth, and type --model FILE.py:CLASS with a class that builds "
+        "the same network"
+    )
 
 
 def _dequantised(config: Mapping[str, Any], folder: Path) -> str:
