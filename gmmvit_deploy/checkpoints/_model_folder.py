@@ -12,11 +12,14 @@ The file of ``--head`` holds a linear classifier. A backbone of DINOv2 is recogn
 
 DINO's eval_linear.py    {"state_dict": {"module.linear.weight": …, "module.linear.bias": …}}
 DINOv2                   {"weight": …, "bias": …}, also with a prefix such as ``linear.``
+DINOv2, DINOv3           {"linear_classifiers": {"module.classifiers_dict.NAME.linear.weight": …}}: eval/linear.py
+                         trains many classifiers, NAME is classifier_{blocks}_blocks_avgpool_{True or False}_lr_{rate}
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +36,7 @@ from gmmvit_deploy.models.families.hugging_face.names import names_in_network
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.families.timm.checkpoint import HEAD_FILE
 from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.sources.hints import LoadHints
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +46,8 @@ __all__ = ["read_checkpoint", "with_linear_head", "with_network_names"]
 _MAX_JSON_BYTES = 2**24
 _DINO = "linear."
 """The prefix in files of DINO's eval_linear.py, whose features interleave class token and mean of the patches."""
+_CLASSIFIER = re.compile(r"(?:.+\.)?(classifier_(\d+)_blocks_avgpool_(True|False)_[^.]+)\.")
+"""The name of a classifier of eval/linear.py of DINOv2 and DINOv3 in the name of a tensor."""
 _INDEX_HINT = "copy or download the folder again, with all parts of the weights"
 _OF_TRANSFORMERS = ("architectures", "model_type")
 _HINT = (
@@ -199,12 +205,26 @@ def with_network_names(file: TensorFile, spec: HuggingFaceSpec) -> TensorFile:
     return replace(file, tensors=tensors, left_out={**file.left_out, **unused})
 
 
-def with_linear_head(file: TensorFile, path: Path) -> TensorFile:
+def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[TensorFile, LoadHints]:
     """Return ``file`` with the tensors of the linear classifier in ``path``, under the prefix `HEAD_FILE`.
 
-    Errors: CheckpointError when the file cannot be read, or does not hold a weight and a bias of a linear layer.
+    Also returns the hints with the features that the name of the classifier states.
+    Errors: CheckpointError when the file cannot be read, holds several classifiers and the user names none, or does not
+    hold a weight and a bias of a linear layer; when the features of the head are not known.
     """
-    head = read_tensors(path)
+    head, stated = _chosen_classifier(read_tensors(path), path, hints)
+    for name, value in stated.items():
+        if getattr(hints, name) not in (None, value):
+            raise CheckpointError(
+                f"{path}: {hints.typed()[name]}, but the classifier {hints.head_name} states another value",
+                hint=f"leave --set {name} out",
+            )
+    hints = replace(hints, **stated)
+    if hints.head_blocks is None:
+        raise CheckpointError(
+            f"{path}: expected the number of blocks whose class tokens the head reads",
+            hint="add --set head_blocks=N; DINO's evaluation uses 4 for ViT-S and 1 for ViT-B",
+        )
     by_part = {name.rpartition(".")[2]: name for name in head.tensors}
     weight, bias = (head.tensors.get(by_part.get(part, "")) for part in ("weight", "bias"))
     if len(head.tensors) != 2 or weight is None or bias is None or weight.dim() != 2 or bias.dim() != 1:
@@ -214,14 +234,42 @@ def with_linear_head(file: TensorFile, path: Path) -> TensorFile:
             hint="give the file that eval_linear.py of DINO writes, or a state dict of torch.nn.Linear",
         )
     added = {f"{HEAD_FILE}.weight": weight, f"{HEAD_FILE}.bias": bias}
-    interleaved = by_part["weight"].startswith(_DINO) and not DINOV2_FILES.recognises(file.tensors)
+    interleaved = not stated and by_part["weight"].startswith(_DINO) and not DINOV2_FILES.recognises(file.tensors)
     own = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("head.")}
     replaced = "the backbone's own head, which the linear head of --head replaces"
     dropped = dict.fromkeys(sorted(file.tensors.keys() - own.keys()), replaced)
+    what = f"linear head {f'{hints.head_name} of ' if stated else ''}{path.name}"
     return replace(
         file,
         tensors=own | added,
-        wrapping=f"{file.wrapping}; linear head {path.name} (SHA-256 {head.sha256})",
+        wrapping=f"{file.wrapping}; {what} (SHA-256 {head.sha256})",
         record=replace(file.record, interleaved_head=interleaved),
         left_out={**file.left_out, **dropped},
-    )
+    ), hints
+
+
+def _chosen_classifier(head: TensorFile, path: Path, hints: LoadHints) -> tuple[TensorFile, dict[str, Any]]:
+    """Return the tensors of the classifier that ``hints.head_name`` names, and the hints that its name states.
+
+    A file with a single classifier without name is returned as it is, with no hints.
+    Errors: CheckpointError when the user must name a classifier, or names one that the file does not hold.
+    """
+    names = {match[1]: match for key in head.tensors if (match := _CLASSIFIER.match(key))}
+    chosen = names.get(hints.head_name or "")
+    if chosen is not None:
+        own = {key: tensor for key, tensor in head.tensors.items() if f".{hints.head_name}." in f".{key}"}
+        stated = {"head_blocks": int(chosen[2]), "head_average": chosen[3] == "True"}
+        return replace(head, tensors=own), stated
+    if names:
+        raise CheckpointError(
+            f"{path}: holds {len(names)} linear classifiers: {', '.join(names)}"
+            + (f"; got --set head_name={hints.head_name}" if hints.head_name else ""),
+            hint=f"add --set head_name=NAME with the classifier that was best in the evaluation, such as --set "
+            f"head_name={next(iter(names))}; its name states head_blocks and head_average",
+        )
+    if hints.head_name is not None:
+        raise CheckpointError(
+            f"{path}: --set head_name={hints.head_name}, but the file holds no classifiers with names",
+            hint="leave --set head_name out",
+        )
+    return head, {}

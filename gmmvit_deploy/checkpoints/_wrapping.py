@@ -272,9 +272,9 @@ class PlainNames:
 def names_without_prefix(names: Iterable[str]) -> PlainNames:
     """Remove the prefixes that wrappers put before the name of every tensor.
 
-    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number. The tensors
-    of a loss or metric, which training frameworks save beside the network, need not have the prefix.
-    ``_orig_mod.`` is also removed inside of names, where compiled parts of a model have it.
+    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number. Tensors of
+    a loss or metric, which training frameworks save beside the network, need not have them. ``_orig_mod.`` is also
+    removed inside of names, where compiled parts of a model have it.
     """
     left = {name: name for name in names}
     left_out: dict[str, str] = {}

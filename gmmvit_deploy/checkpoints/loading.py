@@ -98,7 +98,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     file = _network_of(as_float32(file, keep={"torch.float64"}))
     given, hints = hints, _with_own_spec(file, hints)
     if hints.head is not None:
-        file = with_linear_head(file, Path(hints.head))
+        file, hints = with_linear_head(file, Path(hints.head), hints)
     source = _source_of(file, hints)
     try:
         check_options(str(path), source, given, file.tensors)

@@ -94,7 +94,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     """Build a network of the class that the user named, and load the tensors of a checkpoint into the network.
 
     path, name: the Python file and the class of ``hints.model``.
-    Returns (the model, the keys of the checkpoint that the model reads, the file without the tensors beside the network).
+    Returns (the model, the keys of the checkpoint that the model reads, the file without what is beside the network).
     Errors:
         InputError: the file or the class cannot be used (`families.custom.running`, `families.custom.model`).
         CheckpointError: an option is missing or does not apply, or the tensors do not fit the class.

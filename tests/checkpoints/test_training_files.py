@@ -5,14 +5,17 @@ Each file holds the weights of a released golden checkpoint, and must give the l
 
 from __future__ import annotations
 
+import runpy
 import struct
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -25,6 +28,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints, WeightsKind
 from gmmvit_deploy.models.sources.record import TrainingRecord
 from tests.conftest import GOLDEN, golden
 
+TINY = "vit_tiny_patch16_224"
 ARGS = Namespace(
     model="vit_tiny_patch16_224",
     lr=1e-3,
@@ -315,3 +319,49 @@ def test_option_of_the_command_line(
     inspected = gmmvit("inspect", path, "--set", "weights=averaged")
     assert inspected.returncode == 0, inspected.stderr
     assert "state_dict_ema" in inspected.stdout
+
+
+OWN = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(3, 24, 8, 8), nn.Linear(24, 3)
+    def forward(self, x):
+        return self.head(self.patch(x).flatten(2).mean(-1))
+"""
+
+
+@pytest.mark.parametrize("beside", ["criterion.weight", "loss_fn.pos_weight", "class_weights", "val_acc.tp"])
+@pytest.mark.parametrize("prefix", ["", "model.", "net."])
+@pytest.mark.parametrize("own", [False, True], ids=["timm", "own class"])
+def test_states_of_losses_and_metrics_beside_the_network_are_left_out(
+    own: bool, prefix: str, beside: str, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(OWN)
+    args = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 3}
+    network = runpy.run_path(str(tmp_path / "net.py"))["Net"]() if own else timm.create_model(TINY, **args)
+    state = {f"{prefix}{name}": tensor for name, tensor in network.state_dict().items()}
+    torch.save({"state_dict": {**state, beside: torch.ones(3)}, "epoch": 1}, tmp_path / "a.ckpt")
+    hints = (
+        LoadHints(model=f"{tmp_path / 'net.py'}:Net", image_size=32, channels=3)
+        if own
+        else LoadHints(model=TINY, model_args=args)
+    )
+    loaded = load_checkpoint(tmp_path / "a.ckpt", hints)
+    images = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model(images), network.eval()(images))
+    assert beside in loaded.unused
+
+
+def test_two_networks_of_the_own_class_are_a_choice(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(OWN)
+    state = runpy.run_path(str(tmp_path / "net.py"))["Net"]().state_dict()
+    both = {f"{prefix}.{name}": tensor for prefix in ("student", "ema") for name, tensor in state.items()}
+    torch.save({"state_dict": both}, tmp_path / "a.ckpt")
+    hints = LoadHints(model=f"{tmp_path / 'net.py'}:Net", image_size=32, channels=3)
+    with pytest.raises(CheckpointError, match="every tensor of the class under") as caught:
+        load_checkpoint(tmp_path / "a.ckpt", hints)
+    assert caught.value.hint == "type --set weights=student or --set weights=ema"
+    assert load_checkpoint(tmp_path / "a.ckpt", replace(hints, weights="ema")).spec.classes == 3

@@ -212,6 +212,36 @@ def test_mistakes_name_the_file_and_the_field(
     assert isinstance(caught.value, CheckpointError | SpecError)
     assert str(caught.value).startswith(str(vit))
     assert any(part in caught.value.hint for part in hint.split("|"))
+    if "--input tensor" in caught.value.hint:
+        assert load_checkpoint(vit, LoadHints(only_tensors=True)).images.mean is None
+
+
+OWN_CLASS = """
+import transformers
+class Net(transformers.ViTForImageClassification):
+    def __init__(self, **sizes):
+        super().__init__(transformers.ViTConfig(**sizes))
+    def forward(self, images):
+        return super().forward(images).logits
+"""
+
+
+def test_the_line_for_what_transformers_must_load_itself(
+    vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    edited(vit, CONFIG, use_pretrained_backbone=True)
+    with pytest.raises(SpecError) as caught:
+        load_checkpoint(vit)
+    exec(shlex.split(caught.value.hint.partition("type python -c ")[2].partition(", which")[0])[0], {})  # noqa: S102
+    Path("net.py").write_text(OWN_CLASS)
+    sizes = {**ARCHITECTURES["vit"][1], "num_labels": len(LABELS)}
+    hints = LoadHints(model="net.py:Net", model_args=sizes, image_size=32, channels=3)
+    loaded = load_checkpoint(tmp_path / "weights.pth", hints)
+    images = images_for(loaded.spec)
+    with torch.inference_mode():
+        logits = loaded.model.double()(images)
+    assert float((logits - own_logits(vit, images)).abs().max()) < EXACT
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,37 @@ def test_dino_interleaves_class_token_and_mean(tmp_path: Path) -> None:
         interleaved = torch.stack([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1).reshape(len(IMAGES), -1)
         torch.testing.assert_close(loaded.model.double()(IMAGES), linear(interleaved), rtol=0, atol=1e-12)
     assert loaded.spec.head_interleaved
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_classifier_of_the_linear_evaluation_is_chosen_by_its_name(tmp_path: Path, average: bool) -> None:
+    name = "vit_small_patch14_dinov2"
+    path, model = dinov2_file(tmp_path, name)
+    torch.manual_seed(3)
+    heads = {
+        f"classifier_{blocks}_blocks_avgpool_{pooled}_lr_0_{rate}": nn.Linear((blocks + pooled) * 24, CLASSES)
+        for blocks in (1, 3)
+        for pooled in (False, True)
+        for rate in ("00100", "01000")
+    }
+    state = {f"module.classifiers_dict.{n}.linear.{k}": v for n, h in heads.items() for k, v in h.state_dict().items()}
+    head = tmp_path / "running_checkpoint_linear_eval.pth"
+    torch.save({"iteration": 99, "linear_classifiers": state, "optimizer": {}, "best_accuracy": 0.8}, head)
+    hints = LoadHints(model=name, model_args=ARGS, head=str(head))
+    with pytest.raises(GmmvitError, match="holds 8 linear classifiers: classifier_1_blocks_avgpool_False") as caught:
+        load_checkpoint(path, hints)
+    assert "add --set head_name=NAME" in caught.value.hint
+    chosen = f"classifier_3_blocks_avgpool_{average}_lr_0_01000"
+    hints = LoadHints(model=name, model_args=ARGS, head=str(head), head_name=chosen)
+    loaded = load_checkpoint(path, hints)
+    with torch.inference_mode():
+        outputs = block_outputs(model, 3)
+        features = [tokens[:, 0] for tokens in outputs]
+        features += [outputs[-1][:, model.num_prefix_tokens :].mean(dim=1)] if average else []
+        expected = heads[chosen].double()(torch.cat(features, dim=-1))
+        torch.testing.assert_close(loaded.model.double()(IMAGES), expected, rtol=0, atol=1e-12)
+    with pytest.raises(GmmvitError, match="--set head_blocks=1, but the classifier"):
+        load_checkpoint(path, replace(hints, head_blocks=1))
 
 
 def test_a_head_named_linear_of_dinov2_is_not_interleaved(tmp_path: Path) -> None:

@@ -128,6 +128,10 @@ class LoadHints:
         names=INTERPOLATIONS,
     )
     head: str | None = None
+    head_name: str | None = setting(
+        "classifier to take from a --head file of the linear evaluation of DINOv2 or DINOv3, which holds many",
+        "classifier_4_blocks_avgpool_True_lr_0_01000",
+    )
     head_blocks: int | None = setting(
         "number of last blocks whose class tokens the classifier of --head reads", "4", int
     )
@@ -182,13 +186,13 @@ class LoadHints:
             raise InputError(f"--set channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
         if self.heads is not None and self.heads < 1:
             raise InputError(f"--set heads: expected at least 1, got {self.heads}")
-        if self.head is not None and (self.head_blocks is None or self.head_blocks < 1):
+        if self.head_blocks is not None and self.head_blocks < 1:
+            raise InputError(f"--set head_blocks: expected at least 1, got {self.head_blocks}")
+        described = (self.head_blocks, self.head_average, self.head_name)
+        if self.head is None and any(value not in (None, False) for value in described):
             raise InputError(
-                "--head: expected the number of blocks whose class tokens the head reads",
-                hint="add --set head_blocks=N; DINO's evaluation uses 4 for ViT-S and 1 for ViT-B",
+                "--set head_blocks, head_average and head_name describe a linear head", hint="add --head FILE"
             )
-        if self.head is None and (self.head_blocks is not None or self.head_average):
-            raise InputError("--set head_blocks and --set head_average describe a linear head", hint="add --head FILE")
         self._check_network()
 
     def typed(self) -> dict[str, str]:

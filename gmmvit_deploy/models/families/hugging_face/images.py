@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError, MissingDependencyError
@@ -115,15 +114,16 @@ class _File:
 
     def refused(self, field: str, value: Any, why: str, expected: str) -> CheckpointError:
         """Return the error for a field.  why: the reason.  expected: what is supported."""
+        name = self.path.rpartition("/")[2]
         return CheckpointError(
             f"{self.path}: the field {field} is {value!r}: {why}; expected {expected}",
-            hint=f"if training used another value, correct {field} in {Path(self.path).name}; otherwise add --input "
+            hint=f"if training used another value, correct {field} in {name}; otherwise add --input "
             "tensor, and send the bundle the tensors that the image processor of the folder computes",
         )
 
     def missing(self, name: str) -> CheckpointError:
         """Return the error for a folder without the file, whose network may read the channels in another order."""
-        folder = Path(self.path).parent
+        folder = self.path.rpartition("/")[0]
         values = "size={'shortest_edge': 288}, crop_size={'height': 256, 'width': 256}, do_flip_channel_order=True"
         return CheckpointError(
             f"{self.path}: no such file; {name} of transformers reverses the channels of the images unless this file "
@@ -173,7 +173,7 @@ def _processor(name: str, fields: Mapping[str, Any], file: _File) -> Any:
     except Exception as exc:
         raise CheckpointError(
             f"{file.path}: {name} does not take these fields: {' '.join(str(exc).split())}",
-            hint=f"copy or download {Path(file.path).name} again",
+            hint=f"copy or download {file.path.rpartition('/')[2]} again",
         ) from exc
 
 

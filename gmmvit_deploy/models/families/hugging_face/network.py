@@ -10,7 +10,6 @@ import difflib
 import inspect
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import MissingDependencyError, SpecError
@@ -95,10 +94,9 @@ def network_config(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     for name, reason in _REFUSED.items():
         if config.get(name):
             hint = (
-                _dequantised(config, Path(where).parent)
+                _dequantised(config, where.rpartition("/")[0])
                 if name == "quantization_config"
-                else "give the file of the weights in place of the folder, and type --model FILE.py:CLASS with a class "
-                "that builds the network of training"
+                else _state_dict_hint(where.rpartition("/")[0])
             )
             raise SpecError(f"{where}: the field {name} is not supported: {reason}", hint=hint)
     kept = {name: value for name, value in config.items() if name not in _NOT_THE_NETWORK | _REFUSED.keys()}
@@ -106,7 +104,16 @@ def network_config(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     return {**kept, "num_labels": len(labels)} if isinstance(labels, Mapping) and labels else kept
 
 
-def _dequantised(config: Mapping[str, Any], folder: Path) -> str:
+def _state_dict_hint(folder: str) -> str:
+    loaded = f"t.AutoModelForImageClassification.from_pretrained('{folder}', trust_remote_code=True)"
+    return (
+        f"type python -c \"import torch, transformers as t; torch.save({loaded}.state_dict(), 'weights.pth')\", which "
+        "runs the code in the folder; then give weights.pth, and type --model FILE.py:CLASS with a class that builds "
+        "the same network"
+    )
+
+
+def _dequantised(config: Mapping[str, Any], folder: str) -> str:
     """Return what to do with quantised weights: the line for the quantisations that transformers can undo."""
     transformers = require_transformers()
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
