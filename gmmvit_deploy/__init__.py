@@ -8,10 +8,22 @@ A bundle is the folder that the export writes. The names of `_FACE` are imported
 imports no heavy dependency. Type checkers read them in ``__init__.pyi``.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+
+# Packages that report their use over the network are told not to, before they are imported. Programs that this package
+# starts, such as Triton, inherit the variables. A user who has set a variable decides.
+for _variable, _value in {
+    "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime, in its wheels for Linux too
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub, of transformers and timm
+    "RAY_USAGE_STATS_ENABLED": "0",
+}.items():
+    os.environ.setdefault(_variable, _value)
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: its import fails
 
 _FACE = {
     "ExportOptions": "export.options",

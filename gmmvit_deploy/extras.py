@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -11,18 +10,13 @@ from gmmvit_deploy.errors import MissingDependencyError
 
 __all__ = ["require"]
 
-_TELEMETRY = {"openvino": "openvino_telemetry"}
-"""Package → the package with which it reports over the network that it was imported."""
-
 
 def require(module: str, *, package: str, extra: str) -> Any:
-    """Import ``module`` of the distribution ``package``, without its telemetry.
+    """Import ``module`` of the distribution ``package``.
 
     extra: the optional dependency group that contains ``package``: ``pip install 'gmmvit-deploy[EXTRA]'`` installs it.
     Errors: MissingDependencyError when ``package`` is not installed.
     """
-    if package in _TELEMETRY:
-        sys.modules.setdefault(_TELEMETRY[package], None)  # type: ignore[arg-type]  # None: its import fails
     try:
         imported: ModuleType = importlib.import_module(module)
     except ModuleNotFoundError as exc:

@@ -140,7 +140,7 @@ def bytes_from_base64(text: bytes) -> bytes | None:
     body = text.partition(b";base64,")[2] if text[:5].lower() == b"data:" else text
     body = body.translate(_BASE64, delete=b" \t\r\n")
     try:
-        return base64.b64decode(body + b"=" * (-len(body) % 4), validate=True)
+        return base64.b64decode(body + b"=" * (-len(body) % 4), validate=True) or None
     except ValueError:
         return None
 

@@ -8,6 +8,7 @@ Triton's dynamic batcher passes several requests at once. The model runs these r
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ class TritonPythonModel:
 
 
 def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import: ONNX Runtime would report its use
     import onnxruntime
     from gmmvit_onnxruntime.onnxruntime_program import OnnxRuntimeProgram, session_options
 
