@@ -1,8 +1,10 @@
 /* Compares the kernels with the formulas, computed in double, on one processor or an emulator of it.
 
-       against_formula SET ARITHMETIC      SET: the instruction set that is expected to be chosen; ARITHMETIC: 1 or 2
+       against_formula SET ARITHMETIC [KIND NUMBER ...]
 
-   Prints a line for each case: its name, the largest error, the error that is allowed. Returns 0 if none is larger. */
+   SET: the instruction set that is expected to be chosen.  ARITHMETIC: 1 or 2.  KIND: the only case to compute, in place
+   of all below: "attention" and the numbers of a Case, "norm" and (adds, rows, width), or "product" and (rows, depth,
+   width). Prints a line for each case: its name, the largest error, the error that is allowed. Returns 0 if none is larger. */
 
 #include "instruction_sets.h"
 #include "masked_attention.h"
@@ -68,9 +70,14 @@ static float random_number(void) { /* roughly normal: the sum of 12 uniform numb
     return sum;
 }
 
+static void *allocated(size_t bytes) {
+    void *memory = calloc(bytes + 1, 1);
+    if (!memory) exit(3);
+    return memory;
+}
+
 static float *random_numbers(size_t count) {
-    float *numbers = malloc((count + 1) * sizeof *numbers);
-    if (!numbers) exit(3);
+    float *numbers = allocated(count * sizeof *numbers);
     for (size_t i = 0; i < count; i++) numbers[i] = random_number();
     return numbers;
 }
@@ -245,34 +252,34 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
     return error / allowed;
 }
 
-static double norm_error(int adds) {
-    enum { ROWS = 3, WIDTH = 48 };
+static double norm_error(int adds, int rows, int width) {
     const double step = 0.03, epsilon = 1e-5;
-    float *x = random_numbers(ROWS * WIDTH), *branch = random_numbers(ROWS * WIDTH), *weight = random_numbers(WIDTH);
-    float *bias = random_numbers(WIDTH), sum[ROWS * WIDTH];
-    int8_t got[ROWS * WIDTH];
+    const size_t count = (size_t)rows * (size_t)width;
+    float *x = random_numbers(count), *branch = random_numbers(count), *weight = random_numbers((size_t)width);
+    float *bias = random_numbers((size_t)width), *sum = random_numbers(count);
+    int8_t *got = allocated(count);
     double error = 0;
     weight[0] = 1000, weight[1] = -1000; /* beyond int8 */
     const ResidualNorm what = {.x = x, .branch = adds ? branch : NULL, .weight = weight, .bias = bias, .sum = sum,
-                               .normed = got, .width = WIDTH, .epsilon = (float)epsilon};
-    for (int c = 0; c < WIDTH; c++) weight[c] /= (float)step, bias[c] /= (float)step;
-    if (residual_norm(&what, 0, ROWS)) return INFINITY;
-    for (int row = 0; row < ROWS; row++) {
+                               .normed = got, .width = width, .epsilon = (float)epsilon};
+    for (int c = 0; c < width; c++) weight[c] /= (float)step, bias[c] /= (float)step;
+    if (residual_norm(&what, 0, rows)) return INFINITY;
+    for (int row = 0; row < rows; row++) {
         double mean = 0, variance = 0;
-        for (int c = 0; c < WIDTH; c++) {
-            if (adds) x[row * WIDTH + c] += branch[row * WIDTH + c];
-            if (adds && sum[row * WIDTH + c] != x[row * WIDTH + c]) error = INFINITY;
-            mean += x[row * WIDTH + c] / (double)WIDTH;
+        for (int c = 0; c < width; c++) {
+            if (adds) x[row * width + c] += branch[row * width + c];
+            if (adds && sum[row * width + c] != x[row * width + c]) error = INFINITY;
+            mean += x[row * width + c] / (double)width;
         }
-        for (int c = 0; c < WIDTH; c++) variance += pow(x[row * WIDTH + c] - mean, 2) / WIDTH;
-        for (int c = 0; c < WIDTH; c++) {
-            double exact = (x[row * WIDTH + c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c];
+        for (int c = 0; c < width; c++) variance += pow(x[row * width + c] - mean, 2) / width;
+        for (int c = 0; c < width; c++) {
+            double exact = (x[row * width + c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c];
             exact = exact > 127 ? 127 : exact < -128 ? -128 : exact;
-            error = fmax(error, fabs(got[row * WIDTH + c] - exact));
+            error = fmax(error, fabs(got[row * width + c] - exact));
         }
     }
     printf("%-32s error %.4f, allowed 0.5010\n", adds ? "norm of a sum" : "norm", error);
-    free(x), free(branch), free(weight), free(bias);
+    free(x), free(branch), free(weight), free(bias), free(sum), free(got);
     return error / 0.501;
 }
 
@@ -294,42 +301,43 @@ __attribute__((noinline)) static int column_product(const int8_t *values, const 
 }
 
 /* A product of int8 values, added to x, whose sum is then normed as norm_error() tests. */
-static double added_product_error(void) {
-    enum { ROWS = 101, DEPTH = 48, WIDTH = 80 }; /* blocks of rows on each of two cores */
-    static int8_t values[ROWS * DEPTH], weights[DEPTH * WIDTH], got[ROWS * WIDTH], expected[ROWS * WIDTH];
-    static float sum[ROWS * WIDTH];
-    static int32_t start[WIDTH];
-    float *x = random_numbers(ROWS * WIDTH), *scale = random_numbers(WIDTH), *ones = random_numbers(WIDTH);
-    float *bias = random_numbers(WIDTH);
-    int8_t minus_128[DEPTH];
+static double added_product_error(int rows, int depth, int width) {
+    const size_t count = (size_t)rows * (size_t)width, columns = (size_t)width;
+    int8_t *values = allocated((size_t)(rows * depth)), *weights = allocated((size_t)(depth * width));
+    int8_t *got = allocated(count), *expected = allocated(count), *minus_128 = allocated((size_t)depth);
+    int32_t *start = allocated(columns * sizeof *start);
+    float *x = random_numbers(count), *scale = random_numbers(columns), *ones = random_numbers(columns);
+    float *bias = random_numbers(columns), *sum = random_numbers(count);
     double error = 0, greatest = 0;
-    memset(minus_128, -128, sizeof minus_128);
-    for (int i = 0; i < ROWS * DEPTH; i++) values[i] = (int8_t)(i * 37 + i / 5);
-    for (int i = 0; i < DEPTH * WIDTH; i++) weights[i] = (int8_t)(i * 91 + i / 7);
-    for (int c = 0; c < WIDTH; c++) {
-        start[c] = column_product(minus_128, weights + c, DEPTH, WIDTH);
+    memset(minus_128, -128, (size_t)depth);
+    for (int i = 0; i < rows * depth; i++) values[i] = (int8_t)(i * 37 + i / 5);
+    for (int i = 0; i < depth * width; i++) weights[i] = (int8_t)(i * 91 + i / 7);
+    for (int c = 0; c < width; c++) {
+        start[c] = column_product(minus_128, weights + c, depth, width);
         scale[c] /= 1000;
     }
-    uint8_t *in_panels = packed(weights, DEPTH, WIDTH);
+    uint8_t *in_panels = packed(weights, depth, width);
     const ChainStep steps[] = {
-        {.kind = CHAIN_ADD, .weights = in_panels, .start = start, .scale = scale, .bias = bias, .depth = DEPTH,
-         .columns = WIDTH},
+        {.kind = CHAIN_ADD, .weights = in_panels, .start = start, .scale = scale, .bias = bias, .depth = depth,
+         .columns = width},
         {.kind = CHAIN_NORM, .scale = ones, .bias = ones, .epsilon = 1e-5f},
     };
-    const ProductChain what = {.bytes = values, .rows = ROWS, .x = x, .sum = sum, .normed = got, .width = WIDTH, .widest = WIDTH,
+    const ProductChain what = {.bytes = values, .rows = rows, .x = x, .sum = sum, .normed = got, .width = width, .widest = width,
                                .steps = steps, .count = 2};
-    if (product_chain(&what, 0, 60) || product_chain(&what, 60, ROWS)) return INFINITY;
-    for (int row = 0; row < ROWS; row++)
-        for (int c = 0; c < WIDTH; c++) {
-            const int total = column_product(values + row * DEPTH, weights + c, DEPTH, WIDTH);
-            const double exact = total * (double)scale[c] + (double)bias[c] + (double)x[row * WIDTH + c];
-            error = fmax(error, fabs((double)sum[row * WIDTH + c] - exact));
+    const int first = rows * 3 / 5; /* of the second core */
+    if (product_chain(&what, 0, first) || product_chain(&what, first, rows)) return INFINITY;
+    for (int row = 0; row < rows; row++)
+        for (int c = 0; c < width; c++) {
+            const int total = column_product(values + row * depth, weights + c, depth, width);
+            const double exact = total * (double)scale[c] + (double)bias[c] + (double)x[row * width + c];
+            error = fmax(error, fabs((double)sum[row * width + c] - exact));
             greatest = fmax(greatest, fabs(exact));
         }
-    const ResidualNorm norm = {.x = sum, .weight = ones, .bias = ones, .normed = expected, .width = WIDTH, .epsilon = 1e-5f};
-    if (residual_norm(&norm, 0, ROWS) || memcmp(got, expected, sizeof got)) return INFINITY;
+    const ResidualNorm norm = {.x = sum, .weight = ones, .bias = ones, .normed = expected, .width = width, .epsilon = 1e-5f};
+    if (residual_norm(&norm, 0, rows) || memcmp(got, expected, count)) return INFINITY;
     printf("%-32s error %.2e, allowed %.2e\n", "int8 product added to x", error, greatest * 4 * 6e-8);
-    free(x), free(scale), free(ones), free(bias), free(in_panels);
+    free(x), free(scale), free(ones), free(bias), free(in_panels), free(values), free(weights), free(got);
+    free(expected), free(minus_128), free(start), free(sum);
     return error / (greatest * 4 * 6e-8);
 }
 
@@ -362,20 +370,40 @@ static double quantised_gelu_error(void) {
     return error / 0.501;
 }
 
+/* The larger error of both types of Q, K and V. */
+static double attention_errors(const Case *of, int arithmetic) {
+    const double error = attention_error(of, arithmetic, 0);
+    return arithmetic == MASKED_ATTENTION_BFLOAT16 ? fmax(error, attention_error(of, arithmetic, 1)) : error;
+}
+
+enum { MOST_NUMBERS = 12 }; /* of a Case, without its name */
+
+static double error_of_case(const char *kind, const double *numbers, int arithmetic) {
+    int n[MOST_NUMBERS];
+    for (int i = 0; i < MOST_NUMBERS; i++) n[i] = (int)numbers[i];
+    if (!strcmp(kind, "norm")) return norm_error(n[0], n[1], n[2]);
+    if (!strcmp(kind, "product")) return product_chain_support() ? added_product_error(n[0], n[1], n[2]) : 0;
+    const Case of = {kind, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], (float)numbers[8], n[9], n[10], (float)numbers[11]};
+    return attention_errors(&of, arithmetic);
+}
+
 int main(int count, char **arguments) {
-    if (count != 3) return 2;
+    if (count < 3) return 2;
     if (strcmp(gmmvit_instruction_set_name(), arguments[1])) {
         printf("expected %s, got %s %s\n", arguments[1], gmmvit_instruction_set_name(), gmmvit_why_no_instruction_set());
         return 2;
     }
     const int arithmetic = atoi(arguments[2]);
     double worst = 0;
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        worst = fmax(worst, attention_error(&CASES[i], arithmetic, 0));
-        if (arithmetic == MASKED_ATTENTION_BFLOAT16) worst = fmax(worst, attention_error(&CASES[i], arithmetic, 1));
+    if (count > 3) {
+        double numbers[MOST_NUMBERS] = {0};
+        for (int i = 4; i < count && i - 4 < MOST_NUMBERS; i++) numbers[i - 4] = atof(arguments[i]);
+        return !(error_of_case(arguments[3], numbers, arithmetic) <= 1);
     }
-    worst = fmax(worst, fmax(norm_error(0), norm_error(1)));
-    if (product_chain_support()) worst = fmax(worst, fmax(added_product_error(), quantised_gelu_error()));
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++)
+        worst = fmax(worst, attention_errors(&CASES[i], arithmetic));
+    worst = fmax(worst, fmax(norm_error(0, 3, 48), norm_error(1, 3, 48)));
+    if (product_chain_support()) worst = fmax(worst, fmax(added_product_error(101, 48, 80), quantised_gelu_error()));
     else printf("int8 products: not computed by our kernel on this processor\n");
     float one = 0; /* of 17 mixed heads nothing is read */
     const MaskedAttention refused = {.batch = 1, .heads = 17, .queries = 1, .n = 1, .d = 1, .out = &one, .q = &one,

@@ -1,0 +1,273 @@
+"""Kernels of random shapes and random networks compute what float64 computes; each run draws other cases.
+
+    GMMVIT_RANDOM_MINUTES   how long to draw, and to reduce a fault: 2 minutes by default, 10 for a night
+    GMMVIT_RANDOM_SEED      the seed of an earlier run, which its output states
+
+The error of a fault is the command that repeats the reduced fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
+from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
+from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
+from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, our_kernels
+from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram, UnusedKernelsError
+from gmmvit_deploy.tolerances import Noise, limit_from_noise
+from tests.conftest import has_bf16
+from tests.exact import exact_logits
+from tests.models.families.small_models import SMALL, distinct_model, random_images
+from tests.runtimes.kernels.test_instruction_sets import LACKS, compiled_program, cplusplus
+
+MINUTES = float(os.environ.get("GMMVIT_RANDOM_MINUTES") or 2)
+SEED = int(os.environ.get("GMMVIT_RANDOM_SEED") or secrets.randbelow(2**32))
+IMAGES = 17
+SETS = (("avx2", "1"), ("avx512", "1"), ("avx512-bf16", "1"), ("avx512-bf16", "2"), ("neon", "1"), ("neon-bf16", "2"))
+"""(instruction set, arithmetic of attention as masked_attention.h numbers it)."""
+
+pytestmark = [pytest.mark.rest, pytest.mark.timeout(60 * MINUTES + 300)]
+Case = dict[str, Any]
+
+
+def search(draw: Callable[[Random], Case], check: Callable[..., None], seconds: float) -> None:
+    """Draw and check cases until the time is over.
+
+    Errors: AssertionError, with the command that repeats the first fault, reduced.
+    """
+    end, random, count = time.monotonic() + seconds, Random(SEED), 0  # noqa: S311 - no secret
+    while time.monotonic() < end:
+        case, count = draw(random), count + 1
+        if fault := fault_of(check, case):
+            case, fault = reduced(check, case, fault, end)
+            words = ", ".join(f"{name}={value!r}" for name, value in case.items())
+            command = f'.venv/bin/python -c "from {__name__} import *; {check.__name__}({words})"'
+            pytest.fail(f"GMMVIT_RANDOM_SEED={SEED} drew a fault as case {count}: {fault}\n{command}")
+    print(f"{count} random cases of GMMVIT_RANDOM_SEED={SEED} are right")
+    assert count
+
+
+def fault_of(check: Callable[..., None], case: Case) -> str:
+    """Return the error of a case, or "" if it is right or no such case exists."""
+    try:
+        check(**case)
+    except SpecError:
+        return ""
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"
+    return ""
+
+
+def reduced(check: Callable[..., None], case: Case, fault: str, end: float) -> tuple[Case, str]:
+    """Return the case with each number as small as keeps a fault, or as far as the time allows, and its fault."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for other in simpler(case):
+            if time.monotonic() < end and (also := fault_of(check, other)):
+                case, fault, smaller = other, also, True
+                break
+    return case, fault
+
+
+def simpler(case: Case) -> Iterator[Case]:
+    """Yield the case with one number smaller: 0, 1, a half, or 1 less."""
+    for name, value in case.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        for place, number in enumerate(numbers):
+            if isinstance(number, int):
+                for least in sorted({0, 1, number // 2, number - 1}):
+                    if 0 <= least < number:
+                        other = (*numbers[:place], type(number)(least), *numbers[place + 1 :])
+                        yield {**case, name: other if isinstance(value, tuple) else other[0]}
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def program() -> Path:
+    return compiled_program(cplusplus(), Path(tempfile.mkdtemp()) / "program")
+
+
+def run_kernel(instruction_set: str, arithmetic: str, kind: str, *numbers: float) -> tuple[int, str]:
+    command = [program(), instruction_set, arithmetic, kind, *map(str, numbers)]
+    environment = {**os.environ, "GMMVIT_CPU_ISA": instruction_set}
+    answer = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    return answer.returncode, answer.stdout.strip() + answer.stderr.strip()
+
+
+def check_kernel(kind: str, instruction_set: str, arithmetic: str, **sizes: int) -> None:
+    """Compare a kernel with its formula in float64, within the limits of against_formula.c.
+
+    sizes: as `random_kernel` draws them; those that are not possible together are not computed.
+    """
+    if kind != "attention":
+        sizes = {name: size if name == "adds" else max(size, 1) for name, size in sizes.items()}
+        numbers = [16 * size if name in ("depth", "width") else size for name, size in sizes.items()]
+    else:
+        batch, heads, d, tokens = (max(1, sizes[name]) for name in ("batch", "heads", "d", "tokens"))
+        grid, mixings, windows = (sizes[name] for name in ("grid", "mixings", "windows"))
+        n = grid * grid + sizes["class_token"] if grid else tokens
+        queries = 1 if sizes["one_query"] and not grid else n
+        masked, step = int(bool(sizes["masked"] or grid)), 0.02 * sizes["int8"]
+        windows = 0 if mixings else windows
+        numbers = [batch, heads, queries, n, d, masked, mixings, windows, step, grid, sizes["shared"], 0]
+    status, text = run_kernel(instruction_set, arithmetic, kind, *numbers)
+    assert status == 0, f"status {status}: {text}"
+
+
+def random_kernel(random: Random) -> Case:
+    instruction_set, arithmetic = random.choice(sets())
+    case: Case = {"instruction_set": instruction_set, "arithmetic": arithmetic}
+    kind = random.choice(["attention", "attention", "attention", "norm", "product"])
+    most = {
+        "attention": {
+            "batch": 4,
+            "heads": 16,
+            "tokens": 150,
+            "d": 70,
+            "grid": random.choice([0, 12]),
+            "mixings": 2,
+            "class_token": 1,
+            "one_query": 1,
+            "masked": 1,
+            "windows": 3,
+            "int8": 1,
+            "shared": 1,
+        },
+        "norm": {"adds": 1, "rows": 70, "width": 24},
+        "product": {"rows": 200, "depth": 24, "width": 24},
+    }
+    return {"kind": kind, **case, **{name: random.randint(0, size) for name, size in most[kind].items()}}
+
+
+@functools.cache
+def sets() -> list[tuple[str, str]]:
+    return [each for each in SETS if run_kernel(*each, "norm", 0, 1, 16)[0] != LACKS]
+
+
+@pytest.mark.process
+def test_random_kernels() -> None:
+    assert sets()
+    search(random_kernel, check_kernel, 60 * MINUTES / 4)
+
+
+# ---- networks --------------------------------------------------------------------------------------------------------
+
+
+def spec_of(name: str, changes: Case) -> ModelSpec:
+    """Return the spec of a small model with changes; of ``timm``, the spec of timm's ViT with these arguments.
+
+    Errors: SpecError when there is no such model.
+    """
+    if name == "timm":
+        side = 4 * max(1, changes["grid"])
+        args = {"img_size": side, "patch_size": 4, "depth": 1, "num_classes": 10, "num_heads": max(1, changes["heads"])}
+        args |= {"embed_dim": 8 * args["num_heads"], "qk_norm": bool(changes["qk_norm"])}
+        return TimmSpec(
+            architecture="vit_tiny_patch16_224", model_args=args, image_size=side, classes=10, mask=MaskSpec()
+        )
+    (small,) = [each for each in SMALL if str(each) == name]
+    return replace(small.spec, **changes)
+
+
+def programs_of(
+    folder: Path, spec: ModelSpec, images: np.ndarray, exact: np.ndarray, *, int8: bool, threads: int
+) -> Iterator[tuple[str, Any, float]]:
+    """Yield (name, program, limit of its logits) for the programs of a network that run here."""
+    model, path = distinct_model(spec), folder / "model.onnx"
+    with torch.inference_mode():
+        noise = float(np.abs(model(torch.from_numpy(images)).numpy() - exact).max())
+    measured, recorded = Noise(largest=noise, rms=0.0, scale=float(np.abs(exact).max())), None
+    if int8:
+        options: Any = {"preprocessing": None, "max_batch": IMAGES, "calibration": [images], "for_cpu": True}
+        graph = graph_from_model(model, "int8", **options).proto
+        recorded = float(np.abs(emulated_logits(graph, images, name="int8") - exact).max())
+    else:
+        graph = onnx_from_model(fold(model).model, preprocessing=None, max_batch=IMAGES)
+    onnx.save(graph, path)
+    precisions: list[Precision] = ["int8"] if int8 else ["fp32", "bf16"] if has_bf16() else ["fp32"]
+    for precision in precisions:
+        limit = limit_from_noise(measured, precision, recorded=recorded).largest
+        if precision != "bf16":
+            session = OnnxRuntimeProgram(lambda count: session_from_onnx(path, threads=count), threads=threads)
+            yield f"onnxruntime:{precision}", session, limit
+        for kernels in (None, our_kernels(precision)[0]):
+            try:
+                program = OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=kernels)
+            except UnusedKernelsError:
+                continue
+            yield f"openvino{'+kernels' if kernels else ''}:{precision}", program, limit
+
+
+def check_network(name: str, int8: int, rows: int, threads: int, **changes: Any) -> None:
+    """Compare every program's logits of a batch with PyTorch's in float64, within the project's limits."""
+    spec, rows = spec_of(name, changes), max(1, rows)
+    if int8 and int8_saturates():
+        return
+    images = random_images(spec, IMAGES)
+    exact = exact_logits(distinct_model(spec), images)
+    with tempfile.TemporaryDirectory() as folder:
+        made = programs_of(Path(folder), spec, images, exact, int8=bool(int8), threads=max(1, threads))
+        for program, answers, limit in made:
+            off = float(np.abs(answers.run(images[:rows]) - exact[:rows]).max())
+            assert off <= limit, f"{program} differs from PyTorch by {off:.3g}, and at most {limit:.3g} is right"
+
+
+def random_network(random: Random) -> Case:
+    """Draw a small network, often with as many heads as tokens: an operator may confuse dimensions of the same size."""
+    name = random.choice(["timm", *map(str, SMALL)])
+    case = {"name": name, "int8": int(random.random() < 0.3), "rows": random.randint(1, IMAGES)}
+    case["threads"] = random.randint(1, 2)
+    grid = random.randint(1, 3)
+
+    def heads() -> int:
+        return random.choice([random.randint(1, 8), grid * grid, grid * grid + 1])
+
+    if name == "timm":
+        return {**case, "grid": grid, "heads": heads(), "qk_norm": random.randint(0, 1)}
+    spec = spec_of(name, {})
+    changes: Case = {}
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if field.name == "heads":
+            changes["heads"] = tuple(heads() for _ in value) if isinstance(value, tuple) else heads()
+        elif field.name == "head_dim":
+            changes["head_dim"] = random.choice([16, 8, 12, 33])
+        elif field.name == "patch_size":
+            changes["image_size"] = grid * value
+    try:
+        spec_of(name, changes)
+    except SpecError:
+        return random_network(random)
+    return {**case, **changes}
+
+
+@pytest.mark.export
+def test_random_networks() -> None:
+    search(random_network, check_network, 60 * MINUTES * 3 / 4)
