@@ -83,6 +83,8 @@ def bench(
     options = options or BenchOptions()
     require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     _require_batches(runners, options.plan)
+    for runner in runners:
+        runner.judged = True  # every answer is compared, and a wrong one is reported
     inputs, pixels, data = _inputs(bundle, options)
     on_progress(Progress("reference logits by PyTorch"))
     expected = Expected(bundle, inputs)

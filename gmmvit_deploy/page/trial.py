@@ -154,6 +154,7 @@ class Trial:
         # In float32, because the logits are compared with PyTorch's within its float32 noise.
         name, self.notice = (runner, "") if runner is not None else fastest_runner(bundle)
         self.runner = open_runner(name, bundle)
+        self.runner.judged = True  # the page shows how far each answer is from PyTorch's
         self.examples = bundle.golden_set().images
         self._server: TritonRunner | None = None
 

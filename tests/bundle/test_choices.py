@@ -69,3 +69,13 @@ def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(text: str, tmp_path
     write_choice(tmp_path, CHOICE)
     assert read_choices(tmp_path) == ((CHOICE,), "")
     assert (tmp_path / f"{CHOICES_FILE}.old").read_text() == text
+
+
+def test_a_gate_of_nan_is_none(tmp_path: Path) -> None:
+    """Every value would pass it."""
+    write_choice(tmp_path, CHOICE)
+    text = (tmp_path / CHOICES_FILE).read_text().replace('"least": 0.99', '"least": NaN')
+    (tmp_path / CHOICES_FILE).write_text(text)
+    entries, why = read_choices(tmp_path)
+    assert entries == ()
+    assert "gate: expected a number, got nan" in why

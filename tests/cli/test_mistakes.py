@@ -54,6 +54,7 @@ OPTIONS: list[tuple[str, Any, str]] = [
 ]
 """(command, option, its type in words)."""
 NUMBERS = [(name, option.opts[-1]) for name, option, kind in OPTIONS if "int" in kind or "float" in kind]
+FLOATS = [(name, option.opts[-1]) for name, option, kind in OPTIONS if "float" in kind]
 NAMES = [(name, option.opts[-1]) for name, option, _ in OPTIONS if option._custom_shell_complete is not None]
 INPUT_PATHS = [
     (name, option.opts[-1])
@@ -109,6 +110,15 @@ def test_missing_argument(name: str, tmp_path: Path) -> None:
 def test_an_argument_too_many(name: str) -> None:
     if input_of(name) is None or input_of(name).nargs == 1:
         refused(gmmvit_here(name, *arguments_of(name), "a", "b"), status=2)
+
+
+@pytest.mark.parametrize(("name", "option"), FLOATS)
+def test_nan_is_no_number(name: str, option: str) -> None:
+    """No comparison with NaN is true, so that every gate would hold."""
+    answer = gmmvit_here(name, *arguments_of(name), option, "nan")
+    assert answer.status
+    assert f"{option}: expected a number" in answer.err
+    assert "nan" in answer.err
 
 
 @pytest.mark.parametrize(("name", "option"), NUMBERS)

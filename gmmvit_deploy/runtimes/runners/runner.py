@@ -102,8 +102,8 @@ class Runner:
     server: the models on the runner's server; None for a runner in this process.
     runtime: name of the runtime, for messages; empty if the runner's name is enough.
     own_kernels: True if the graph that runs contains this project's CPU kernels.
-    judged: True if somebody else judges the outputs, such as parity or the server of the runner. Any other runner
-    compares itself with the bundle's reference outputs before its first answer (`runners.proof`).
+    judged: True if somebody else judges the outputs, such as parity, bench or the server of the runner. Any other
+    runner compares itself with the bundle's reference outputs before its first answer (`runners.proof`).
     """
 
     name: str
