@@ -189,7 +189,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
         "failed": f"FAILED: {', '.join(sorted(failed))}",
         "undecided": "passed, but some checks are undecided",
     }
-    typer.echo(words[report.verdict] if decided or failed else "NOT DECIDED: too few images, or none, for a gate")
+    typer.echo(words[report.verdict] if decided or failed else "NOT DECIDED: the images cannot decide a gate")
 
 
 def _limits(report: ParityReport) -> list[str]:
