@@ -198,7 +198,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
     elif decided:
         typer.echo("NOT JUDGED ON IMAGES: nothing failed, but only images show what int8 and fp8 cost")
     else:
-        typer.echo("NOT DECIDED: too few images, or none, for a gate")
+        typer.echo("NOT DECIDED: the images cannot decide a gate")
 
 
 def _limits(report: ParityReport) -> list[str]:

@@ -56,7 +56,7 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
         below = []
     if numbers.judged is None:
         below = [report.check("accuracy" if gate.kind == "accuracy ratio" else "decisions").summary]
-    return replace(numbers, why_not="; ".join(filter(None, [*below, *failed_checks(report)])))
+    return replace(numbers, why_not="; ".join(filter(None, below)) or "; ".join(failed_checks(report)))
 
 
 def wrong_labels_of(report: RunnerReport) -> str:

@@ -403,8 +403,8 @@ def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
         huge = Plan(batches=(10_000,), rounds=3, seconds=0.1)
         with pytest.raises(InputError, match="cannot take any of the batches 10000"):
             bench(bundle, [runner], BenchOptions(plan=huge, samples=10_000))
-        few = ArrayImages("few", np.zeros((2, 32, 32, 3), np.uint8), np.zeros(2, np.int64), ("a",))
-        with pytest.raises(InputError, match="few has 2 images"):
+        few = ArrayImages("few", np.eye(3, 32, dtype=np.uint8)[[0, 1, 1]].repeat(96).reshape(3, 32, 32, 3), None)
+        with pytest.raises(InputError, match="few has 2 distinct images"):
             bench(bundle, [runner], BenchOptions(plan=QUICK, samples=8, data=few))
 
 

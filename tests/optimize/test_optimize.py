@@ -189,11 +189,11 @@ def test_a_program_that_is_wrong_for_single_images_is_left_out(
     run = OnnxRuntimeRunner._run
     monkeypatch.setattr(OnnxRuntimeRunner, "_run", wrong_alone)
     bundle = copied(precise_bundle, tmp_path)
-    words = ("--data", f"array:{labelled}", "--limit", "64", "--gate", "0.9", "--for", goal)
+    words = ("--data", f"array:{labelled}", "--gate", "0.5", "--for", goal)
     choice, answer = optimized(bundle, *words)
     assert choice.images is not None
     assert choice.images.batches == (1, 8)
-    assert "judged on 64 images of" in answer.out
+    assert "judged on 500 images of" in answer.out
     assert "at batch 1 and 8" in answer.out
     wrong = of(choice, "onnxruntime", "int8", "static")
     assert not wrong.passed

@@ -252,7 +252,7 @@ def test_data_of_other_classes(bundle: Bundle) -> None:
 
 
 def test_data_without_classes_is_skipped_with_a_reason(bundle: Bundle) -> None:
-    unlabelled = ArrayImages("x", np.zeros((3, 32, 32, 3), np.uint8), None)
+    unlabelled = ArrayImages("x", np.arange(3, dtype=np.uint8).repeat(32 * 32 * 3).reshape(3, 32, 32, 3), None)
     with OnnxRuntimeRunner(bundle) as runner:
         accuracy = check_parity(bundle, [runner], ParityOptions(data=unlabelled)).runners[0].check("accuracy")
     assert (accuracy.verdict, accuracy.summary) == ("skipped", "the data has no labels: 3 images without a true class")
