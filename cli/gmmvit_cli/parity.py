@@ -142,11 +142,11 @@ def parity(
         _print(result, decided=not undecided)
     if report is not None:
         note(f"report: {report}")
-    for line in undecided:
-        complain(f"not decided: {line}")
     if result.failed or undecided:
+        for line in undecided:
+            complain(f"not decided: {line}")
         raise typer.Exit(1)
-    if result.not_judged():
+    if result.not_judged:
         raise typer.Exit(_NOT_JUDGED)
 
 
@@ -193,7 +193,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
         "failed": f"FAILED: {', '.join(sorted(failed))}",
         "undecided": "passed, but some checks are undecided",
     }
-    if failed or (decided and not report.not_judged()):
+    if failed or (decided and not report.not_judged):
         typer.echo(words[report.verdict])
     elif decided:
         typer.echo("NOT JUDGED ON IMAGES: nothing failed, but only images show what int8 and fp8 cost")

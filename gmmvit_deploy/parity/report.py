@@ -115,14 +115,10 @@ class ParityReport:
             if check.verdict in ("undecided", "skipped")
         ]
 
-    def not_judged(self) -> list[str]:
-        """Return ``runner: reason`` for each int8 or fp8 graph that no image of the data judged."""
-        return [
-            f"{runner.runner}:{runner.precision}: {check.summary}"
-            for runner in self.runners
-            for check in [runner.check("stages")]
-            if runner.precision in QUANTIZED and check.verdict == "undecided"
-        ]
+    @property
+    def not_judged(self) -> bool:
+        """True if there is an int8 or fp8 graph that no image of the data judged."""
+        return any(one.precision in QUANTIZED and one.check("stages").verdict == "undecided" for one in self.runners)
 
     def failures(self) -> list[str]:
         """Return ``runner: check: reason`` for every reason of every failed check."""

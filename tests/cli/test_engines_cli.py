@@ -60,7 +60,7 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     refused(gmmvit(*build, *page, "-o", tmp_path / "other"), "engine.html exists")
     assert not (tmp_path / "other").exists()
     parity = gmmvit("parity", bundle, "--precision", "int8", "--json")
-    assert json.loads(parity.stdout)["verdict"] == "passed"
+    assert (parity.returncode, json.loads(parity.stdout)["verdict"]) == (3, "undecided")  # no images judge int8
 
 
 def test_calibration_images_of_the_wrong_size(bundle: Bundle, tmp_path: Path) -> None:
