@@ -118,6 +118,9 @@ def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Pat
         **dict.fromkeys(("mean", "std", "resize"), PREPROCESSOR),
         "labels": "the class indices; --labels gives names",
     }
+    edited(vit, PREPROCESSOR, image_mean=None)
+    default = f"transformers' default, as {PREPROCESSOR} does not state it"
+    assert load_checkpoint(vit).images.origins == {**complete.images.origins, "mean": default}
     (vit / PREPROCESSOR).unlink()
     without = load_checkpoint(vit)
     assert without.taken_from == {"image_size": CONFIG}
