@@ -216,7 +216,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
     preprocessing = _preprocessing(shapes, spec.channels)
     if preprocessing is None:
         return stated
-    in_file = {name for name, value in (shapes.record.preprocessor or {}).items() if value is not None}
+    in_file = shapes.record.preprocessor or {}
     default = f"transformers' default, as {PREPROCESSOR_FILE} does not state it"
     origins = {name: PREPROCESSOR_FILE if field in in_file else default for name, field in _FIELDS.items()}
     return replace(
