@@ -89,8 +89,7 @@ def fitted_file(
     raise CheckpointError(
         f"{file.path}: the network has the classifier {layers[0]}, but the file has {shapes} in its place",
         hint="type --model FILE.py:CLASS with a class that builds the network and its classifier as training did, and "
-        "--image-size and --set channels with its images; the page 'Your own class' of the documentation shows such a "
-        "class",
+        "--image-size and --set channels with its images; the page 'timm' of the documentation shows such a class",
     ) from error
 
 

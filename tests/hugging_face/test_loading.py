@@ -120,6 +120,10 @@ def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Pat
         **dict.fromkeys(("mean", "std", "resize"), PREPROCESSOR),
         "labels": "the class indices; --labels gives names",
     }
+    fields = json.loads((vit / PREPROCESSOR).read_text())
+    (vit / PREPROCESSOR).write_text(json.dumps({name: fields[name] for name in fields if name != "image_mean"}))
+    default = f"transformers' default, as {PREPROCESSOR} does not state it"
+    assert load_checkpoint(vit).images.origins == {**complete.images.origins, "mean": default}
     (vit / PREPROCESSOR).unlink()
     without = load_checkpoint(vit)
     assert without.taken_from == {"image_size": CONFIG}

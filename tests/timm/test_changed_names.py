@@ -18,24 +18,11 @@ from torch import nn
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
+from tests.documented import PAGES, blocks
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 4]}
 SWIN_NAME = "swin_tiny_patch4_window7_224"
-OWN_CLASS = """
-import timm
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, **arguments):
-        super().__init__()
-        self.model = timm.create_model("vit_tiny_patch16_224", **arguments)
-        self.model.head = nn.Sequential(nn.Linear(24, 8), nn.GELU(), nn.Linear(8, 3))
-
-    def forward(self, images):
-        return self.model(images)
-"""
 
 
 def dropout_before(features: int) -> nn.Module:
@@ -116,7 +103,9 @@ def test_a_classifier_of_several_layers_needs_its_class(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_tiny_patch16_224", model_args=VIT))
     assert "the file has head.0.weight (8, 24), head.2.weight (3, 8) in its place" in str(caught.value)
     assert "type --model FILE.py:CLASS" in caught.value.hint
-    (tmp_path / "net.py").write_text(OWN_CLASS)
+    page = PAGES / "models" / "timm.md"
+    (example,) = (block for block in blocks(page, page.read_text(encoding="utf-8")) if block.language == "python")
+    (tmp_path / "net.py").write_text(example.text, encoding="utf-8")
     hints = LoadHints(model=f"{tmp_path / 'net.py'}:Net", model_args=VIT, image_size=32, channels=3)
     require_equal_logits(load_checkpoint(tmp_path / "net.pth", hints), network)
 
@@ -163,7 +152,8 @@ def test_tensors_of_another_size_are_not_resampled(tmp_path: Path) -> None:
 
 def test_the_hint_for_a_file_without_a_name_leads_to_it(tmp_path: Path) -> None:
     network = timm.create_model(SWIN_NAME, num_classes=3, **SWIN)
-    torch.save(network.state_dict(), tmp_path / "net.pth")
+    older = {key.replace("layers.1.downsample", "layers.0.downsample"): t for key, t in network.state_dict().items()}
+    torch.save({key.replace("head.fc.", "head."): tensor for key, tensor in older.items()}, tmp_path / "net.pth")
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(tmp_path / "net.pth")
     assert "type --model with timm's name of the architecture" in caught.value.hint

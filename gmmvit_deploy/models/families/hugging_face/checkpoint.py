@@ -33,6 +33,8 @@ _TASKS: dict[str, Task] = {
     "multi_label_classification": "multi-label",
 }
 """``problem_type`` of ``config.json`` → task."""
+_FIELDS = {"mean": "image_mean", "std": "image_std", "resize": "resample", "crop_pct": "size"}
+"""Field of `KnownImages` → name of the value in the preprocessor's file."""
 _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
@@ -238,13 +240,16 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
     preprocessing = _preprocessing(shapes, spec.channels, hints)
     if preprocessing is None:
         return stated
+    in_file = shapes.record.preprocessor or {}
+    default = f"transformers' default, as {_file(shapes)} does not state it"
+    origins = {name: _file(shapes) if field in in_file else default for name, field in _FIELDS.items()}
     return replace(
         stated,
         mean=preprocessing.mean,
         std=preprocessing.std,
         resize=preprocessing.resize,
         crop_pct=preprocessing.crop_pct if preprocessing.resize is not None else None,
-        origins={**stated.origins, **dict.fromkeys(("mean", "std", "resize", "crop_pct"), _file(shapes))},
+        origins={**stated.origins, **origins},
     )
 
 
