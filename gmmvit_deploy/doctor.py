@@ -77,7 +77,6 @@ _PACKAGES = {
     "numpy": "",
     "openvino": "openvino",
     "mlcommons-loadgen": "bench",
-    "nicegui": "page",
     "tritonclient": "client",
     "scikit-learn": "demo",
     "timm": "timm",

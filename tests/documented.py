@@ -208,8 +208,6 @@ class Shell:
         assert program == "gmmvit", f"{text}: mark the block as not run, with the reason"
         if command == "serve":
             return self._serve(text, rest)
-        if command == "page":
-            return self._page(text, rest)
         for documented, url in self._urls.items():
             rest = [word.replace(documented, url) for word in rest]
         return self._gmmvit(command, *rest, timeout_s=300)
@@ -242,16 +240,6 @@ class Shell:
         documented = re.sub(r"(?<=:)\d+(?=/metrics)", "8002", documented)
         documented = re.sub(r"(?<=:)\d+(?=/classify)", "8080", documented)
         return subprocess.CompletedProcess([text], 0, _with_the_documented_runner(documented), "")
-
-    def _page(self, text: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        """Start the page on a free port and stop it once it is ready; tests in a browser check its content."""
-        words = [sys.executable, "-m", "gmmvit_cli.main", "page", *arguments, "--port", "0"]
-        with subprocess.Popen(words, cwd=self._folder, stdout=subprocess.PIPE, text=True, env=os.environ) as page:
-            assert page.stdout is not None
-            ready = page.stdout.readline()
-            page.terminate()
-        assert ready.startswith("ready: http://"), f"{text}: {ready!r}"
-        return subprocess.CompletedProcess([text], 0, re.sub(r":\d+$", ":8090", ready), "")
 
     def close(self) -> None:
         if self._server is not None:

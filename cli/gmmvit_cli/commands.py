@@ -19,10 +19,7 @@ from gmmvit_deploy.errors import InputError
 
 JOBS: Mapping[str, Mapping[str, str]] = {
     "Start here": {"demo": "Train, export, serve and measure a small model in a single run."},
-    "Inspect and try": {
-        "inspect": "Describe a checkpoint: architecture, sizes, masks and problems.",
-        "page": "Try a bundle in the browser: upload or draw images, view masks.",
-    },
+    "Inspect": {"inspect": "Describe a checkpoint: architecture, sizes, masks and problems."},
     "Train": {"train": "Train a preset or a model of timm, with or without masks."},
     "Export and build": {
         "export": "Export a checkpoint to ONNX, and compare the graph with PyTorch.",

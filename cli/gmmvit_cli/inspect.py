@@ -95,15 +95,15 @@ def inspect(
     ),
     image: Path | None = INPUT.option(
         "FILE",
-        "Draw the attention of the bundle's model for this image.",
+        "Classify this image with the bundle's model, and draw the attention.",
         must_exist=True,
     ),
     read_hints: partial[LoadHints] = together(hints_from),
     describe_preset: partial[dict[str, Any]] = together(_describe_preset),
     report: Path | None = OUTPUT.option(
         "FILE",
-        "Draw masks, steps and embeddings, or with --image the attention, to an HTML page (.html); or only the "
-        "masks, or the attention, to a picture (.png).",
+        "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or only "
+        "the masks, or the attention, to a picture (.png).",
     ),
     force: bool = OUTPUT.flag("--force/--no-force", "Replace the report if it exists."),
     as_json: bool = JSON_OPTION,
@@ -113,8 +113,8 @@ def inspect(
     --set channels is given.
     With a bundle, lists its graphs, and for int8 the calibration images, what each recipe gave, and the projections
     that a gate moved to more exact forms.
-    With a bundle and --image, computes the mean attention distance of each head, and the attention rollout, which is
-    the share of each patch in the tokens that the classifier reads.
+    With a bundle and --image, classifies the image, and computes the mean attention distance of each head, and the
+    attention rollout, which is the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
     hints = read_hints()
@@ -283,9 +283,11 @@ def _inspect_attention(
         if report is not None:
             require_report_suffix(report)
         on_progress(Progress("compute the attention"))
-        pixels, attention = attention_of_bundle(bundle, image)
+        trained, pixels, attention = attention_of_bundle(bundle, image)
         if report is not None:
-            write_attention_report(pixels, attention, report, bundle=path.name, image=image.name, force=force)
+            on_progress(Progress("draw the report"))
+            names = {"bundle": path.name, "image": image.name}
+            write_attention_report(trained, pixels, attention, report, **names, force=force)
     described = {"bundle": str(path), "sha256": bundle.sha256, "image": str(image), **attention.to_json()}
     if as_json:
         print_json(described if report is None else {**described, "report": str(report)})
@@ -296,7 +298,8 @@ def _inspect_attention(
 
 
 def _print_attention(attention: ImageAttention) -> None:
-    typer.echo(f"class: {attention.label}")
+    for guess in attention.predictions:
+        typer.echo(f"{guess.probability:7.2%}  {guess.label}{'' if guess.present else ' (absent)'}")
     rows = [
         (
             layer.layer,

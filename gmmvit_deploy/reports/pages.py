@@ -39,7 +39,6 @@ __all__ = [
     "Summary",
     "VerdictWord",
     "figure",
-    "macro",
     "png",
     "rendered",
     "require_page",
@@ -86,7 +85,7 @@ class Figure(NamedTuple):
     """Pictures side by side, with a title and a caption of some lines, both plain text.
 
     pictures: (description for a screen reader, picture).
-    layout: ``pair``, ``single`` or ``sheet``, which determines the width of the pictures.
+    layout: ``pair``, ``single``, ``sheet`` or ``plot``, which determines the width of the pictures; a plot is smooth.
     all_colours: False reduces a picture to 64 colours: with them a page with hundreds of pictures is small, and the
     difference is not visible in a picture of white, blue and red.
     """
@@ -94,7 +93,7 @@ class Figure(NamedTuple):
     title: str
     caption: tuple[str, ...]
     pictures: tuple[tuple[str, Image.Image], ...]
-    layout: Literal["pair", "single", "sheet"] = "pair"
+    layout: Literal["pair", "single", "sheet", "plot"] = "pair"
     all_colours: bool = False
 
 
@@ -119,11 +118,6 @@ def rendered(template: str, *, title: str, summary: Summary, **values: object) -
     values: what the template reads in addition.
     """
     return _templates().get_template(template).render(title=title, summary=summary, **values)
-
-
-def macro(template: str, name: str, *values: object) -> str:
-    """Return the HTML text of a macro, which is a part of a page.  template, name: of the macro.  values: arguments."""
-    return str(getattr(_templates().get_template(template).module, name)(*values))
 
 
 def figure(svg: str, title: str, caption: str) -> Plot:

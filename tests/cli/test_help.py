@@ -214,7 +214,6 @@ def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: P
         "rollout nowhere --to nowhere",
         "classify nowhere",
         "tune nowhere --bound-ms 1",
-        "page nowhere",
         "doctor nowhere",
         "demo -o .",
         "train -o . --data digits --preset vit",

@@ -88,7 +88,7 @@ def test_unknown_option(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("typed", [("--model", "net"), ("--model=net",)], ids=" ".join)
-@pytest.mark.parametrize("name", ["parity", "bench", "classify", "page"])
+@pytest.mark.parametrize("name", ["parity", "bench", "classify"])
 def test_the_old_name_of_the_served_name(name: str, typed: tuple[str, ...]) -> None:
     answer = gmmvit_here(name, *arguments_of(name), *typed)
     if name == "classify":

@@ -25,7 +25,6 @@ from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.images.preprocess import tensor_from_pixels
-from gmmvit_deploy.page._html import parity_html
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
@@ -263,8 +262,6 @@ def test_a_network_with_the_same_logits_for_every_image_proves_nothing(
     assert (judgement.status, judgement.failed) == (1, {"numeric"})
     (reason,) = judgement.checks["numeric"]["reasons"]
     assert reason.startswith("PyTorch's logits are equal for all inputs: they differ by at most 0 between inputs")
-    parity = open_bundle(bundle).manifest.export_parity
-    assert "nothing was proven" in parity_html(parity, {})
 
 
 def test_faults_end_the_process_with_1(

@@ -1,6 +1,6 @@
-"""``POST /classify`` and its page without a gateway: what they answer, whom they refuse, ``gmmvit serve`` with them.
+"""``POST /classify`` without a gateway: what it answers, whom it refuses, and ``gmmvit serve`` with it.
 
-`test_front` checks what the front answers and refuses with and without a gateway.
+`test_front` checks what the front answers and refuses with and without a gateway, and `test_page` its page.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from gmmvit_deploy.serving.front._app import front_app
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
-from tests.browser import accessibility_problems, open_chromium
 from tests.images.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, metric_values
 from tests.serving.processes import kinds_of
@@ -151,41 +149,6 @@ def test_malformed_http_is_refused_and_the_connection_closed(name: str, front: F
             assert name == "a head without an end"
         assert answer.startswith(b"HTTP/1.1 400 ") or name == "a head without an end"
     assert front.ready()
-
-
-@pytest.mark.server
-@pytest.mark.browser
-def test_a_photo_on_the_page_shows_its_label(front: FrontProcess, images: Path, tmp_path: Path) -> None:
-    expected = curl("--data-binary", "@0.jpg", front.classify_url, folder=images)[1]["predictions"][0]
-    with open_chromium() as browser:
-        page = browser.new_page()
-        problems: list[str] = []
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(front.url)
-        page.set_input_files("input[type=file]", images / "0.jpg")
-        page.wait_for_selector("table")
-        rows = [[cell.strip() for cell in row.inner_text().split("\t")] for row in page.query_selector_all("tbody tr")]
-        assert rows == [[guess["label"], f"{100 * guess['probability']:.1f} %"] for guess in expected]
-        page.evaluate(
-            """bytes => {
-                const files = new DataTransfer();
-                files.items.add(new File([new Uint8Array(bytes)], "text.jpg"));
-                document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: files, bubbles: true }));
-            }""",
-            list(b"no image"),
-        )
-        page.wait_for_selector("text=Error: image 0: the file is not a JPEG")
-        assert [text for text in problems if "400" not in text] == []
-        other = browser.new_page()
-        other.goto("data:text/html,<p>a page of another origin")
-        sent = "url => fetch(url, { method: 'POST', mode: 'no-cors', body: 'x' }).then(a => a.type, String)"
-        assert other.evaluate(sent, front.classify_url) in ("opaque", "TypeError: Failed to fetch")
-    written = tmp_path / "page.html"
-    with urllib.request.urlopen(front.url, timeout=10) as answer:  # noqa: S310 - of the front
-        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-        written.write_bytes(answer.read())
-    assert accessibility_problems(written) == []
 
 
 @pytest.mark.server

@@ -31,8 +31,6 @@ from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.page import _html as html
-from gmmvit_deploy.page.trial import Trial
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
@@ -43,6 +41,7 @@ from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.browser import open_chromium
 from tests.conftest import FREE_PORTS, golden
 
 pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
@@ -221,17 +220,23 @@ def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder
         assert guess["present"] == (probability >= guess["threshold"])
 
 
+@pytest.mark.browser
 def test_the_page_shows_the_labels_and_their_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
-    with Trial(multi, url=server.grpc_url) as trial:
-        answer = trial.answer((folder / "0.png").read_bytes())
-    assert all(agreement.agrees for agreement in answer.agreements)
-    assert len(answer.agreements) == 3
-    shown = html.part("predictions", answer)
-    present = [guess for guess in answer.predictions if guess.present]
-    assert present
-    for guess in present:
-        assert f"{guess.label}, {guess.probability:.1%}" in shown
-    assert "at least 50.0%" in shown or "at least 60.0%" in shown
+    logits = pytorch_logits(multi, folder)[0]
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url), None) as front, open_chromium() as browser:
+        front.wait_ready()
+        page = browser.new_page()
+        page.goto(front.url)
+        page.set_input_files("#file", folder / "0.png")
+        page.wait_for_selector("table")
+        shown = page.locator("tbody th").all_inner_texts()
+    for index, name in enumerate(NAMES):
+        threshold = f"{100 * THRESHOLDS[index]:.1f} %"
+        if 1 / (1 + np.exp(-logits[index])) >= THRESHOLDS[index]:
+            assert f"{name} (present, at least {threshold})" in shown
+        else:
+            assert f"{name} (present, at least {threshold})" not in shown
+    assert any("(absent, below " in text for text in shown)
 
 
 def test_parity_reports_map_and_f1_of_scikit_learn(

@@ -1,6 +1,6 @@
-"""Measure the attention of a bundle's model for an image: mean attention distances and attention rollout.
+"""Classify an image with a bundle's model, and measure the attention: mean attention distances, attention rollout.
 
-    image → preprocessing of the bundle → trained model in float64 → weights → distances of each head, rollout
+    image → preprocessing of the bundle → trained model in float64 → labels; weights → distances of each head, rollout
 
 The mean attention distance is computed for every attention between the tokens of a grid, also within windows. The
 rollout multiplies the weights of all layers. This product has a meaning only if every attention is between all tokens
@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.other_formats import pixels_of_file
-from gmmvit_deploy.images.labels import distinct_names
+from gmmvit_deploy.images.labels import LabelSet, Prediction
 from gmmvit_deploy.images.preprocess import UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.token_grids import TokenGrids
 
 __all__ = [
+    "TOP",
     "HeadDistances",
     "ImageAttention",
     "ImageRollout",
@@ -58,6 +59,8 @@ __all__ = [
     "rollout",
 ]
 
+TOP = 5
+"""Number of labels that an answer lists; of a multi-label network, also all further labels that are present."""
 _UNMARKED_PREFIXES = (0, 1, 2)  # a sequence of patches can have a class token, and a distillation token
 
 
@@ -102,15 +105,15 @@ class ImageRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageAttention:
-    """The attention of a model for an image.
+    """The answer of a model for an image, and its attention.
 
-    label: the distinct name of the predicted class; empty for a network without logits.
+    predictions: the likeliest labels, with distinct names, likeliest first; empty for a network without logits.
     distances: the distances of each layer, in the order of the run.
     no_distances: name of an attention without distances → the reason.
     rollout: the rollout, or None if the rollout is not defined.  no_rollout: the reason; empty with a rollout.
     """
 
-    label: str
+    predictions: tuple[Prediction, ...]
     distances: tuple[HeadDistances, ...]
     no_distances: Mapping[str, str]
     rollout: ImageRollout | None
@@ -118,7 +121,7 @@ class ImageAttention:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "label": self.label,
+            "predictions": [guess.to_json() for guess in self.predictions],
             "distances": [layer.to_json() for layer in self.distances],
             "no_distances": dict(self.no_distances),
             "rollout": None if self.rollout is None else self.rollout.to_json(),
@@ -126,8 +129,10 @@ class ImageAttention:
         }
 
 
-def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[NDArray[Any], ImageAttention]:
-    """Return (pixels, attention) for an image file; the pixels are uint8 (height, width, channels), resized.
+def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[Model, NDArray[Any], ImageAttention]:
+    """Return (model, pixels, attention) for an image file; the pixels are uint8 (height, width, channels), resized.
+
+    model: the trained model of the bundle, in float64.
 
     Errors:
         ImageError: the file cannot be read or decoded.
@@ -156,7 +161,10 @@ def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[NDArray[Any], Imag
     with contextlib.redirect_stdout(sys.stderr):
         record = attention_record(model, tensor.double())
     size = (manifest.image.height, manifest.image.width)
-    return pixels, attention_of_image(model, record, observed=model.observed_grids(), size=size, labels=manifest.labels)
+    attention = attention_of_image(
+        model, record, observed=model.observed_grids(), size=size, label_set=manifest.label_set
+    )
+    return model, pixels, attention
 
 
 def attention_of_image(
@@ -165,12 +173,12 @@ def attention_of_image(
     *,
     observed: TokenGrids | None,
     size: tuple[int, int],
-    labels: tuple[str, ...],
+    label_set: LabelSet,
 ) -> ImageAttention:
-    """Return the distances and the rollout of a run.
+    """Return the answer, the distances and the rollout of a run.
 
     record: the result of `attention_record` for ``model``.  observed: ``model.observed_grids()``.
-    size: (height, width) of the network's input in pixels.  labels: the names of the classes.
+    size: (height, width) of the network's input in pixels.  label_set: without labels for a network without logits.
     """
     places = {} if observed is None else {place.module: place for place in observed.placements}
     distances, without = [], dict.fromkeys(attentions_without_scores(model), _NO_SCORES)
@@ -193,8 +201,9 @@ def attention_of_image(
             grids[layer.layer] = place
             distances.append(_distances(layer, *place, unit=unit, size=size))
     reason = _why_no_rollout(model, record, observed, grids)
+    named = replace(label_set, labels=label_set.names)
     return ImageAttention(
-        label=distinct_names(labels)[int(record.logits.argmax())] if labels else "",
+        predictions=named.predictions(record.logits, TOP) if named.labels else (),
         distances=tuple(distances),
         no_distances=without,
         rollout=None if reason else _rollout(record, *grids[record.layers[-1].layer]),

@@ -1,16 +1,20 @@
-"""Draw the attention of a model for an image, and write a report about it as a page (.html) or a picture (.png).
+"""Write a report about an image and a model, as a page (.html) or a picture (.png).
 
+    answer       the likeliest labels
     rollout      the image; the image in grey, covered with the shares of the patches; the shares with a colour scale
+    masks        the image in grey, covered with the mask row of the token in the middle, for each layer and head
     distances    a point for each head: the layer from left to right, the mean attention distance from bottom to top
 
-White is a share of 0, and full blue is the largest share of a patch. The page needs no other file.
+White is a share of 0, and full blue is the largest share of a patch. The page also shows the other steps on the
+attention scores and the embeddings, and needs no other file. The picture shows rollout and distances.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,22 +23,31 @@ from PIL import Image, ImageDraw
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.reports.pages import Figure, Summary, png, rendered
 from gmmvit_deploy.reports.pictures.attention_of_image import HeadDistances, ImageAttention, ImageRollout
-from gmmvit_deploy.reports.pictures.mask_images import coloured
+from gmmvit_deploy.reports.pictures.drawings import drawing_parts, drawings_of, step_rows
+from gmmvit_deploy.reports.pictures.mask_images import coloured, overlay_image, token_grid, token_map
+from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import require_report_suffix
+from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
-__all__ = ["attention_page", "distances_image", "rollout_image", "write_attention_report"]
+if TYPE_CHECKING:
+    from gmmvit_deploy.models.layers.model import Model
 
-_PANEL, _MARGIN, _LINE = 256, 12, 18  # sizes in pixels; _PANEL is the smallest longer side of a panel
+__all__ = ["attention_page", "distances_image", "rollout_image", "rollout_panels", "write_attention_report"]
+
+_PANELS = ("The image", "Rollout over the image", "Rollout of each patch")
+_PANEL, _MARGIN, _LINE, _FONT = 256, 12, 20, 14  # sizes in pixels; _PANEL is the smallest longer side of a panel
 _STRONGEST = 0.8  # the opacity of the largest share; the image stays visible
-_BAR, _BAR_LABEL = 16, 56  # widths in pixels
+_BAR, _BAR_LABEL = 16, 64  # widths in pixels
 _PLOT_HEIGHT, _PLOT_LEFT, _LAYER_WIDTH, _DOT = 240, 48, 28, 4
 _TICKS = 4
+_MASK_SIDE = 192  # the smallest longer side of a mask over the image
 
 
-def rollout_image(pixels: NDArray[Any], rollout: ImageRollout) -> Image.Image:
-    """Draw the image, the rollout over the image, and the rollout with a colour scale, side by side.
+def rollout_panels(pixels: NDArray[Any], rollout: ImageRollout) -> tuple[Image.Image, Image.Image, Image.Image]:
+    """Return the image, the rollout over the image, and the rollout, enlarged by an integer factor.
 
     pixels: uint8 (height, width, channels), as the network sees them.
     """
@@ -49,18 +62,23 @@ def rollout_image(pixels: NDArray[Any], rollout: ImageRollout) -> Image.Image:
     opacity = Image.fromarray((255 * _STRONGEST * shares).round().astype(np.uint8))
     over = enlarged.convert("L").convert("RGB")
     over.paste(full, mask=opacity.resize(size, Image.Resampling.NEAREST))
+    return enlarged, over, colours
 
-    panels = (("image", enlarged), ("rollout over the image", over), ("rollout", colours))
-    step = size[0] + _MARGIN
-    canvas = Image.new("RGB", (_MARGIN + 3 * step + _BAR + _BAR_LABEL, size[1] + _LINE + 2 * _MARGIN), "white")
+
+def rollout_image(pixels: NDArray[Any], rollout: ImageRollout) -> Image.Image:
+    """Draw the result of `rollout_panels`, which has the same arguments, side by side with a colour scale."""
+    panels = rollout_panels(pixels, rollout)
+    width, height = panels[0].size
+    step = width + _MARGIN
+    canvas = Image.new("RGB", (_MARGIN + 3 * step + _BAR + _BAR_LABEL, height + _LINE + 2 * _MARGIN), "white")
     draw = ImageDraw.Draw(canvas)
     top = _MARGIN + _LINE
-    for number, (title, panel) in enumerate(panels):
+    for number, (title, panel) in enumerate(zip(_PANELS, panels, strict=True)):
         left = _MARGIN + number * step
-        draw.text((left, _MARGIN // 2), title, fill="black")
+        draw.text((left, _MARGIN // 2), title, fill="black", font_size=_FONT)
         canvas.paste(panel, (left, top))
-        draw.rectangle((left, top, left + size[0] - 1, top + size[1] - 1), outline="lightgrey")
-    _draw_scale(canvas, left=_MARGIN + 3 * step, top=top, height=size[1], largest=largest)
+        draw.rectangle((left, top, left + width - 1, top + height - 1), outline="lightgrey")
+    _draw_scale(canvas, left=_MARGIN + 3 * step, top=top, height=height, largest=float(rollout.values.max()))
     return canvas
 
 
@@ -70,8 +88,8 @@ def _draw_scale(canvas: Image.Image, *, left: int, top: int, height: int, larges
     canvas.paste(Image.fromarray(coloured(ramp, 1.0)), (left, top))
     draw = ImageDraw.Draw(canvas)
     draw.rectangle((left, top, left + _BAR - 1, top + height - 1), outline="lightgrey")
-    draw.text((left + _BAR + 4, top - 2), f"{largest:.2%}", fill="black")
-    draw.text((left + _BAR + 4, top + height - 12), "0%", fill="black")
+    draw.text((left + _BAR + 4, top - 2), f"{largest:.2%}", fill="black", font_size=_FONT)
+    draw.text((left + _BAR + 4, top + height - 14), "0%", fill="black", font_size=_FONT)
 
 
 def distances_image(layers: tuple[HeadDistances, ...]) -> Image.Image:
@@ -82,15 +100,15 @@ def distances_image(layers: tuple[HeadDistances, ...]) -> Image.Image:
     width = _PLOT_LEFT + max(len(layers) * _LAYER_WIDTH, 320) + _MARGIN
     canvas = Image.new("RGB", (width, _PLOT_HEIGHT + 3 * _LINE + _MARGIN), "white")
     draw = ImageDraw.Draw(canvas)
-    draw.text((_MARGIN, 4), "mean attention distance of each head, in pixels", fill="black")
+    draw.text((_MARGIN, 4), "Mean attention distance of each head, in pixels", fill="black", font_size=_FONT)
     top = 2 * _LINE
     for tick in range(_TICKS + 1):
         height = top + _PLOT_HEIGHT * (1 - tick / _TICKS)
         draw.line((_PLOT_LEFT, height, width - _MARGIN, height), fill="lightgrey")
-        draw.text((_MARGIN // 2, height - 7), f"{tick * step:g}", fill="dimgrey")
+        draw.text((_MARGIN // 2, height - 7), f"{tick * step:g}", fill="black", font_size=_FONT)
     for number, row in enumerate(values):
         middle = _PLOT_LEFT + _LAYER_WIDTH * (number + 0.5)
-        draw.text((middle - 4, top + _PLOT_HEIGHT + 4), str(number + 1), fill="dimgrey")
+        draw.text((middle - 4, top + _PLOT_HEIGHT + 4), str(number + 1), fill="black", font_size=_FONT)
         for value in row:
             height = top + _PLOT_HEIGHT * (1 - value / end)
             draw.ellipse((middle - _DOT, height - _DOT, middle + _DOT, height + _DOT), outline=(8, 64, 129), width=2)
@@ -117,11 +135,11 @@ def _sheet(
     head = _MARGIN + len(lines) * _LINE
     measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     widths = [picture.width for picture in pictures]
-    width = max(*widths, *(math.ceil(measure.textlength(line)) + 2 * _MARGIN for line in lines))
+    width = max(*widths, *(math.ceil(measure.textlength(line, font_size=_FONT)) + 2 * _MARGIN for line in lines))
     canvas = Image.new("RGB", (width, head + sum(picture.height for picture in pictures)), "white")
     draw = ImageDraw.Draw(canvas)
     for number, line in enumerate(lines):
-        draw.text((_MARGIN, 4 + number * _LINE), line, fill="black")
+        draw.text((_MARGIN, 4 + number * _LINE), line, fill="black", font_size=_FONT)
     top = head
     for picture in pictures:
         canvas.paste(picture, (0, top))
@@ -130,11 +148,18 @@ def _sheet(
 
 
 def write_attention_report(
-    pixels: NDArray[Any], attention: ImageAttention, path: Path, *, bundle: str, image: str, force: bool = False
+    model: Model,
+    pixels: NDArray[Any],
+    attention: ImageAttention,
+    path: Path,
+    *,
+    bundle: str,
+    image: str,
+    force: bool = False,
 ) -> None:
     """Write the report to ``path``, as a page (.html) or a picture (.png).
 
-    pixels, attention: the result of `attention_of_bundle`.  bundle, image: the names of the bundle and of the image.
+    model, pixels, attention: the result of `attention_of_bundle`.  bundle, image: the names of the bundle and image.
     force: True to replace an existing file.
     Errors:
         InputError: ``path`` has another suffix, or a picture is requested but the model has neither a rollout nor
@@ -147,11 +172,10 @@ def write_attention_report(
                 f"{bundle}: the model has no attention to draw: {attention.no_rollout}",
                 hint="type --report FILE.html for a page with the reason for each attention",
             )
-        classified = f", classified as {attention.label}" if attention.label else ""
-        lines = (f"{bundle}: attention for {image}{classified}", _line(attention))
+        lines = (f"{bundle}: {_answer(attention, image)}", _line(attention))
         data = png(_sheet(pixels, attention.rollout, attention.distances, lines=lines))
     else:
-        data = attention_page(pixels, attention, bundle=bundle, image=image).encode()
+        data = attention_page(model, pixels, attention, bundle=bundle, image=image).encode()
     with new_file(path, force=force) as file:
         file.write(data)
 
@@ -162,30 +186,45 @@ def _line(attention: ImageAttention) -> str:
     return f"rollout of {attention.rollout.reads}; prefix tokens {attention.rollout.prefix_share:.1%}"
 
 
-def attention_page(pixels: NDArray[Any], attention: ImageAttention, *, bundle: str, image: str) -> str:
+def _answer(attention: ImageAttention, image: str) -> str:
+    """Return a sentence with the class, or the labels that are present."""
+    if not attention.predictions:
+        return f"The model has no classes; the image is {image}."
+    best, *_ = attention.predictions
+    present = [best] if best.threshold is None else [guess for guess in attention.predictions if guess.present]
+    labels = ", ".join(f"{guess.label} ({guess.probability:.1%})" for guess in present)
+    return f"The model classifies {image} as {labels or 'none of its labels'}."
+
+
+def attention_page(model: Model, pixels: NDArray[Any], attention: ImageAttention, *, bundle: str, image: str) -> str:
     """Return the page as HTML.  The page contains all pictures.
 
     The arguments are those of `write_attention_report`.
     """
-    rollout, layers = attention.rollout, attention.distances
-    rollout_figure = distances_figure = None
-    if rollout is not None:
-        alt = "the image, the rollout over the image, and the rollout with a colour scale"
-        caption = "The darker a patch, the larger its share. Blue is the largest share of a patch, white is 0."
-        drawn = rollout_image(pixels, rollout)
-        rollout_figure = Figure("", (caption,), ((alt, drawn),), layout="single", all_colours=True)
+    layers, drawings = attention.distances, drawings_of(model)
+    distances_figure = None
     if layers:
-        alt = "mean attention distance of each head by layer"
+        alt = "Mean attention distance of each head by layer"
         caption = "A point is a head. The numbers below are the layers of the table."
-        distances_figure = Figure("", (caption,), ((alt, distances_image(layers)),), layout="single")
+        distances_figure = Figure("", (caption,), ((alt, distances_image(layers)),), layout="plot")
     heads = max((len(layer.pixels) for layer in layers), default=0)
+    several = any(guess.threshold is not None for guess in attention.predictions)
     return rendered(
         "reports/templates/attention.html",
-        title=f"{bundle}: attention for {image}",
+        title=f"{bundle}: answer and attention for {image}",
         summary=_summary(attention, image),
-        rollout=rollout,
-        no_rollout=attention.no_rollout,
-        rollout_figure=rollout_figure,
+        answer_head=["label", "probability"] + ["threshold", "present"] * several,
+        answer=[
+            (
+                guess.label,
+                f"{guess.probability:.1%}",
+                *(() if guess.threshold is None else (f"{guess.threshold:.1%}", "yes" if guess.present else "no")),
+            )
+            for guess in attention.predictions
+        ],
+        images=list(_image_figures(pixels, attention.rollout)),
+        rollout=attention.rollout,
+        masks=list(_mask_figures(model, pixels)),
         distances_figure=distances_figure,
         heads=[f"head {head}" for head in range(heads)],
         distances=[
@@ -197,19 +236,46 @@ def attention_page(pixels: NDArray[Any], attention: ImageAttention, *, bundle: s
             )
             for number, layer in enumerate(layers, start=1)
         ],
-        no_distances=attention.no_distances,
+        step_rows=step_rows(drawings.steps.values),
+        closed=CLOSED,
+        drawings=drawings,
+        sections=drawing_parts(drawings),
+        not_drawn={
+            **({"attention rollout": attention.no_rollout} if attention.no_rollout else {}),
+            **{f"distance of {name}": reason for name, reason in attention.no_distances.items()},
+        },
     )
 
 
+def _image_figures(pixels: NDArray[Any], rollout: ImageRollout | None) -> Iterator[Figure]:
+    """Yield the image as the network sees it, and the rollout, if any, over the image and alone."""
+    height, width, channels = pixels.shape
+    caption = f"as the network sees it: {width}×{height} pixels, {channels} channel{'s' * (channels > 1)}"
+    panels = (image_from_pixels(pixels),) if rollout is None else rollout_panels(pixels, rollout)
+    for title, panel in zip(_PANELS, panels, strict=False):  # without a rollout, only the image
+        lines = (caption,) if title == _PANELS[0] else ()
+        yield Figure(title, lines, ((title, panel),), layout="single", all_colours=True)
+
+
+def _mask_figures(model: Model, pixels: NDArray[Any]) -> Iterator[Figure]:
+    """Yield for each layer and head the mask row of the token in the middle of the grid, over the image."""
+    picture, windows = image_from_pixels(pixels), family_of(model.spec).windows(model.spec)
+    for layer in masks_of(model):
+        within = windows.get(layer.layer)
+        row, column = (side // 2 for side in token_grid(layer, within))
+        for head in range(len(layer.heads)):
+            values = token_map(layer, head, row=row, column=column, windows=within)
+            drawn = overlay_image(picture, layer, values, row=row, column=column, side=_MASK_SIDE)
+            name = f"{layer.layer}, {f'head {head}' if len(layer.heads) > 1 else 'all heads'}"
+            caption = f"token in row {row + 1}, column {column + 1}"
+            yield Figure(name, (caption,), ((f"Mask of {name}, over the image", drawn),), layout="single")
+
+
 def _summary(attention: ImageAttention, image: str) -> Summary:
-    defined = attention.rollout is not None
-    sentence = f"The model classifies {image} as {attention.label}." if attention.label else f"The image is {image}."
-    if not defined:
-        sentence += f" The rollout is not defined for this model: {attention.no_rollout}."
     return Summary(
-        outcome="passed" if defined else "skipped",
-        word="ROLLOUT DRAWN" if defined else "NO ROLLOUT",
-        sentence=sentence,
+        outcome="passed" if attention.predictions else "skipped",
+        word="CLASSIFIED" if attention.predictions else "NO CLASSES",
+        sentence=_answer(attention, image),
         changes=(
             "Another image: the weights of attention depend on the image",
             "What the page cannot show: the rollout follows the weights of attention, not the values and the MLPs, so "

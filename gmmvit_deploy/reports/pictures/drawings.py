@@ -180,13 +180,15 @@ def similarity_image(positions: PositionSimilarity) -> Image.Image | None:
 
 
 def drawing_parts(drawings: Drawings) -> Iterator[tuple[str, Callable[[], Drawing]]]:
-    """Yield (title, function that draws the part): each step, the memories, the filters, the positions."""
+    """Yield (title, function that draws the part): each step, the memories, the filters, the positions, if any."""
     for step in drawings.steps.drawn:
-        yield f"{step.attentions[0]} {step.name}", partial(_draw_step, step)
+        yield _step_title(step), partial(_draw_step, step)
     if drawings.steps.memories:
         yield "Memories of attentions without Q Kᵀ", partial(_draw_memories, drawings.steps.memories)
-    yield "Patch embedding", partial(_draw_filters, drawings.filters)
-    yield "Position embeddings", partial(_draw_positions, drawings.positions)
+    if drawings.filters is not None:
+        yield "Patch embedding", partial(_draw_filters, drawings.filters)
+    if drawings.positions:
+        yield "Position embeddings", partial(_draw_positions, drawings.positions)
 
 
 def step_rows(values: tuple[HeadValues, ...]) -> list[tuple[str, ...]]:
@@ -208,6 +210,12 @@ def _named(attentions: tuple[str, ...]) -> str:
     shown = ", ".join(attentions[:_SHOWN_NAMES])
     more = len(attentions) - _SHOWN_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _step_title(step: DrawnMatrix) -> str:
+    """Return a title such as ``Decay before softmax: blocks.0.attention`` for the step ``before.decay``."""
+    when, _, name = step.name.partition(".")
+    return f"{name.replace('_', ' ').capitalize()} {when} softmax: {step.attentions[0]}"
 
 
 def _draw_step(step: DrawnMatrix) -> Drawing:
@@ -260,12 +268,7 @@ def _memory_figure(memory: Memory) -> Figure:
     return Figure(memory.name, (f"{outputs} outputs, {inputs} inputs; {axes}{span}",), (picture,), layout="single")
 
 
-def _draw_filters(sheet: FilterSheet | None) -> Drawing:
-    if sheet is None:
-        return Drawing(
-            text="There is no picture of the patch embedding: no convolution reads the channels of the image directly, "
-            "and the model declares no linear layer on patches."
-        )
+def _draw_filters(sheet: FilterSheet) -> Drawing:
     channels, rows, columns = sheet.drawn.shape[1:]
     kind = "filters" if sheet.explained is None else "principal components of the filters"
     if sheet.explained is not None:
@@ -291,11 +294,6 @@ def _draw_filters(sheet: FilterSheet | None) -> Drawing:
 
 
 def _draw_positions(similarities: tuple[PositionSimilarity, ...]) -> Drawing:
-    if not similarities:
-        return Drawing(
-            text="There is no picture of the position embeddings: no parameter or buffer with a usual name holds an "
-            "embedding for each patch of a grid."
-        )
     return Drawing(
         note="The map at the position of a patch shows the cosine similarity of its position embedding to all others. "
         "White is 0, full blue is 1, full red is −1.",

@@ -98,10 +98,10 @@ def page_of(
         unused=list(described["unused_keys"].items()),
         kind=loaded.spec.mask.kind,
         layers=list(map(_layer, layers)),
-        steps=drawings.steps,
         step_rows=step_rows(drawings.steps.values),
         closed=CLOSED,
-        drawings=drawing_parts(drawings),
+        drawings=drawings,
+        sections=drawing_parts(drawings),
     )
 
 

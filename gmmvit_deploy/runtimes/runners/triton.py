@@ -37,7 +37,6 @@ class TritonRunner(Runner):
         model: str = DEFAULT_MODEL,
         access: Access = NO_ACCESS,
         takes_other_bundle: bool = False,
-        timeout_s: float = 60.0,
     ) -> None:
         """Connect to a server and check that the server serves this bundle.
 
@@ -46,12 +45,11 @@ class TritonRunner(Runner):
         refusal of an overloaded server.
         takes_other_bundle: True to accept a network that was made from another bundle with the same input and labels.
         ``server.other_bundle`` then describes the mismatch.
-        timeout_s: maximum time to wait for a response of the server, in seconds.
         Errors: ServerError when the server does not answer, or does not have the network.
         BundleError when the network was made from another bundle.
         """
         super().__init__(bundle)
-        self._connection = TritonConnection(url, access=access, timeout_s=timeout_s)
+        self._connection = TritonConnection(url, access=access)
         self.name = f"triton-{self._connection.protocol}"
         # tritonclient's HTTP client uses gevent. gevent moves stacks, and crashes if a stack contains C++ frames.
         self.needs_own_thread = self._connection.protocol == "http"

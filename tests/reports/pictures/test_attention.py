@@ -14,6 +14,7 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ImageError, InputError, OutputError
+from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.models.layers.attention import heads_of, masked_attentions
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
@@ -26,8 +27,10 @@ from gmmvit_deploy.reports.pictures.attention_of_image import (
     mean_attention_distance,
     rollout,
 )
-from gmmvit_deploy.reports.pictures.attention_report import distances_image, rollout_image, write_attention_report
+from gmmvit_deploy.reports.pictures.attention_report import distances_image, rollout_panels, write_attention_report
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
+from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
+from tests.browser import accessibility_problems
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import GOLDEN, golden
 from tests.pages import require_readable_page
@@ -40,10 +43,13 @@ def loaded(name: str) -> tuple[Model, torch.Tensor]:
 
 
 def measured(name: str) -> ImageAttention:
-    model, image = loaded(name)
-    labels = tuple(map(str, range(model.spec.classes)))
+    return attention_of(*loaded(name))
+
+
+def attention_of(model: Model, image: torch.Tensor) -> ImageAttention:
+    label_set = LabelSet(labels=tuple(map(str, range(model.spec.classes))))
     record, size = attention_record(model, image), (image.shape[2], image.shape[3])
-    return attention_of_image(model, record, observed=model.observed_grids(), size=size, labels=labels)
+    return attention_of_image(model, record, observed=model.observed_grids(), size=size, label_set=label_set)
 
 
 # The formulas
@@ -181,11 +187,10 @@ def a_rollout() -> ImageRollout:
 
 
 def test_the_rollout_is_drawn_over_its_patch() -> None:
-    picture = np.asarray(rollout_image(np.full((4, 4, 3), 200, np.uint8), a_rollout())).astype(int)
-    panel = picture[30:-12, 12 + 2 * 268 : 12 + 2 * 268 + 256]
-    blue = np.argwhere(panel[..., 2] > panel[..., 0] + 50)
+    panels = rollout_panels(np.full((4, 4, 3), 200, np.uint8), a_rollout())
+    _, over, shares = (np.asarray(panel).astype(int) for panel in panels)
+    blue = np.argwhere(shares[..., 2] > shares[..., 0] + 50)
     assert blue[:, 0].max() < 128 <= blue[:, 1].min()  # the patch in the first row and the second column
-    over = picture[30:-12, 12 + 268 : 12 + 268 + 256]
     assert np.ptp(over[200, 10]) == 0  # grey, without a share
 
 
@@ -208,26 +213,44 @@ def first_image(bundle: Bundle, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "eanet_transformer"])
 def test_reports(name: str, tmp_path: Path) -> None:
-    attention = measured(name)
+    model, image = loaded(name)
+    attention, masks = attention_of(model, image), masks_of(model)
     pixels = np.zeros((32, 32, 3), np.uint8)
-    path = tmp_path / "attention.html"
-    write_attention_report(pixels, attention, path, bundle="bundle", image="<b>.png")
+    path, names = tmp_path / "attention.html", {"bundle": "bundle", "image": "<b>.png"}
+    write_attention_report(model, pixels, attention, path, **names)
     page = path.read_text()
-    require_readable_page(page)
-    assert not re.search(r"""(?:src|href)=["'](?!data:)|url\(|@import|<script""", page)
-    assert page.count("<img ") == (attention.rollout is not None) + bool(attention.distances)
-    assert ("NO ROLLOUT" in page) == (attention.rollout is None)
+    tree = require_readable_page(page)
+    titles = [heading.text for heading in tree.all("h2")]
+    assert ("Image and attention rollout" in titles) == (attention.rollout is not None)
+    assert ("Masks over the image" in titles) == bool(masks)
+    assert ("Mean attention distance" in titles) == bool(attention.distances)
+    assert {"Answer", "Patch embedding"} <= set(titles)
+    assert all(section.all("p", "img", "table", "dl", "li") for section in tree.all("section"))
+    best = attention.predictions[0]
+    assert f"The model classifies <b>.png as {best.label} ({best.probability:.1%})." in tree.all("main")[0].text
+    drawn = [image.attributes["alt"] for image in tree.all("img")]
+    assert len([alt for alt in drawn if alt.endswith(", over the image")]) == sum(len(mask.heads) for mask in masks)
     assert attention.no_rollout in page.replace("&#39;", "'")
     with pytest.raises(OutputError, match="exists"):
-        write_attention_report(pixels, attention, path, bundle="bundle", image="image.png")
+        write_attention_report(model, pixels, attention, path, **names)
     if attention.distances:
-        write_attention_report(pixels, attention, tmp_path / "a.png", bundle="bundle", image="image.png")
+        write_attention_report(model, pixels, attention, tmp_path / "a.png", **names)
         assert Image.open(tmp_path / "a.png").width > 300
     else:
         with pytest.raises(InputError, match="no attention to draw"):
-            write_attention_report(pixels, attention, tmp_path / "a.png", bundle="bundle", image="image.png")
+            write_attention_report(model, pixels, attention, tmp_path / "a.png", **names)
     with pytest.raises(InputError, match="expected a report with the suffix"):
-        write_attention_report(pixels, attention, tmp_path / "a.jpg", bundle="bundle", image="image.png")
+        write_attention_report(model, pixels, attention, tmp_path / "a.jpg", **names)
+
+
+@pytest.mark.rest
+@pytest.mark.browser
+def test_an_accessibility_checker_has_no_complaint_about_a_report(tmp_path: Path) -> None:
+    model, image = loaded("swin_gmm")
+    path = tmp_path / "attention.html"
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    write_attention_report(model, pixels, attention_of(model, image), path, bundle="bundle", image="image.png")
+    assert accessibility_problems(path) == []
 
 
 # The command
@@ -246,14 +269,16 @@ def test_inspect_with_an_image(bundle: Bundle, tmp_path: Path) -> None:
     assert (tmp_path / "attention.html").exists()
     # The attention is that of the preprocessed image, on which the bundle's logits were recorded.
     stored = bundle.golden_set()
-    assert described["label"] == bundle.manifest.labels[int(stored.image_logits[0].argmax())]
+    best, *others = described["predictions"]
+    assert best["label"] == bundle.manifest.labels[int(stored.image_logits[0].argmax())]
+    assert len(others) == 4
     model = load_checkpoint(golden("vit_gmm").path).model.eval().double()
     pixels = bundle.manifest.image.pixels_from_bytes(stored.images[0])
     record = attention_record(model, torch.from_numpy(bundle.manifest.image.tensor_from_pixels(pixels[None])).double())
     expected = rollout([layer.weights[0] for layer in record.layers]).mean(axis=0)
     assert np.ravel(described["rollout"]["values"]) == pytest.approx(expected, abs=1e-12)
     text = gmmvit_here("inspect", bundle.path, "--image", image, columns=200).out
-    assert f"class: {described['label']}" in text
+    assert f"{best['probability']:.2%}  {best['label']}\n" in text
     assert "rollout: of the mean of the 64 patches" in text
 
 

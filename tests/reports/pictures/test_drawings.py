@@ -209,10 +209,10 @@ def test_embeddings_are_found(name: str, layer: str, views: int, positions: list
     assert [embedding["name"] for embedding in drawings["position_embeddings"]] == positions
 
 
-def test_a_network_without_patch_filters_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_without_patch_filters_has_no_section_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(T2T, "unfolded_patches", None)
     assert filters_of(loaded("t2t_plain").model) is None
-    assert "There is no picture of the patch embedding" in page_of(loaded("t2t_plain"), [])
+    assert "<h2>Patch embedding</h2>" not in page_of(loaded("t2t_plain"), [])
 
 
 def test_more_filters_than_fit_a_sheet_are_shown_by_components() -> None:

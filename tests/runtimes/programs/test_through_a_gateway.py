@@ -20,7 +20,6 @@ from gmmvit_deploy.errors import (
     RequestRejectedError,
     ServerError,
 )
-from gmmvit_deploy.page.trial import Trial
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, open_access
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
@@ -93,18 +92,6 @@ class TestAllowed:
         for step in (network, decoding):
             assert step.parts.keys() == {"unexplained"}
             assert step.parts["unexplained"] > 0
-
-    def test_the_page_compares_the_answers(
-        self, protocol: str, gateway: SmallGateway, bundle: Bundle, folder: Path
-    ) -> None:
-        with Trial(bundle, url=gateway.url(protocol), access=access(gateway), runner="openvino") as trial:
-            answer = trial.answer((folder / "0.png").read_bytes())
-        assert answer.server_error == ""
-        assert [agreement.program for agreement in answer.agreements[1:]] == [
-            f"triton-{protocol}",
-            f"triton-{protocol} + decoding",
-        ]
-        assert all(agreement.agrees for agreement in answer.agreements)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
