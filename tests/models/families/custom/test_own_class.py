@@ -104,8 +104,10 @@ def test_parity_with_the_class_compares_with_eager_pytorch(own_bundle: OwnBundle
 def test_inspect_draws_the_attention_of_the_class(own_bundle: OwnBundle, tmp_path: Path) -> None:
     image = tmp_path / "image.png"
     image.write_bytes(own_bundle.bundle.golden_set().images[0])
-    answer = gmmvit_here("inspect", own_bundle.bundle.path, "--image", image, "--model", own_bundle.model, "--json")
+    words = ("--model", own_bundle.model, "--report", tmp_path / "report.html", "--json")
+    answer = gmmvit_here("inspect", own_bundle.bundle.path, "--image", image, *words)
     assert answer.status == 0, answer
+    assert "<h2>Image and attention rollout</h2>" in (tmp_path / "report.html").read_text()
     described = json.loads(answer.out)
     assert described["rollout"]["reads"] == "the mean of the 16 patches"
     assert [layer["grid"] for layer in described["distances"]] == [[4, 4], [4, 4]]
