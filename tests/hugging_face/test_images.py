@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +201,7 @@ def test_without_its_file_the_order_of_the_channels_is_asked_for(
         load_checkpoint(tmp_path / "net")
     assert not load_checkpoint(tmp_path / "net", LoadHints(only_tensors=True)).spec.bgr
     command = shlex.split(caught.value.hint.partition("type ")[2])
-    subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
+    exec(command[2], {})  # noqa: S102 - a user types it
     assert load_checkpoint(tmp_path / "net").spec.bgr
 
 
