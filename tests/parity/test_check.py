@@ -77,7 +77,7 @@ def test_images_that_calibrated_a_graph_do_not_judge_it(precise_bundle: Bundle, 
             report = check_parity(precise_bundle, [exact, coarse], ParityOptions(data=data, gate=0.9))
         jsonschema.validate(report.to_json(), SCHEMA)
         plain, quantized = (runner.check("accuracy") for runner in report.runners)
-        assert (plain.verdict, plain.details["images"]) == ("passed", len(images))
+        assert plain.details["images"] == len(images)
         assert (quantized.verdict, quantized.details.get("images", 0)) == (verdict, judged), quantized
         assert "the graph was calibrated on" in quantized.summary
         assert report.runners[1].check("calibration").verdict == verdict
