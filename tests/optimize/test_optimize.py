@@ -22,7 +22,8 @@ from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
-from tests.parity.test_quantised import narrow, planted
+from tests.parity.test_quantised import planted
+from tests.planted.quantised import FAULTS
 
 pytestmark = pytest.mark.export
 IMAGES = 520
@@ -122,7 +123,7 @@ def test_the_choice_is_written_beside_the_proven_files(
 
 @pytest.mark.rest
 def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
-    bundle = planted(precise_bundle, narrow, tmp_path)
+    bundle = planted(precise_bundle, FAULTS["a range cut to a third"][0], tmp_path)
     choice, _ = optimized(bundle, "--data", f"array:{labelled}", "--gate", "0.01")
     wrong = of(choice, "onnxruntime", "int8", "static")
     assert not wrong.passed

@@ -29,7 +29,7 @@ class HuggingFaceSpec(ModelSpec):
 
     family: ClassVar[str] = "hugging_face"
     headless: ClassVar[bool] = True
-    flags: ClassVar[tuple[str, ...]] = ("pool",)
+    flags: ClassVar[tuple[str, ...]] = ("pool", "bgr")
     architecture: str
     config: Mapping[str, Any] = field(default_factory=dict)
     image_width: int | None = None
