@@ -127,7 +127,7 @@ def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, 
     choice, _ = optimized(bundle, "--data", f"array:{labelled}", "--gate", "0.01")
     wrong = of(choice, "onnxruntime", "int8", "static")
     assert not wrong.passed
-    assert "saturates at 0.333 times the range that calibration measured" in wrong.reason
+    assert "its input saturates outside" in wrong.reason
     assert choice.candidates[0].precision == "fp32"
     other = of(choice, "openvino", "int8", "dynamic")  # it would take the place of the user's graph
     assert other.reason == f"the bundle holds int8 static; remove {bundle.path}/model.int8* to try every form"
