@@ -45,23 +45,24 @@ class FittedFile:
 
 
 def fitted_file(
-    file: TensorFile, source: CheckpointSource, hints: LoadHints, check: Callable[[ModelSpec], None]
+    file: TensorFile, name: str, source: CheckpointSource, hints: LoadHints, check: Callable[[ModelSpec], None]
 ) -> FittedFile:
     """Return the file with the names under which all tensors fit.
 
+    name: the path that the user typed: the file, or its folder.
     check: compares the spec with the user's options.
     Errors: CheckpointError and SpecError of ``source`` and of ``check``; CheckpointError when tensors do not fit.
     """
 
     def fit(file: TensorFile) -> FittedFile:
-        return _fitted(file, source, hints, check)
+        return _fitted(file, name, source, hints, check)
 
     taken: dict[str, str] = {}
     try:
         return fit(file)
     except InputError as exc:
         error = exc
-    renamed = source.present_names(_shapes(file, hints), hints)
+    renamed = source.present_names(_shapes(file, name, hints), hints)
     if renamed is not None:
         file = replace(file, tensors=dict(renamed))
         taken = {"names of tensors": f"the present ones of {source.name}, in place of older ones in the file"}
@@ -118,20 +119,20 @@ def _note(layer: str, classifiers: list[str]) -> dict[str, str]:
     return {"classifier": f"{text}, taken without an activation before it, which no tensor would show"}
 
 
-def _shapes(file: TensorFile, hints: LoadHints) -> Shapes:
-    return Shapes(file.tensors, str(file.path), channels=hints.channels, record=file.record)
+def _shapes(file: TensorFile, name: str, hints: LoadHints) -> Shapes:
+    return Shapes(file.tensors, name, channels=hints.channels, record=file.record)
 
 
 def _fitted(
-    file: TensorFile, source: CheckpointSource, hints: LoadHints, check: Callable[[ModelSpec], None]
+    file: TensorFile, name: str, source: CheckpointSource, hints: LoadHints, check: Callable[[ModelSpec], None]
 ) -> FittedFile:
-    shapes = _shapes(file, hints)
-    with errors_that_name(str(file.path)):
+    shapes = _shapes(file, name, hints)
+    with errors_that_name(name):
         spec: ModelSpec = source.spec(shapes, hints)
     check(spec)
     if isinstance(spec, HuggingFaceSpec):
         file = with_network_names(file, spec)
-    with errors_that_name(str(file.path)):
+    with errors_that_name(name):
         origins = source.tensors(spec)
     file = without_training(file, {key for origin in origins.values() for key in origin_keys(origin)})
     unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}

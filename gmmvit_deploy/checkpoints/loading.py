@@ -119,7 +119,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         _compare_with_preset(spec, hints, name)
 
     try:
-        fitted = fitted_file(file, source, hints, check)
+        fitted = fitted_file(file, name, source, hints, check)
     except SpecError:
         _refuse_incomplete(file, source, hints)
         raise
@@ -170,7 +170,7 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     if TIMM_FILES not in possible and hints.preset is None and any(map(is_timm_name, stated)):
         # Some scripts store their default name beside a network of another code, so timm's network must fit.
         with suppress(InputError):
-            fitted_file(file, TIMM_FILES, hints, lambda spec: None)
+            fitted_file(file, str(file.path), TIMM_FILES, hints, lambda spec: None)
             return TIMM_FILES
     if hints.source is not None:
         # `check_options` refuses a value that names no possible source.

@@ -185,7 +185,9 @@ def test_a_program_that_is_wrong_for_single_images_is_left_out(
 ) -> None:
     def wrong_alone(self: OnnxRuntimeRunner, batch: np.ndarray) -> np.ndarray:
         logits = run(self, batch)
-        return np.roll(logits, 1, axis=1) if self.precision == "int8" and len(batch) == 1 else logits
+        if self.precision != "int8" or len(batch) > 1 or (batch == self.bundle.golden_rows()[0]).all((1, 2, 3)).any():
+            return logits  # the reference inputs would show the fault before the images do
+        return np.roll(logits, 1, axis=1)
 
     run = OnnxRuntimeRunner._run
     monkeypatch.setattr(OnnxRuntimeRunner, "_run", wrong_alone)

@@ -129,7 +129,6 @@ def test_no_command_without_the_option_runs_the_file(own_bundle: OwnBundle, tmp_
     refused(gmmvit_here("inspect", path, "--image", image), "runs a file only if --model names the file")
     refused(gmmvit_here("export", path / "weights.safetensors", "-o", tmp_path / "b", "--input", "tensor"), "runs a")
     refused(gmmvit_here("convert", path, "--precision", "fp16"), "runs a file only if --model names the file")
-    refused(gmmvit_here("page", path, "--port", "0"), "runs a file only if --model names the file")
     refused(gmmvit_here("bench", path, "--synthetic"), "runs a file only if --model names the file")
     assert own_bundle.runs() == before
 
