@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, Recor
 from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, unknown_name
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
-from gmmvit_deploy.models.sources.record import PlainValue, TrainingRecord
+from gmmvit_deploy.models.sources.record import PlainValue, RecordedOptions, TrainingRecord
 
 __all__ = [
     "CLASSIFIER",
@@ -334,14 +333,14 @@ def _has_classifier(names: Iterable[str]) -> bool:
     return any(CLASSIFIER.fullmatch(name) for name in names)
 
 
-def record_of(loaded: object) -> TrainingRecord:
+def record_of(path: Path, loaded: object) -> TrainingRecord:
     """Return the plain values that the training script stored beside the weights."""
     if not isinstance(loaded, dict):
         return TrainingRecord()
     held = [loaded.get("args"), *loaded.values()]
     first = next((value for value in held if isinstance(value, Namespace)), None)
     return TrainingRecord(
-        args=_plain_args(loaded.get("args") if first is None else first.values),
+        args=_plain_args(path, loaded.get("args") if first is None else first.values),
         entries={
             key: value
             for key, value in loaded.items()
@@ -350,16 +349,15 @@ def record_of(loaded: object) -> TrainingRecord:
     )
 
 
-def _plain_args(args: object) -> dict[str, PlainValue]:
-    """Return the plain values of the options of a training script.
-
-    The other options, such as a device or a path, are left out. The result is empty if the options are no dict.
-    """
-    plain, options = _Plain(), {}
+def _plain_args(path: Path, args: object) -> RecordedOptions:
+    """Return the plain values of the options of a training script, which are none if the options are no dict."""
+    plain, options, unread = _Plain(), {}, {}
     for key, value in args.items() if isinstance(args, dict) else ():
-        with suppress(_NotPlainError):
-            options[str(key)] = plain.value(value)
-    return options
+        try:
+            options[str(key)] = plain.value(value, (str(key),))
+        except _NotPlainError as exc:
+            unread[str(key)] = str(exc)
+    return RecordedOptions(options, unread, source=str(path))
 
 
 class _NotPlainError(Exception):
@@ -375,21 +373,22 @@ class _Plain:
     def __init__(self) -> None:
         self._count = 0
 
-    def value(self, value: Any, depth: int = 0) -> PlainValue:
+    def value(self, value: Any, place: tuple[str, ...]) -> PlainValue:
         """Return a copy of a plain value.
 
-        depth: the number of containers around the value.
-        Errors: _NotPlainError when the value, or a value in it, is not plain, or when the limits are exceeded.
+        place: the name of the option, and the keys of the containers around the value.
+        Errors: _NotPlainError, which names the place, when the value, or a value in it, is not plain, or when the
+        limits are exceeded.
         """
         self._count += 1
-        if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
-            raise _NotPlainError
+        if self._count > _MAX_VALUES or len(place) > _MAX_DEPTH:
+            raise _NotPlainError(f"{place[0]}, of more than {_MAX_VALUES} values or {_MAX_DEPTH} levels")
         if value is None or isinstance(value, str | bytes | int | float):
             return value
         if isinstance(value, Namespace):
             value = value.values
         if isinstance(value, dict) and not (isinstance(value, Record) and not value):
-            return {self.value(key, depth + 1): self.value(item, depth + 1) for key, item in value.items()}
+            return {self.value(key, place): self.value(item, (*place, str(key))) for key, item in value.items()}
         if isinstance(value, list | tuple | set):
-            return type(value)(self.value(item, depth + 1) for item in value)
-        raise _NotPlainError
+            return type(value)(self.value(item, (*place, str(n))) for n, item in enumerate(value))
+        raise _NotPlainError(f"{'.'.join(place)} as {kind_of(value)}")

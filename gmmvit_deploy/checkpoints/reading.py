@@ -188,7 +188,7 @@ def weights_bytes(path: Path, weights: str | None = None) -> int:
                 shapes = [stored.get_slice(name).get_shape() for name in stored.keys()]  # noqa: SIM118 - not a dict
         else:
             with open_torch_file(path) as opened:
-                own = _own_entries(record_of(opened.value))
+                own = _own_entries(record_of(path, opened.value))
                 chosen = choose_weights(path, opened.value, weights or _kind_in(own))
                 shapes = [ref.shape for ref in chosen.entries.values() if isinstance(ref, TensorRef)]
     except (OSError, ValueError, KeyError, TypeError, CheckpointError, SafetensorError):
@@ -219,7 +219,7 @@ def _from_safetensors(path: Path, weights: str | None, sha256: str, *, keep_pref
 
 def _from_pytorch(path: Path, weights: str | None, *, keep_prefix: bool) -> TensorFile:
     with open_torch_file(path) as file:
-        record = record_of(file.value)
+        record = record_of(path, file.value)
         own = _own_entries(record)
         chosen = choose_weights(path, file.value, weights or _kind_in(own))
         refs = _only_tensors(path, chosen)

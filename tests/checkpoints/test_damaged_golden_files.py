@@ -6,7 +6,6 @@ of the families have damages that only their files can have.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,7 +21,6 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.sources.hints import SETTINGS
-from tests.checkpoints.test_hostile_files import Calls, Ordinary
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import MANIFEST, NAMES, golden
 from tests.golden_files import RELEASED, content_of, state_of
@@ -125,18 +123,6 @@ def test_a_tensor_with_nan(name: str, tmp_path: Path) -> None:
         message = refusal(name, damaged(name, tmp_path, change))
         assert f"{shown(key)}: 1 of " in message
         assert "NaN" in message
-
-
-@each_name
-@pytest.mark.parametrize("value", [Ordinary(), Calls(print, 1)], ids=["another class", "a call"])
-def test_arguments_of_another_class(name: str, value: object, tmp_path: Path) -> None:
-    content = content_of(name)
-    if isinstance(content.get("args"), argparse.Namespace):
-        content["args"].lr = value
-    else:
-        content = {**(content if state_of(content) is not content else {"state_dict": content}), "args": value}
-    message = refusal(name, written(name, tmp_path, content))
-    assert "Ordinary" in message or "print" in message
 
 
 @each_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 import timm
 import torch
 from timm.data import resolve_data_config
+from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.errors import GmmvitError, InputError
+from gmmvit_deploy.errors import CheckpointError, GmmvitError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.models.families.timm.model import TimmModel
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
@@ -45,6 +47,16 @@ def test_without_img_size_train_py_takes_the_size_of_the_architecture(tmp_path: 
     assert loaded.taken_from == {"image_size": f"timm's default for {name}"}
     stated, _ = train_file(tmp_path, "test_byobnet", kwargs={}, img_size=96)
     assert load_checkpoint(stated).taken_from == {"image_size": "img_size of args"}
+
+
+@pytest.mark.parametrize("of_args", [Namespace, dict])
+@pytest.mark.parametrize("changed", [{"act_layer": nn.ReLU}, {"norm_layer": functools.partial(nn.LayerNorm, eps=0.1)}])
+def test_an_argument_that_is_no_plain_value_is_refused_by_name(tmp_path: Path, changed: Any, of_args: Any) -> None:
+    path, _ = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, **changed})
+    content = torch.load(path, weights_only=False)
+    torch.save({**content, "args": of_args(**vars(content["args"]))}, path)
+    with pytest.raises(CheckpointError, match=rf"the option model_kwargs\.{next(iter(changed))} as "):
+        load_checkpoint(path)
 
 
 def dinov2_of_224_pixels(folder: Path) -> Path:

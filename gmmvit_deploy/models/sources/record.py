@@ -6,12 +6,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.images.labels import Task
 
-__all__ = ["KnownImages", "PlainValue", "TrainingRecord"]
+__all__ = ["KnownImages", "PlainValue", "RecordedOptions", "TrainingRecord"]
 
 PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | tuple[PlainValue, ...] | set[PlainValue] | dict[PlainValue, PlainValue] | None"  # noqa: E501 - a string cannot be split in a recursive alias
 """Text, bytes, numbers, booleans, None, and lists, tuples, sets and dicts of such values."""
+
+
+class RecordedOptions(dict[str, PlainValue]):
+    """The plain options of a training script.  A reader that asks for an option that is not plain gets an error.
+
+    A device or a date that no reader asks for does no harm; a default in place of a class in ``model_kwargs`` would
+    give other logits.
+    unread: name of an option → what it holds, such as ``model_kwargs.act_layer as torch.nn.ReLU``.
+    """
+
+    def __init__(self, plain: Mapping[str, PlainValue], unread: Mapping[str, str], *, source: str) -> None:
+        super().__init__(plain)
+        self.unread, self.source = unread, source
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - this is get
+
+    def __contains__(self, name: object) -> bool:
+        """Errors: CheckpointError when the file holds the option, but no plain value."""
+        if name in self.unread:
+            raise CheckpointError(
+                f"{self.source}: the file states the option {self.unread[str(name)]}, which is no plain value: gmmvit "
+                "runs no code of the file, and a default would give other logits",
+                hint="type --model FILE.py:CLASS with a class that builds the network as training did; or save the "
+                "weights alone, with torch.save(network.state_dict(), FILE), and type --model and --model-args",
+            )
+        return super().__contains__(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

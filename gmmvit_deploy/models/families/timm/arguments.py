@@ -54,7 +54,7 @@ class Arguments:
 
 def is_train_script(record: TrainingRecord) -> bool:
     """Return True if timm's train.py wrote the record.  Such a record states the preprocessing."""
-    return {"model", "crop_pct", "mean", "std", "interpolation"} <= record.args.keys()
+    return all(name in record.args for name in ("model", "crop_pct", "mean", "std", "interpolation"))
 
 
 def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
