@@ -74,7 +74,9 @@ def fitted_file(
     layers = [name.removesuffix(".weight") for name in missing if CLASSIFIER.fullmatch(name)]
     if not layers:
         raise error
-    inside = _linear_layers(file, rf"{layers[0].partition('.')[0]}(\.|$)")
+    anywhere = CLASSIFIER.pattern.removesuffix(r"\.weight") + "$"
+    own = _linear_layers(file, rf"{layers[0].partition('.')[0]}(\.|$)")
+    inside = own or _linear_layers(file, anywhere)
     fitting = []
     for layer in inside:
         try:
@@ -83,10 +85,9 @@ def fitted_file(
             error = exc if len(inside) == 1 and isinstance(exc, MissingTensorError) else error
     if len(fitting) == 1:
         return fitting[0]
-    left = inside or _linear_layers(file, CLASSIFIER.pattern.removesuffix(r"\.weight") + "$")
-    if len(inside) == 1 or not left:
+    if len(own) == 1 or not inside:
         raise error
-    shapes = ", ".join(f"{layer}.weight {tuple(file.tensors[f'{layer}.weight'].shape)}" for layer in left)
+    shapes = ", ".join(f"{layer}.weight {tuple(file.tensors[f'{layer}.weight'].shape)}" for layer in inside)
     raise CheckpointError(
         f"{file.path}: the network has the classifier {layers[0]}, but the file has {shapes} in its place",
         hint="type --model FILE.py:CLASS with a class that builds the network and its classifier as training did, and "
