@@ -131,8 +131,9 @@ def test_each_value_names_its_file_and_what_no_file_states_is_asked_for(vit: Pat
         typed.completed(without.images, default=None)
 
 
-def test_quantised_weights_have_a_line_that_saves_float_weights(vit: Path) -> None:
-    edited(vit, CONFIG, quantization_config={"load_in_8bit": True, "quant_method": "bitsandbytes"})
+@pytest.mark.parametrize("method", [{"quant_method": "bitsandbytes"}, {}], ids=["stated", "older transformers"])
+def test_quantised_weights_have_a_line_that_saves_float_weights(vit: Path, method: dict[str, str]) -> None:
+    edited(vit, CONFIG, quantization_config={"load_in_8bit": True, **method})
     with pytest.raises(SpecError, match="the weights are quantised") as caught:
         load_checkpoint(vit)
     code = shlex.split(caught.value.hint.partition("type python -c ")[2].removesuffix(f", then give {vit}-float32"))[0]

@@ -121,7 +121,8 @@ def _dequantised(config: Mapping[str, Any], folder: str) -> str:
 
     before = "give the folder of the model before the quantisation"
     stated = config["quantization_config"]
-    method = str(stated.get("quant_method")) if isinstance(stated, Mapping) else ""
+    # Files of older transformers state only load_in_8bit or load_in_4bit, which are options of bitsandbytes.
+    method = str(stated.get("quant_method") or "bitsandbytes") if isinstance(stated, Mapping) else ""
     quantizer = AUTO_QUANTIZER_MAPPING.get(method) or AUTO_QUANTIZER_MAPPING.get(f"{method}_8bit")
     if quantizer is None or quantizer._dequantize is HfQuantizer._dequantize:
         return f"{before}; transformers {transformers.__version__} cannot undo the quantisation {method}"
