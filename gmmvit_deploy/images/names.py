@@ -17,8 +17,8 @@ from gmmvit_deploy.errors import InputError
 
 __all__ = ["clean_name", "names_from_text", "shown_names", "text_from_bytes"]
 
-_INDEX_FIRST = re.compile(r"""["']?(\d+)["']?\s*([,;:=\t]|[.)|-]\s|\s)\s*(.+)""")
-_INDEX_LAST = re.compile(r"""(.+?)\s*([,;:=\t]|\s)\s*["']?(\d+)["']?""")
+_INDEX_FIRST = re.compile(r"""["']?(\d{1,9})["']?\s*([,;:=\t]|[.)|-]\s|\s)\s*(.+)""")
+_INDEX_LAST = re.compile(r"""(.+?)\s*([,;:=\t]|\s)\s*["']?(\d{1,9})["']?""")
 _MARKED = re.compile(r"""["'{].*|\[\s*["'].*|[-*]\s.*|.*[,;]""")
 """A name with the marks of a list around it, as in JSON, YAML and program text."""
 _QUOTED = re.compile(r"""(["'])(.*)\1,?""")
@@ -122,7 +122,7 @@ def _from_json(content: str, source: str) -> list[str]:
             data = [data[index] for index in _in_order(data)]
         if not all(isinstance(name, str) for name in data):
             raise ValueError(f"{json.dumps(next(name for name in data if not isinstance(name, str)))[:40]} for a name")
-    except (ValueError, AttributeError, TypeError) as exc:
+    except (ValueError, AttributeError, TypeError, RecursionError) as exc:
         raise InputError(
             f"{source}: expected JSON with a list of names, or with the index of each name from 0 on, got {exc}",
             hint=_HINT,

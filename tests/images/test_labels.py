@@ -11,6 +11,7 @@ from gmmvit_cli.options import labels_from, thresholds_from
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.labels import LabelSet, distinct_names
+from gmmvit_deploy.images.names import names_from_text
 
 
 @pytest.mark.parametrize(
@@ -206,3 +207,9 @@ class TestThresholdFiles:
 def test_options_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ExportOptions(**changes)
+
+
+@pytest.mark.parametrize("text", ["[" * 3000 + "]" * 3000, '{"0": "cat", "' + "9" * 5000 + '": "dog"}'])
+def test_json_beyond_the_limits_of_python_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="expected JSON with a list of names"):
+        names_from_text(text, "names.json")
