@@ -51,15 +51,10 @@ def unrelated_labels(right: int, images: int, chance: float) -> str:
     low, _ = share_interval(right, images, z=_Z_ABOVE_CHANCE)
     if low > chance:
         return ""
-    if 2 * right > images:
-        return (
-            f"these labels cannot judge accuracy: nearly all images have the same label, so that {chance:.1%} of any "
-            "answers would be right; add images of other classes"
-        )
     return (
         f"these labels cannot judge accuracy: PyTorch is right on {right:,} of {images:,} images, which is not clearly "
         f"more than the {chance:.1%} by chance; the labels are wrong, the network is not trained, or the images are "
-        "too few"
+        "too few or nearly all of one class"
     )
 
 
