@@ -54,7 +54,7 @@ def unrelated_labels(right: int, images: int, chance: float) -> str:
     return (
         f"these labels cannot judge accuracy: PyTorch is right on {right:,} of {images:,} images, which is not clearly "
         f"more than the {chance:.1%} by chance; the labels are wrong, the network is not trained, or the images are "
-        "too few"
+        "too few or nearly all of one class"
     )
 
 

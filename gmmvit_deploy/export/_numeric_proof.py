@@ -99,6 +99,8 @@ def _differences(
     for size in sizes:
         try:
             differences = largest_differences(runner.computed, inputs, expected, size)
+        except MemoryError:
+            raise
         # If a runtime loads the graph but cannot run the graph, each runtime raises an exception class of its own.
         except Exception as exc:
             reason = str(exc.__cause__ or exc).strip() or type(exc).__name__

@@ -46,7 +46,7 @@ class OptimizeOptions:
     calibration: the images that set the ranges of static int8, as in `open_images`; None leaves static int8 out.
     gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses `LEAST`.
     keep_decisions: the share of the decisions to keep, also if the images have labels; not with ``gate``.
-    goal: ``latency`` for a batch of 1, ``throughput`` for a batch of 16, unless ``batch`` is another number.
+    goal: ``latency`` for a batch of 1, ``throughput`` for a batch of `BATCH`, unless ``batch`` is another number.
     """
 
     data: Images

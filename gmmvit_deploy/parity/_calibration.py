@@ -29,7 +29,8 @@ __all__ = ["check_calibration"]
 MOST_LOST_DB = 6.0
 MOST_SATURATED = 0.01
 _MOST_NAMED = 3
-_EXPORTERS = ("gmmvit-deploy", "torch", "onnx", "onnxscript")
+_TRACERS = ("torch", "onnxscript")
+_EXPORTERS = ("gmmvit-deploy", "onnx", *_TRACERS)
 
 
 def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -> Check:
@@ -84,7 +85,10 @@ def _compared_with_record(bundle: Bundle, graph: QuantisedGraph, record: Variant
     for_cpu = graph.variant.for_cpu
     stored = onnx.load(graph.variant.path)
     expected = quantised_again(bundle, record, stored, for_cpu=for_cpu)
-    made_from = bundle.manifest.versions if for_cpu else tool_versions()
+    # The graph for CPUs is made from the bundle's float32 graph, and the other from PyTorch's model, exported again.
+    made_from = tool_versions() | (
+        {name: bundle.manifest.versions.get(name, "") for name in _TRACERS} if for_cpu else {}
+    )
     changed = [name for name in _EXPORTERS if made_from.get(name) != record.versions.get(name)]
     fault = form_fault(stored, expected)
     compensated = (record.calibration or {}).get("recipe", {}).get("rounding") == "compensated"

@@ -66,12 +66,14 @@ from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
+from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["BATCH", "ParityOptions", "check_parity"]
 
-BATCH = 16
-"""The number of images in the batches that are judged beside single images, as `gmmvit optimize` times them."""
+BATCH = max(16, 2 * cores())
+"""The number of images in the batches that are judged beside single images, as `gmmvit optimize` times them. With fewer
+than two images a core, all cores share each image, as they share a single one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

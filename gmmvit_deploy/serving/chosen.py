@@ -74,7 +74,7 @@ def options_for_server(
     own = install.best_backend == "onnxruntime"
     if runner is None:
         chosen = choose_runner(bundle, (*ON_CPUS, *ON_GPUS) if own else ON_CPUS)
-        if own and not chosen.measured:
+        if own and not chosen.measured and "onnxruntime" not in bundle.manifest.wrong_runners:
             chosen = ChosenRunner(runner="onnxruntime", notes=chosen.notes)
     else:
         chosen = runner_from(runner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
@@ -260,3 +262,27 @@ def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, m
         variant_from_bundle(made, "bf16")  # a fault of OpenVINO, which runs model.onnx, is not one of model.bf16.onnx
         programs = open_variant(made, "bf16").record.programs  # type: ignore[union-attr]
         assert all("largest_abs" not in proof for proof in programs.values())
+
+
+@needs_kernel
+@pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
+@pytest.mark.parametrize("wrong", ["openvino", "openvino+kernels"])
+def test_a_fault_of_one_form_of_int8_leaves_the_other(
+    wrong: str, precise_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, right = OpenVinoRunner._run, next(name for name in PROVEN[1:] if name != wrong)
+    assert fastest_runner(precise_bundle) == ("openvino+kernels", "")
+
+    def faulty(self: OpenVinoRunner, batch: Any) -> Any:
+        return run(self, batch) + (self.precision == "int8" and self.name == wrong)
+
+    monkeypatch.setattr(OpenVinoRunner, "_run", faulty)
+    made = open_bundle(shutil.copytree(precise_bundle.path, tmp_path / "bundle"))
+    for file in made.path.glob("model.int8*"):
+        file.unlink()
+    variant_from_bundle(made, "int8")
+    programs = open_variant(made, "int8", for_cpu=True).record.programs  # type: ignore[union-attr]
+    assert "the logits differ from PyTorch's" in programs[wrong]["skipped"]
+    assert "largest_abs" in programs[right]
+    assert fastest_runner(made, "int8")[0] == right
+    assert right in default_runners(made, "int8")[0]

@@ -80,7 +80,7 @@ def test_images_that_calibrated_a_graph_do_not_judge_it(precise_bundle: Bundle, 
         assert plain.details["images"] == len(images)
         assert (quantized.verdict, quantized.details.get("images", 0)) == (verdict, judged), quantized
         assert "the graph was calibrated on" in quantized.summary
-        assert report.runners[1].check("calibration").verdict == verdict
+        assert report.runners[1].check("stages").verdict == verdict
 
 
 def test_the_schema_knows_every_runner() -> None:

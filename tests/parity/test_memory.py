@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from tests.parity.test_faults import class_folders, labelled_by
+from tests.parity.test_faults import labelled_by
 from tests.waiting import best_of
 
 _MEASURE = """
@@ -35,14 +36,15 @@ with open_runner("onnxruntime", bundle) as runner:
 
 @pytest.mark.rest
 def test_ten_thousand_images_in_bounded_memory(bundle: Bundle, tmp_path: Path) -> None:
-    """A folder with links to some images, and a broken image."""
-    images = sorted(class_folders(labelled_by(bundle), tmp_path / "few").glob("*/*.png"))
+    """A folder with variations of some images, and a broken image."""
+    data = labelled_by(bundle)
     for index in range(10_000):
-        source = images[index % len(images)]
-        link = tmp_path / "many" / source.parent.name / f"{index:05d}.png"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(source)
-    (tmp_path / "many" / images[0].parent.name / "broken.png").write_bytes(b"no image")
+        pixels = data.pixels(index % len(data), bundle.manifest.image).copy()
+        pixels[0, 0, :2] = divmod(index, 256)
+        path = tmp_path / "many" / data.classes[data.label(index % len(data))] / f"{index:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    (min((tmp_path / "many").iterdir()) / "broken.png").write_bytes(b"no image")  # not the last of all
     command = [sys.executable, "-c", _MEASURE, str(bundle.path), str(tmp_path / "many"), "10001"]
 
     def growth_kib() -> int:

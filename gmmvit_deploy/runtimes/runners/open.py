@@ -87,8 +87,9 @@ def _in_openvino(graph: Variant, precision: Precision, wrong: Mapping[str, str])
         return "", why
     path = graph.path
     ours, why = kernels_for_graph(path, precision)
-    why = wrong.get("openvino+kernels", why)
-    if ours is not None and not why:
+    if "openvino+kernels" in wrong:
+        why = wrong["openvino+kernels"]
+    elif ours is not None:
         return "openvino+kernels", ""
     if "openvino" in wrong:
         return "", f"openvino: {wrong['openvino']}"

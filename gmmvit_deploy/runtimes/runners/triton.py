@@ -26,7 +26,6 @@ class TritonRunner(Runner):
     """Calls the network of a bundle on a server, as clients do."""
 
     callers = 16
-    judged = True  # the server's models compare themselves when they are loaded
     server: Served
 
     def __init__(
