@@ -288,7 +288,7 @@ def _on_gpu(provider: str) -> str:
 def _gelu() -> bytes:
     from onnx.parser import parse_model
 
-    graph = parse_model('<ir_version: 10, opset_import: ["": 20]> probe (float[1] x) => (float[1] y) { y = Gelu(x) }')
+    graph = parse_model('<ir_version: 9, opset_import: ["": 20]> probe (float[1] x) => (float[1] y) { y = Gelu(x) }')
     return graph.SerializeToString()  # type: ignore[no-any-return]
 
 
@@ -352,7 +352,7 @@ def _probe() -> bytes:
     from onnx.parser import parse_model
 
     graph = parse_model(
-        '<ir_version: 10, opset_import: ["": 20]> '
+        '<ir_version: 9, opset_import: ["": 20]> '
         "probe (float16[batch, 8] x) => (float16[batch, 8] y) { y = MatMul(x, w) }"
     )
     graph.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float16), "w"))

@@ -130,7 +130,7 @@ def _product_graph(shape: Shape) -> bytes:
         [value("y", TensorProto.FLOAT, [rows, columns])],
         [numpy_helper.from_array(weight, "weight")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     return bytes(model.SerializeToString())
 
 

@@ -251,13 +251,14 @@ def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[Te
 def _chosen_classifier(head: TensorFile, path: Path, hints: LoadHints) -> tuple[TensorFile, dict[str, Any]]:
     """Return the tensors of the classifier that ``hints.head_name`` names, and the hints that its name states.
 
-    A file with a single classifier without name is returned as it is, with no hints.
+    The only classifier of a file needs no name. Without names, the file is returned as it is, with no hints.
     Errors: CheckpointError when the user must name a classifier, or names one that the file does not hold.
     """
     names = {match[1]: match for key in head.tensors if (match := _CLASSIFIER.match(key))}
-    chosen = names.get(hints.head_name or "")
+    asked = next(iter(names)) if len(names) == 1 and hints.head_name is None else hints.head_name or ""
+    chosen = names.get(asked)
     if chosen is not None:
-        own = {key: tensor for key, tensor in head.tensors.items() if f".{hints.head_name}." in f".{key}"}
+        own = {key: tensor for key, tensor in head.tensors.items() if f".{asked}." in f".{key}"}
         stated = {"head_blocks": int(chosen[2]), "head_average": chosen[3] == "True"}
         return replace(head, tensors=own), stated
     if names:

@@ -113,7 +113,13 @@ class ExportOptions:
 
     def _in_order(self, thresholds: Mapping[str, float], names: Sequence[str]) -> tuple[float, ...]:
         """Return the thresholds in the order of ``names``.  Errors: InputError when their names are others."""
-        thresholds = {clean_name(name, self.thresholds_source): number for name, number in thresholds.items()}
+        cleaned = [clean_name(name, self.thresholds_source) for name in thresholds]
+        if repeated := [name for name in cleaned if cleaned.count(name) > 1]:
+            raise InputError(
+                f"{self.thresholds_source}: expected one threshold for {repeated[0]}, got {cleaned.count(repeated[0])}",
+                hint="write each label once",
+            )
+        thresholds = dict(zip(cleaned, thresholds.values(), strict=True))
         missing = [name for name in names if name not in thresholds]
         unknown = [name for name in thresholds if name not in names]
         if missing or unknown:

@@ -17,7 +17,7 @@ from gmmvit_deploy.errors import InputError
 
 __all__ = ["clean_name", "names_from_text", "shown_names", "text_from_bytes"]
 
-_INDEX_FIRST = re.compile(r"""["']?(\d{1,9})["']?\s*([,;:=\t]|[.)|-]\s|\s)\s*(.+)""")
+_INDEX_FIRST = re.compile(r"""[\[(#"']?(\d{1,9})["'\])]?\s*([,;:=\t]|[.)|-]\s|\s)\s*(.+)""")
 _INDEX_LAST = re.compile(r"""(.+?)\s*([,;:=\t]|\s)\s*["']?(\d{1,9})["']?""")
 _MARKED = re.compile(r"""["'{].*|\[\s*["'].*|[-*]\s.*|.*[,;]""")
 """A name with the marks of a list around it, as in JSON, YAML and program text."""
@@ -87,19 +87,32 @@ def names_from_text(text: str, source: str, *, separator: str = "") -> tuple[str
 def _without_indices(lines: Sequence[str], source: str) -> list[str]:
     """Return the names in the order of their indices; the lines, if they do not all have an index.
 
-    Lines such as ``class 0`` and ``class 1``, whose rest is the same, are names.
+    Lines such as ``class 0`` and ``class 1``, whose rest is the same, are names, and so are ``1 star`` and ``2 stars``
+    after ``0 stars``: only a space is between, and rests are repeated.
     """
     for pattern, index, name in ((_INDEX_FIRST, 1, 3), (_INDEX_LAST, 3, 1)):
         # A table may begin with the names of its columns.
         rows = lines[1:] if len(lines) > 1 and not re.search(r"\d", lines[0]) else lines
         found = [pattern.fullmatch(row) for row in rows]
         pairs = [(int(match[index]), _QUOTED.sub(r"\2", match[name])) for match in found if match]
-        if len(pairs) != len(rows) or (len(pairs) > 1 and len({name for _, name in pairs}) == 1):
+        distinct = len({name for _, name in pairs})
+        only_spaces = all(match and match[2] == " " for match in found)
+        if len(pairs) != len(rows) or (distinct < len(pairs) and (distinct == 1 or only_spaces)):
             continue
         if rows is not lines and not all(match and match[2] in ",;\t" for match in found):
             continue
         in_order = sorted(pairs)
         if [number for number, _ in in_order] == list(range(len(pairs))):
+            columns = [
+                match[0]
+                for match in found
+                if match and match[2] in ",;\t" and match[2] in match[name] and not _QUOTED.fullmatch(match[name])
+            ]
+            if columns:
+                raise InputError(
+                    f"{source}: expected an index and a name on each line, got further columns: {columns[0]}",
+                    hint="leave the index and the name; put the name in quotes if the separator belongs to it",
+                )
             return [name for _, name in in_order]
         if pattern is _INDEX_FIRST or all(match and match[2] in ",;\t" for match in found):
             raise InputError(

@@ -136,7 +136,10 @@ def test_quantised_weights_have_a_line_that_saves_float_weights(vit: Path, metho
     edited(vit, CONFIG, quantization_config={"load_in_8bit": True, **method})
     with pytest.raises(SpecError, match="the weights are quantised") as caught:
         load_checkpoint(vit)
-    code = shlex.split(caught.value.hint.partition("type python -c ")[2].removesuffix(f", then give {vit}-float32"))[0]
+    line, _, folder = caught.value.hint.partition("type python -c ")[2].partition(", then give ")
+    assert folder.startswith(f"{vit}-float32")
+    code = shlex.split(line)[0]
+    assert f"from_pretrained('{vit}')" in code
     called = {
         name.id if isinstance(name, ast.Name) else name.attr
         for name in ast.walk(ast.parse(code))

@@ -98,6 +98,8 @@ class TestLabelFiles:
             "cat,0\ndog,1\nbird,2",
             "id;name\n0;cat\n1;dog\n2;bird",
             "cat 0\nbird 2\ndog 1",
+            "[0] cat\n[1] dog\n[2] bird",
+            "(0) cat\n(1) dog\n(2) bird",
             '"name","id"\n"cat",0\n"dog",1\n"bird",2',
         ],
     )
@@ -110,6 +112,7 @@ class TestLabelFiles:
         [
             ("0", "1", "2"),
             ("class 0", "class 1"),
+            ("0 stars", "1 star", "2 stars"),
             ("3-toed sloth", "2-toed sloth"),
             ("0.5 mm", "1.5 mm"),
             ("tench, Tinca tinca", "goldfish, Carassius auratus"),
@@ -125,6 +128,7 @@ class TestLabelFiles:
         ("content", "message"),
         [
             (b"1 cat\n2 dog", "expected the indices 0 to 1, each once, beside the names, got 1, 2"),
+            (b"0,cat,animal\n1,dog,animal", "got further columns: 0,cat,animal"),
             (b"cat,0\ndog,0", "expected the indices 0 to 1, each once, beside the names, got 0, 0"),
             (b'{"1": "cat", "2": "dog"}', "expected JSON .* got the indices 1, 2"),
             (b'{"0": "cat", "0": "dog"}', "the same key twice"),
@@ -156,6 +160,11 @@ class TestThresholdFiles:
         (tmp_path / "t.json").write_text('{"cafe\u0301": 0.4, "th\u00e9": 0.6}', encoding="utf-8")
         options = ExportOptions(task="multi-label", thresholds=thresholds_from(str(tmp_path / "t.json")))
         assert options.fitting_thresholds(("caf\u00e9", "the\u0301")) == (0.4, 0.6)
+
+    def test_two_thresholds_for_a_label_in_two_forms_of_unicode(self) -> None:
+        options = ExportOptions(task="multi-label", thresholds={"cafe\u0301": 0.4, "caf\u00e9": 0.6})
+        with pytest.raises(InputError, match="expected one threshold for caf\u00e9, got 2"):
+            options.fitting_thresholds(("caf\u00e9", "tea"))
 
     def test_the_formats(self, tmp_path: Path) -> None:
         (tmp_path / "t.txt").write_text("0.5\n0.6\n")

@@ -153,6 +153,7 @@ def test_a_changed_name_without_preprocessing_is_refused(tmp_path: Path) -> None
     [
         ("vit_base_patch16", "vit_base_patch16_224, "),  # fine-tuning with MAE's code
         ("ViT-Large-patch16", "vit_large_patch16_224, "),
+        ("mae_vit_base_patch16", "vit_base_patch16_224, "),  # pretraining with MAE's code
         ("vit_small_patch16_224_mae", "vit_small_patch16_224"),
         ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "vit_tiny_patch16_224.augreg_in21k"),
         ("hf_hub:someone/pets", "with the name that config.json of someone/pets has under architecture"),

@@ -115,10 +115,11 @@ class _File:
     def refused(self, field: str, value: Any, why: str, expected: str) -> CheckpointError:
         """Return the error for a field.  why: the reason.  expected: what is supported."""
         name = self.path.rpartition("/")[2]
+        other = "" if field.endswith("_type") else f"if training used another value, correct {field} in {name}; "
         return CheckpointError(
             f"{self.path}: the field {field} is {value!r}: {why}; expected {expected}",
-            hint=f"if training used another value, correct {field} in {name}; otherwise add --input "
-            "tensor, and send the bundle the tensors that the image processor of the folder computes",
+            hint=f"{other}{'otherwise ' if other else ''}add --input tensor, and send the bundle the tensors that the "
+            "image processor of the folder computes",
         )
 
     def missing(self, name: str) -> CheckpointError:
@@ -154,6 +155,12 @@ def _class_name(fields: Mapping[str, Any], file: _File, model_type: str) -> str:
             "image_processor_type", stated, "the class of the image processor is not known", ", ".join(_CLASSES)
         )
     name = stated.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+    if name == "Siglip2ImageProcessor":
+        raise CheckpointError(
+            f"{file.path}: {stated} cuts images of any size into patches; expected a network that reads images of one "
+            "size",
+            hint="export a SigLIP 2 of fixed resolution, whose image processor is SiglipImageProcessor",
+        )
     if name not in _CLASSES:
         why = "gmmvit does not compute the operations of this class"
         raise file.refused(field or "image_processor_type", stated, why, ", ".join(_CLASSES))

@@ -98,23 +98,27 @@ def architecture_from(text: str, *, where: str) -> str:
     if not timm.is_model(architecture):
         raise SpecError(
             f"{where}: timm {timm.__version__} has no architecture {name!r}",
-            hint=f"type --model with a name of timm, such as {', '.join(_close_names(architecture.lower()))}",
+            hint="type --model with a name of timm"
+            + (f", such as {', '.join(close)}" if (close := _close_names(architecture.lower())) else "")
+            + "; type python -c \"import timm; print(*timm.list_models('*vit*'))\" to list all with vit",
         )
     return architecture
 
 
 def _close_names(text: str) -> list[str]:
-    """Return up to three names of timm, the closest first.
+    """Return up to three names of timm, the closest first; none if no name is close.
 
     Names that begin with the text come before names with which the text begins: training code often leaves out the
-    image size, as in ``vit_base_patch16``.
+    image size, as in ``vit_base_patch16``, and puts its own name first, as in ``mae_vit_base_patch16``.
     """
     listed = require_timm().list_models()
-    plain = re.sub(r"[^a-z0-9]", "_", text)
-    longer = sorted((name for name in listed if name.startswith(plain)), key=len) if plain.strip("_") else []
-    shorter = sorted((name for name in listed if plain.startswith(f"{name}_")), key=len, reverse=True)
-    close = longer or shorter or fnmatch.filter(listed, f"*{plain.replace('_', '*')}*")
-    return (close or difflib.get_close_matches(text, listed, n=3) or ["vit_tiny_patch16_224"])[:3]
+    plain = re.sub(r"[^a-z0-9]", "_", text).strip("_")
+    for part in filter(None, (plain, plain.partition("_")[2])):
+        longer = sorted((name for name in listed if name.startswith(part)), key=len)
+        shorter = sorted((name for name in listed if part.startswith(f"{name}_")), key=len, reverse=True)
+        if close := longer or shorter or fnmatch.filter(listed, f"*{part.replace('_', '*')}*"):
+            return close[:3]
+    return difflib.get_close_matches(text, listed, n=3)
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:

@@ -94,9 +94,8 @@ class TimmSpec(ModelSpec):
         return (
             "type --model, --model-args and --image-size with the values of training, so that timm builds the same "
             "model; if pos_embed has another shape, the image size or the patch size is wrong; if norm or fc_norm is "
-            "missing or unknown, global_pool in --model-args is wrong; if training changed layers of the network, type "
-            "--model FILE.py:CLASS with a class that builds it; if tensors are only missing, copy or download the file "
-            "again"
+            "missing or unknown, global_pool in --model-args is wrong; if training changed layers of the network, or "
+            "put it inside another, type --model FILE.py:CLASS with a class that builds it as training did"
         )
 
     @property
