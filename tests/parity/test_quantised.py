@@ -209,7 +209,7 @@ def test_without_images_int8_is_not_judged(precise_bundle: Bundle, tmp_path: Pat
     wrong = parity(planted(precise_bundle, FAULTS["the head is zero"][0], tmp_path), "onnxruntime:int8")
     assert wrong.exit_code == 1
     assert "failed: onnxruntime: calibration: quantisation: head/Gemm: its constant model.head.weight" in wrong.output
-    assert "failed: onnxruntime: numeric: reference inputs: logits differ by up to" in wrong.output
+    assert "failed: onnxruntime: numeric: reference inputs, batch 1: logits differ by up to" in wrong.output
     assert "(int8's distance, recorded at conversion)" in wrong.output
 
 
