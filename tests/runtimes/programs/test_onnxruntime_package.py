@@ -109,7 +109,7 @@ def test_extras_that_go_with_either_package_install_neither() -> None:
     packages = {"onnxruntime", "onnxruntime-gpu"}
     installed = {extra: distributions(extra) & packages for extra in extras}
     assert installed["gpu"] == {"onnxruntime-gpu"}
-    assert {extra for extra, names in installed.items() if names == {"onnxruntime"}} == {"cpu", "demo", "page", "dev"}
+    assert {extra for extra, names in installed.items() if names == {"onnxruntime"}} == {"cpu", "demo", "dev"}
     assert all(len(names) < 2 for names in installed.values())
 
 
