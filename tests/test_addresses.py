@@ -48,7 +48,6 @@ NOT_RUN = {
     "serve": "has a test of its own",
     "build": "asks only TensorRT, which few machines have",
     "train": "asks only PyTorch",
-    "page": "asks the runners that classify asks",
     "tune": "starts the servers of serve, and sends them the load of bench",
     "rollout": "starts the servers of serve",
     "demo": "runs the other commands",

@@ -85,11 +85,11 @@ def test_other_labels_of_the_images_go_back(service: StateService, bundles: dict
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize(("array", "kind"), [("logits", "inputs"), ("image_logits", "images")])
+@pytest.mark.parametrize("array", ["logits", "image_logits"])
 def test_other_answers_than_the_golden_answers_go_back_under_load(
-    array: str, kind: str, service: StateService, bundles: dict[str, Bundle], tmp_path: Path
+    array: str, service: StateService, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
-    """A valid bundle whose network does not give the stored logits: only an inference of the new server shows it."""
+    """A valid bundle whose network does not give the stored logits: only an inference shows it."""
     before = promoted(service)
     folder = tmp_path / "bundle"
     shutil.copytree(other_bundle(service, bundles).path, folder)
@@ -102,9 +102,8 @@ def test_other_answers_than_the_golden_answers_go_back_under_load(
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
     with load(service, bundles) as clients:
         answer = service.order(bundle=str(folder))
-    row = len(arrays[array]) - 1
-    assert f"the new server's logits of reference {kind} row {row} differ by 0.01 from PyTorch's" in answer["error"]
-    assert "gmmvit parity" in answer["hint"]
+    assert "the logits differ from PyTorch's by 0.01" in answer["error"]
+    assert answer["hint"]
     assert (clients.lost, clients.wrong) == ([], [])
     assert {bundle for bundle, count in clients.answered.items() if count} == {before}
     assert promoted(service) == before
