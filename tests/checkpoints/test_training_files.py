@@ -150,7 +150,8 @@ class TestPrefixes:
                 ["cls_token", "blocks.0.attn.qkv.weight"],
                 [],
             ),
-            (["model.a", "model.b", "criterion.weight"], ["model.a", "model.b", "criterion.weight"], []),
+            (["model.a", "model.b", "scale.weight"], ["model.a", "model.b", "scale.weight"], []),
+            (["model.a", "model.b", "criterion.weight"], ["a", "b", "criterion.weight"], []),
             (["n_averaged", "module.a", "module.b"], ["a", "b"], ["n_averaged"]),
             (
                 ["backbone.a", "head.mlp.0.weight", "head.weight"],
@@ -159,7 +160,14 @@ class TestPrefixes:
             ),
             (["head.mlp.0.weight", "head.last_layer.weight"], ["head.mlp.0.weight", "head.last_layer.weight"], []),
         ],
-        ids=["compiled parts", "only some names", "number of averages", "classifier head", "head without backbone"],
+        ids=[
+            "compiled parts",
+            "only some names",
+            "a loss beside the network",
+            "number of averages",
+            "classifier head",
+            "head without backbone",
+        ],
     )
     def test_names(self, names: list[str], plain: list[str], left_out: list[str]) -> None:
         given = names_without_prefix(names)
