@@ -233,7 +233,7 @@ class TestNothingHalfWritten:
             (out / "old").write_text("old")
         nothing = Limit(largest=-1.0, rms=None, derivation="")
         monkeypatch.setattr(module, "limit_from_stored", lambda noise: nothing)
-        with pytest.raises(ExportError, match="no runtime on this machine .* runner onnxruntime: the logits differ"):
+        with pytest.raises(ExportError, match=r"no runtime on this machine .* runner onnxruntime: the logits differ"):
             self.export(out, force=force)
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         assert left == (["deep", "deep/bundle", "deep/bundle/old"] if force else [])
