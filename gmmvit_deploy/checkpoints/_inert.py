@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 
 __all__ = [
     "BUILDERS",
@@ -221,6 +220,8 @@ def _counter(values: Any = ()) -> Counter[Any]:
 
 def _numpy_scalar(dtype: Any, data: Any = None) -> Any:
     """Return the number of a scalar of numpy; a `Record` for other scalars, such as texts and dates."""
+    import numpy as np
+
     form, *state = dtype.parts if isinstance(dtype, Record) else ("",)
     native = not state or (isinstance(state[0], tuple) and state[0][1:2] in [("<",), ("|",)])
     if not (
