@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
 __all__ = [
     "BUILDERS",
     "NAMESPACE",
