@@ -28,17 +28,9 @@ from gmmvit_cli.models import hints_from
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.models.sources.hints import LoadHints
+from tests.checkpoints.test_training_files import OWN as OWN_CLASS
 from tests.conftest import GOLDEN
 
-OWN_CLASS = """
-from torch import nn
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.patch, self.head = nn.Conv2d(3, 24, 8, 8), nn.Linear(24, 3)
-    def forward(self, x):
-        return self.head(self.patch(x).flatten(2).mean(-1))
-"""
 OWN = {"model": "net.py:Net", "image_size": 32}
 TINY = {
     "model": "vit_tiny_patch16_224",
