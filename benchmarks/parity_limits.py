@@ -35,7 +35,7 @@ from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import suspects
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
+from gmmvit_deploy.tolerances import limit_from_noise, roundoff_ratio
 
 GOLDEN = ROOT / "tests" / "golden"
 RANDOM = 32
@@ -65,7 +65,7 @@ def rows_of(bundle: Bundle) -> dict[str, Any]:
     }
     for precision in ("fp16", "bf16"):
         proto = prepared_graph(bundle, precision).proto  # type: ignore[arg-type]
-        factor = UNIT_ROUNDOFFS[precision] / UNIT_ROUNDOFFS["fp32"]
+        factor = roundoff_ratio(precision)
         row[precision] = over(measured(emulated_logits(proto, inputs, name=precision), exact).errors(), noise, factor)
     mistakes = {}
     for name, logits in suspects(bundle, reference, inputs):

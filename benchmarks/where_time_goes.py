@@ -49,9 +49,8 @@ from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.models.specs import input_shape
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
@@ -88,7 +87,7 @@ def in_openvino(
     path: Path, images: np.ndarray, runs: int, precision: Precision, *, kernels: bool, threads: int
 ) -> Operators:
     openvino = require("openvino", package="openvino", extra="openvino")
-    hint = OPENVINO_HINTS[precision]
+    hint = SPECS[precision].openvino
     ours = required_kernels(path, precision) if kernels else None
     # As the runner does: the operations are chosen before the batch is fixed.
     program = OpenVinoProgram(str(path), hint=hint, threads=threads, kernels=ours)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import FOR_CPUS, how_to_convert, is_dynamic, onnx_file, open_variant, record_file
+from gmmvit_deploy.bundle.variants import FOR_CPUS, is_dynamic, onnx_file, open_variant, record_file
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
-from gmmvit_deploy.precision import PRECISIONS, Precision
+from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, PRECISIONS, SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.builder import build_plan
 from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engine, require_bundle
@@ -29,7 +29,7 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse,
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library, why_recorded
 from gmmvit_deploy.runtimes.programs.cores import cores_in_words
-from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS, import_onnxruntime, require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,
     CUDA,
@@ -188,11 +188,6 @@ def _speed(bundle: Bundle, precision: Precision) -> str:
 
 def _graph(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> str:
     graph = open_variant(bundle, precision, for_cpu=for_cpu)
-    if for_cpu and not graph.for_cpu:
-        return (
-            f"not in the record: an earlier version converted this bundle, so CPUs run {graph.path.name}, slowly; "
-            f"{how_to_convert(bundle, precision)}"
-        )
     whole = f"complete and unchanged, SHA-256 {graph.sha256[:12]}…"
     if precision not in ONNXRUNTIME_PRECISIONS or for_cpu:
         return whole
@@ -295,7 +290,7 @@ def _gelu() -> bytes:
 def _openvino() -> str:
     openvino = require("openvino", package="openvino", extra="openvino")
     capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    computed = [precision for precision, name in _COMPUTED.items() if name in capabilities]
+    computed = [precision for precision in OPENVINO_PRECISIONS if SPECS[precision].openvino_name in capabilities]
     which = "gmmvit doctor BUNDLE measures which of them are fast"
     return f"openvino {openvino.__version__}; computes in {', '.join(computed)}; {which}"
 
@@ -317,9 +312,6 @@ def _kernels() -> str:
 
 RETRY = "gmmvit doctor --empty-kernel-cache"
 """Command that deletes compiled kernels and recorded failures, and compiles the kernels again."""
-
-_COMPUTED = {"fp32": "FP32", "bf16": "BF16", "int8": "INT8"}
-"""Precision → name of the precision in OpenVINO."""
 
 
 def _client(protocol: str) -> str:

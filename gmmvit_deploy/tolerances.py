@@ -27,6 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.precision import QUANTIZED, SPECS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -34,16 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_NOISE",
-    "UNIT_ROUNDOFFS",
     "Limit",
     "Noise",
     "limit_from_noise",
     "limit_from_stored",
+    "roundoff_ratio",
     "signal_to_noise_db",
 ]
 
 LAST_BIT = 2.0**-23
-UNIT_ROUNDOFFS: dict[str, float] = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 _LARGEST_SHARE, _RMS_SHARE, _NARROW_SHARE, _RECORDED_SHARE = 8.0, 3.0, 2.0, 4.0
 MOST_NOISE = 1e-3
 """Maximum of the noise divided by the largest logit for float32 to be a reference.  Measured models reach 8e-6."""
@@ -79,6 +80,14 @@ class Limit:
     derivation: str
 
 
+def roundoff_ratio(precision: Precision) -> float:
+    """Return the unit roundoff of a precision divided by that of float32.  Errors: ValueError for a quantised one."""
+    roundoff, float32 = SPECS[precision].unit_roundoff, SPECS["fp32"].unit_roundoff
+    if roundoff is None or float32 is None:
+        raise ValueError(f"{precision}: the rounding error of a quantised precision depends on the data")
+    return roundoff / float32
+
+
 def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: float | None = None) -> Limit:
     """Return the limit for a runner that computes in ``precision``.
 
@@ -94,8 +103,8 @@ def limit_from_noise(noise: Noise, precision: Precision = "fp32", *, recorded: f
             derivation=f"{_LARGEST_SHARE:g} × {noise.largest:.2g} (float32 noise) + {last_bit:.2g} (last bit of "
             f"{noise.scale:.3g}); rms {_RMS_SHARE:g} × {noise.rms:.2g} + {last_bit / 2:.2g}",
         )
-    if precision in UNIT_ROUNDOFFS:
-        ratio = UNIT_ROUNDOFFS[precision] / UNIT_ROUNDOFFS["fp32"]
+    if precision not in QUANTIZED:
+        ratio = roundoff_ratio(precision)
         return Limit(
             largest=_NARROW_SHARE * ratio * noise.largest,
             rms=_NARROW_SHARE * ratio * noise.rms,

@@ -26,7 +26,6 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec
@@ -34,6 +33,7 @@ from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec
+from gmmvit_deploy.precision import QUANTIZED
 from gmmvit_deploy.runtimes.engines.card import Engine
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, find_flavor, visible_gpu

@@ -14,11 +14,11 @@ import numpy as np
 
 from benchmarks.shared.interleaved import Program
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels
 from gmmvit_deploy.runtimes.programs.cores import cpu_features
-from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, kernels_for_graph
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
 __all__ = [
@@ -46,7 +46,7 @@ def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
     Errors: as `required_kernels`.
     """
     ours = required_kernels(path, precision) if "+kernels" in runner else None
-    return OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], kernels=ours).run
+    return OpenVinoProgram(str(path), hint=SPECS[precision].openvino, kernels=ours).run
 
 
 def runner_of(path: Path, runner: str, precision: Precision) -> tuple[str, str]:
@@ -77,7 +77,7 @@ def straight_openvino(path: Path, precision: Precision) -> Program:
         if batch not in compiled:
             model = core.read_model(str(path))
             model.reshape([batch, *images.shape[1:]])
-            settings = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[precision]}
+            settings = {"INFERENCE_PRECISION_HINT": SPECS[precision].openvino}
             compiled[batch] = core.compile_model(model, "CPU", settings)
         logits: np.ndarray = compiled[batch](images)[0]
         return logits

@@ -437,9 +437,10 @@ def target_sentence(results: dict[str, Any]) -> str:
 
 def policy_table() -> str:
     """Return the precision policy as a table with a row for the roles of the same types."""
-    from gmmvit_deploy.precision import POLICY, PRECISIONS
+    from gmmvit_deploy.precision import PRECISIONS, ROLES, element_type
 
     roles: dict[tuple[str, ...], list[str]] = {}
-    for role, kinds in POLICY.items():
-        roles.setdefault(tuple(kinds[p] for p in PRECISIONS), []).append(f"`{role}`")
+    for role in ROLES:
+        if role != "shape":  # indices and sizes have integer types
+            roles.setdefault(tuple(element_type(role, p) for p in PRECISIONS), []).append(f"`{role}`")
     return table(("roles", *PRECISIONS), [(", ".join(names), *kinds) for kinds, names in roles.items()])

@@ -189,7 +189,7 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
     Errors: InputError when fp8 lacks calibration images, when no precision uses calibration images, or when the
     data cannot be opened.
     """
-    from gmmvit_deploy.graphs.quantize import QUANTIZED
+    from gmmvit_deploy.precision import QUANTIZED
     from gmmvit_deploy.runtimes.programs.image_batches import require_source
 
     quantized = [precision for precision in precisions if precision in QUANTIZED]

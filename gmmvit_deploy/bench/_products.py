@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.programs.cores import cores, limit_torch
 from gmmvit_deploy.runtimes.runners.runner import Device
 
@@ -32,7 +33,7 @@ class ProductRate:
     gflops: float
 
 
-def libraries(precision: str, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
+def libraries(precision: Precision, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
     """Return name of the library → function that makes a program.
 
     The function takes the shape of a matrix product and returns a program. A call of the program computes a product of
@@ -87,7 +88,7 @@ def _gpu_seconds(program: Program) -> float:
     return float(start.elapsed_time(end)) / 1e3 / _AT_ONCE_ON_GPU
 
 
-def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
+def _torch(precision: Precision, device: str) -> Callable[[Shape], Program]:
     def make(shape: Shape) -> Program:
         import torch
 
@@ -102,7 +103,7 @@ def _torch(precision: str, device: str) -> Callable[[Shape], Program]:
             left = torch.randn(rows, inner, device=device).to(torch.float8_e4m3fn)
             right = torch.randn(columns, inner, device=device).to(torch.float8_e4m3fn).t()
             return _called(lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16))
-        dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+        dtype = getattr(torch, SPECS[precision].element)
         pair = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, inner), (inner, columns)))
         first, second = pair
         out = torch.empty(rows, columns, dtype=dtype, device=device)

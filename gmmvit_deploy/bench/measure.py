@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bench._loadgen import ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
 from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
+from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
@@ -56,7 +57,7 @@ class Cell:
     """
 
     runner: str
-    precision: str
+    precision: Precision
     device: Device
     scenario: ScenarioName
     batch: int

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmmvit_deploy.bench._products import ProductRate, Shape, bandwidth, libraries, rate
+from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
 
 __all__ = ["NetworkWork", "Roofline", "measured_roofline", "measured_rooflines", "network_work", "work_of_graph"]
-
-_ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +49,8 @@ class NetworkWork:
     input_bytes: int
     output_bytes: int
 
-    def least_bytes(self, precision: str) -> int:
-        return self.weight_values * _ELEMENT_BYTES[precision] + self.input_bytes + self.output_bytes
+    def least_bytes(self, precision: Precision) -> int:
+        return self.weight_values * SPECS[precision].weight_bytes + self.input_bytes + self.output_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Roofline:
     absent: the libraries that are not installed, or that compute no matrix product in this precision.
     """
 
-    precision: str
+    precision: Precision
     device: Device
     rates: tuple[ProductRate, ...]
     bandwidth: float
@@ -128,7 +127,7 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
 
 
 def measured_roofline(
-    works: Sequence[NetworkWork], precision: str, device: Device = "cpu", *, seen: Roofline | None = None
+    works: Sequence[NetworkWork], precision: Precision, device: Device = "cpu", *, seen: Roofline | None = None
 ) -> Roofline | None:
     """Measure the rate of each library on each matrix product of each of the ``works``.
 
@@ -161,11 +160,11 @@ def measured_roofline(
 
 def measured_rooflines(
     works: Sequence[NetworkWork],
-    targets: Iterable[tuple[str, Device]],
+    targets: Iterable[tuple[Precision, Device]],
     *,
-    seen: Mapping[tuple[str, Device], Roofline] | None = None,
+    seen: Mapping[tuple[Precision, Device], Roofline] | None = None,
     on_progress: OnProgress = ignore,
-) -> dict[tuple[str, Device], Roofline]:
+) -> dict[tuple[Precision, Device], Roofline]:
     """Return (precision, device) → `measured_roofline`, only for ``targets`` for which a roofline can be measured.
 
     targets: the (precision, device) pairs to measure.

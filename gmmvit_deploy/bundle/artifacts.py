@@ -201,8 +201,6 @@ class Manifest:
         data["image"] = self.image.to_json()
         for name in ("masks", "biases", "outputs"):
             data[name] = [asdict(record) for record in data[name]]
-        if not self.wrong_runners:  # earlier versions refuse a manifest with this field
-            data.pop("wrong_runners")
         return {"format": BUNDLE_FORMAT, **data}
 
     @classmethod
@@ -217,17 +215,13 @@ class Manifest:
         fields["outputs"] = tuple(OutputRecord(**{**o, "shape": tuple(o["shape"])}) for o in fields["outputs"])
         for name in ("masks", "biases"):
             fields[name] = tuple(_constant_record(record) for record in fields[name])
-        for name in ("labels", "folding", "role_disagreements"):
+        for name in ("labels", "folding", "role_disagreements", "thresholds", "wrong_runners"):
             fields[name] = tuple(fields[name])
-        for name in ("thresholds", "wrong_runners"):
-            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
 
 def _constant_record(data: Mapping[str, Any]) -> ConstantRecord:
-    # Earlier versions also recorded a hash of the mask before its scale was merged, which the graph does not store.
-    fields = {name: value for name, value in data.items() if name != "trained_sha256"}
-    return ConstantRecord(**{**fields, "shape": tuple(fields["shape"])})
+    return ConstantRecord(**{**data, "shape": tuple(data["shape"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

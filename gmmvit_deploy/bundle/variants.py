@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import MaskChange
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.weights import data_path
+from gmmvit_deploy.precision import QUANTIZED
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -83,7 +83,7 @@ class VariantRecord:
     or exceeds the limit.
     speed: how many times as fast as float32 the CPU of the conversion ran the graph (`runners.speed.measured_speed`);
     empty if this was not measured.
-    cpu: the record of the graph for CPUs; None if there is no such graph, as in a bundle of an earlier version.
+    cpu: the record of the graph for CPUs, if the precision has one beside the graph for GPUs.
     """
 
     precision: Precision
@@ -115,12 +115,8 @@ class VariantRecord:
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["masks"] = [asdict(mask) for mask in self.masks]
-        # Earlier versions refuse a record with these fields, so only records that need the fields have them.
-        data.pop("cpu")
-        also: dict[str, Any] = {} if self.cpu is None else {"cpu": self.cpu.to_json()}
-        if not self.data_sha256:
-            data.pop("data_sha256")
-        return {"format": VARIANT_FORMAT, **data, **also}
+        data["cpu"] = None if self.cpu is None else self.cpu.to_json()
+        return {"format": VARIANT_FORMAT, **data}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
@@ -133,7 +129,7 @@ class VariantRecord:
         fields = {name: value for name, value in data.items() if name != "format"}
         fields["role_disagreements"] = tuple(fields["role_disagreements"])
         fields["masks"] = tuple(MaskChange(**mask) for mask in fields["masks"])
-        fields["cpu"] = cls.from_json(fields["cpu"]) if fields.get("cpu") is not None else None
+        fields["cpu"] = None if fields["cpu"] is None else cls.from_json(fields["cpu"])
         return cls(**fields)
 
 
@@ -209,8 +205,7 @@ def recorded_distances(bundle: Bundle, precision: Precision, *, for_cpu: bool) -
 def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:
     """Open the graph of a bundle in ``precision``.
 
-    for_cpu: True for the graph that CPUs run; without effect for a precision with a single graph. An int8 bundle of an
-    earlier version has no graph for CPUs: the result is then the graph for GPUs, which CPUs run more slowly.
+    for_cpu: True for the graph that CPUs run; without effect for a precision with a single graph.
     Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, when the variant
     was made from another bundle, when int8 without calibration images has no graph for GPUs, or when the graph breaks
     the contract of a bundle (`graphs.contract`).

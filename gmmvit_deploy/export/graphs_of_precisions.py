@@ -29,11 +29,12 @@ from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
-from gmmvit_deploy.graphs.quantize import QUANTIZED, quantize_graph
+from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
 from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.wrong_labels import wrong_labels
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.folding.passes import FoldingPass
     from gmmvit_deploy.models.layers.model import Model
-    from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = ["PreparedGraph", "graph_from_model", "prepared_graph", "quantised_again"]

@@ -38,13 +38,12 @@ from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.weights import data_path, files_of, write_graph
+from gmmvit_deploy.precision import QUANTIZED, Precision, graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.runtimes.runners.speed import measured_speed
 from gmmvit_deploy.tolerances import limit_from_stored
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.export._recipes import Recipe
     from gmmvit_deploy.export.gates import Gate
-    from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variant_from_copy", "variants_from_bundle"]

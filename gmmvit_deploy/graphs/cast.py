@@ -14,7 +14,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare, declared_attention
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
-from gmmvit_deploy.precision import POLICY, ElementType, Precision
+from gmmvit_deploy.precision import ROLES, ElementType, Precision, element_type
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
@@ -38,7 +38,7 @@ def cast_graph(proto: ModelProto, precision: Precision) -> ModelProto:
     Errors: ExportError when a declared role is not in the policy, when a finite constant overflows in its new type, or
     when an output would not be float32.
     """
-    return _Cast(proto, {role: kinds[precision] for role, kinds in POLICY.items()}).run()
+    return _Cast(proto, {role: element_type(role, precision) for role in ROLES if role != "shape"}).run()
 
 
 class _Cast:

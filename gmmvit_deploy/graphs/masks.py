@@ -15,7 +15,7 @@ from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskCh
 from gmmvit_deploy.graphs.proof import constant_nodes, unfolded_operators
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
-from gmmvit_deploy.precision import POLICY
+from gmmvit_deploy.precision import element_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator
     import ml_dtypes
     import numpy as np
 
-    kind = numpy_type(POLICY["mask"][precision])
+    kind = numpy_type(element_type("mask", precision))
     smallest = float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
     for mask in masks:
         constant = array_of(mask.constant)
@@ -89,7 +89,7 @@ def prove_masks(
     from onnx import numpy_helper
 
     require_folded(proto)
-    kind = POLICY["mask"][precision]
+    kind = element_type("mask", precision)
     constants = {constant.name: constant for constant in proto.graph.initializer}
     names, hashes = {}, {}
     for mask, record in zip(masks, records, strict=True):

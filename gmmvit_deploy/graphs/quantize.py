@@ -34,17 +34,16 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.wiring import attribute_of, copy_of, rewrite_graph
+from gmmvit_deploy.precision import SPECS, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-    from gmmvit_deploy.precision import Precision
 
 __all__ = [
     "DYNAMIC",
     "DYNAMIC_COLUMNS",
-    "QUANTIZED",
     "Grid",
     "activations_of",
     "can_be_dynamic",
@@ -57,7 +56,6 @@ __all__ = [
     "weight_scales",
 ]
 
-QUANTIZED: tuple[Precision, ...] = ("int8", "fp8")
 DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """The key in the metadata of a graph in the dynamic form, which holds `DYNAMIC_COLUMNS`.  It is OpenVINO's property."""
 DYNAMIC_COLUMNS = 64
@@ -111,7 +109,10 @@ class Grid:
 
 def grid_of(precision: Precision) -> Grid:
     """Return the grid of a precision: integers from −127 to 127 for int8, E4M3 values from −448 to 448 for fp8."""
-    return Grid(name=precision, largest=127.0 if precision == "int8" else 448.0)
+    largest = SPECS[precision].quantized_max
+    if largest is None:
+        raise ValueError(f"{precision} is not quantised")
+    return Grid(name=precision, largest=largest)
 
 
 def activations_of(graph: GraphProto) -> tuple[str, ...]:

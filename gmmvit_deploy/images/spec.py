@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
@@ -199,12 +199,11 @@ class ImageSpec:
 
 
 def image_from_json(data: Mapping[str, Any]) -> ImageSpec:
-    """Rebuild a spec.  Without ``crop_pct``, as in files of earlier versions, ``crop_pct`` is 1.
-
-    Errors: TypeError when a field is missing or unknown; InputError when a value is invalid.
-    """
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return ImageSpec(**fields)
+    """Rebuild a spec.  Errors: TypeError when a field is missing or unknown; InputError when a value is invalid."""
+    if missing := {field.name for field in fields(ImageSpec)} - set(data):
+        raise TypeError(f"image: expected {', '.join(sorted(missing))}, which are missing")
+    read: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return ImageSpec(**read)
 
 
 def image_from_pixels(pixels: NDArray[Any]) -> Any:

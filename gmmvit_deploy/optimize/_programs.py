@@ -10,12 +10,12 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import GmmvitError, RunnerUnavailableError
 from gmmvit_deploy.optimize._graphs import Form, Graph, Graphs
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import Precision, graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_name
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision, why_no_openvino
+from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 

@@ -31,7 +31,7 @@ from gmmvit_deploy.intervals import mcnemar
 from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.parity._paired import Paired, images_needed
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.wrong_labels import permuted_labels, wrong_labels
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "without_calibration_images",
 ]
 
-GATES: dict[Precision, float] = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
 _TOP = 5
 _SEVERITY: tuple[Verdict, ...] = ("passed", "undecided", "failed")
 
@@ -58,7 +57,7 @@ def gate_of(precision: Precision, requested: float | None) -> float:
     """
     if requested is not None and not 0 < requested <= 1:
         raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {requested}")
-    return requested if requested is not None else GATES[precision]
+    return requested if requested is not None else SPECS[precision].accuracy_gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,10 +36,8 @@ from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["KEPT", "Crossings", "Decisions", "decisions_of"]
+__all__ = ["Crossings", "Decisions", "decisions_of"]
 
-KEPT = 0.97
-"""The share of the images whose decision a quantised network keeps, unless the user asks for another."""
 _MOST_LISTED = 1000
 _MOST_TO_DECIDE = 1_000_000
 

@@ -20,10 +20,10 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.runtimes.runners.runner import Runner
-from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS, limit_from_noise
+from gmmvit_deploy.tolerances import limit_from_noise
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -168,7 +168,7 @@ def _errors(
         noise.add(trained[name], exact[name])
         error.add(values[tensor].reshape(exact[name].shape), exact[name])
         errors = error.errors()
-        limit = limit_from_noise(noise.noise(), precision) if precision in UNIT_ROUNDOFFS else None
+        limit = limit_from_noise(noise.noise(), precision) if precision not in QUANTIZED else None
         within = limit is None or (
             not errors.broken and errors.largest <= limit.largest and errors.rms <= (limit.rms or np.inf)
         )

@@ -189,9 +189,7 @@ def _preprocess_problems(
     """Errors: NotOfferedError when a gateway does not offer the preprocessing model."""
     served = server.connection.model(server.preprocess)
     expected = spec.to_json()
-    # A repository of an earlier version has no crop_pct: its preprocessing model does not crop.
-    stated = {"crop_pct": 1.0, **(served.preprocessing or {})}
-    stated = {name: stated.get(name) for name in expected}
+    stated = {name: (served.preprocessing or {}).get(name) for name in expected}
     where = f"{server.preprocess} on the server"
     reasons = [
         f"{where}: expected {name} {expected[name]} as in the bundle, got {stated[name]}"

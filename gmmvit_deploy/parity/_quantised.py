@@ -36,8 +36,7 @@ class QuantisedGraph:
         self.variant = open_variant(bundle, precision, for_cpu=for_cpu)
         record = self.variant.record
         self.calibration = record.calibration if record is not None else None
-        # A record of an earlier version has no hashes.
-        self._calibrated_on = frozenset((self.calibration or {}).get("image_sha256", ()))
+        self._calibrated_on = frozenset(self.calibration["image_sha256"] if self.calibration else ())
         self._graph = CountedGraph(onnx.load(self.variant.path), name=self.variant.path.name)
         self._last: tuple[Any, NDArray[Any]] | None = None
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.parity._quantised import RoundingKept, rounding_problem
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.measures import ErrorMeasure
-from gmmvit_deploy.tolerances import UNIT_ROUNDOFFS
+from gmmvit_deploy.tolerances import roundoff_ratio
 
 __all__ = ["LEAST_IMAGES", "MOST_COST", "Stages"]
 
@@ -166,7 +166,7 @@ class Stages:
         for name, stage in list(self._stages.items())[1:]:
             errors, limit = stage.error.errors(), MOST_COST * whole
             if name == "kernels":
-                limit = max(limit, UNIT_ROUNDOFFS["bf16"] / UNIT_ROUNDOFFS["fp32"] * self._noise.errors().rms)
+                limit = max(limit, roundoff_ratio("bf16") * self._noise.errors().rms)
             if errors.broken:
                 problems.append((name, f"the logits of {errors.broken} of {errors.rows} images are not finite"))
             elif self._images < LEAST_IMAGES:

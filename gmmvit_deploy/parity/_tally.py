@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.variants import recorded_errors
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.parity._accuracy import (
     Accuracy,
     accuracy_of_resized,
@@ -22,7 +21,7 @@ from gmmvit_deploy.parity._accuracy import (
     without_calibration_images,
 )
 from gmmvit_deploy.parity._calibration import check_calibration
-from gmmvit_deploy.parity._decisions import KEPT, decisions_of
+from gmmvit_deploy.parity._decisions import decisions_of
 from gmmvit_deploy.parity._invariance import check_invariance
 from gmmvit_deploy.parity._localize import localize
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
@@ -36,7 +35,7 @@ from gmmvit_deploy.parity._verdict import Check, skipped_check, worst_of
 from gmmvit_deploy.parity.reference import Known, Reference
 from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.parity.suspects import explain
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import QUANTIZED, SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, prefixed
 from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.runners.open import open_runner
@@ -222,14 +221,10 @@ class Tally:
         ]
 
     def _recorded_distance(self, inputs: str, key: str) -> float | None:
-        """Return what conversion recorded for these inputs; a record of an earlier version has the golden inputs only.
-
-        The golden images and the data have the distance of the golden inputs.
-        """
+        """Return what conversion recorded for these inputs; the data has the distance of the golden inputs."""
         if self._recorded is None:
             return None
-        of_random = self._recorded.get(f"random_{key}") if inputs == "random" else None
-        return self._recorded.get(key) if of_random is None else of_random
+        return self._recorded.get(f"random_{key}" if inputs == "random" else key)
 
     def report(
         self,
@@ -301,10 +296,11 @@ class Tally:
         why = self._no_images() if self._bundle.manifest.has_logits else _NO_LOGITS
         if why:
             return _not_judged("decisions", why, typed=gate is not None)
+        least = gate or SPECS[self._runner.precision].kept_gate
         checks = {
             batch: at.decisions.check(limit)
-            if self._graph is None and gate is None
-            else at.decisions.kept(gate or KEPT, broken=at.broken, blamed=at.stages.blamed, skipped=_CALIBRATED)
+            if least == 1
+            else at.decisions.kept(least, broken=at.broken, blamed=at.stages.blamed, skipped=_CALIBRATED)
             for batch, at in self._at.items()
         }
         return worst_of(checks, lambda details: float(details["agreement"]))

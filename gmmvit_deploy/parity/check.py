@@ -83,7 +83,7 @@ class ParityOptions:
     data: the real images; None checks without real images.
     limit: the number of images to use, spread evenly over the data; None uses all images.
     on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
-    keep_decisions: the share of the images whose decision a runner must keep; None uses `KEPT` for int8 and fp8.
+    keep_decisions: the share of the images whose decision a runner must keep; None uses the precision's gate.
     snr_db: the least signal-to-noise ratio of a runner's logits; None sets no gate.
     least_cosine: the least cosine of an image's features, or of its logits if the bundle has no features beside them;
     not centred. None sets no gate.

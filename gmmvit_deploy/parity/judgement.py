@@ -11,11 +11,15 @@ from gmmvit_deploy.export.gates import kept_beside
 from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._accuracy import lower_ratio
 from gmmvit_deploy.parity.report import RunnerReport
+from gmmvit_deploy.precision import SPECS
 
 __all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of", "wrong_labels_of"]
 
-LEAST: Mapping[GateKind, float] = {"accuracy ratio": 0.99, "kept decisions": 0.97}
-"""Kind of a gate → the share that a program must reach, unless the user types another."""
+LEAST: Mapping[GateKind, float] = {
+    "accuracy ratio": SPECS["int8"].accuracy_gate,
+    "kept decisions": SPECS["int8"].kept_gate,
+}
+"""Kind of a gate → the share that a program of any precision must reach, unless the user types another."""
 LEAST_IMAGES = 500
 """From this number of images on, the measured share decides; on fewer, its whole interval must reach the gate."""
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
+from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.reports.reporting import plain
 
 __all__ = ["FORMAT", "GATES", "SCHEMA_PATH", "ParityReport", "RunnerReport", "shown_inputs"]
@@ -44,7 +44,7 @@ class RunnerReport:
     """
 
     runner: str
-    precision: str
+    precision: Precision
     batches: tuple[int, ...]
     provenance: Mapping[str, str]
     checks: tuple[Check, ...]

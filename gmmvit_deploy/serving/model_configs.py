@@ -18,11 +18,9 @@ from gmmvit_deploy.bundle.variants import record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import QUANTIZED, SPECS, Precision
 from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.programs.openvino import FUSED_ATTENTION, OPENVINO_HINTS
 from gmmvit_deploy.runtimes.runners.proof import output_limits
 from gmmvit_deploy.serving._label_configs import classify_config, labels_config
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend, CpuKernels, Runtime, runtime_from
@@ -51,7 +49,6 @@ WARMUP_FILE = "image"
 IMAGE_INPUT = "IMAGE"
 WORKER_REQUESTS = 2
 """The number of requests of maximum size whose large images wait in the preprocessing model; more are refused."""
-_TRT_MODES: dict[Precision, str] = {"fp32": "FP32", "fp16": "FP16", "bf16": "FP16", "int8": "INT8", "fp8": "FP16"}
 
 
 def model_configs(
@@ -151,7 +148,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
             accelerator.parameters["use_tf32"] = "0"  # as the runner onnxruntime-cuda
         else:
             # The graph states the data type of each tensor; this setting only permits the data types in the graph.
-            accelerator.parameters["precision_mode"] = _TRT_MODES[options.precision]
+            accelerator.parameters["precision_mode"] = SPECS[options.precision].tensorrt_mode
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":
         config.parameters["cpu_kernels"].string_value = "off"  # only the python backend can use the kernels
@@ -167,8 +164,8 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
             "reference_limits": json.dumps(output_limits(bundle, precision, for_cpu=True)),
         }
         if options.runtime == "openvino":
-            settings["openvino_hint"] = OPENVINO_HINTS[options.precision]
-            settings["attention"] = FUSED_ATTENTION[options.precision]
+            settings["openvino_hint"] = SPECS[options.precision].openvino
+            settings["attention"] = SPECS[options.precision].attention
         for key, value in settings.items():
             config.parameters[key].string_value = value
     for batch in sorted({1, config.max_batch_size}):

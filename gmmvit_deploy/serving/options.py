@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import cast, get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision, precision_from
-from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
-from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, why_no_openvino
+from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, Precision, precision_from
+from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.serving.names import ACCELERATORS, DEFAULT_REQUEST_PIXELS, Backend, CpuKernels, Runtime
 
 __all__ = ["RepositoryOptions", "usual_runtime"]
@@ -126,8 +125,8 @@ class RepositoryOptions:
             raise InputError(f"the CPU kernels need --backend python, got --backend {self.backend}")
         if self.runtime == "openvino" and self.backend != "python":
             raise InputError(f"--runner openvino needs --backend python, got --backend {self.backend}")
-        if self.runtime == "openvino" and self.precision not in OPENVINO_HINTS:
-            raise InputError(f"OpenVINO computes in {', '.join(OPENVINO_HINTS)} on a CPU, not in {self.precision}")
+        if self.runtime == "openvino" and self.precision not in OPENVINO_PRECISIONS:
+            raise InputError(f"OpenVINO computes in {', '.join(OPENVINO_PRECISIONS)} on a CPU, not in {self.precision}")
         if self.runtime == "onnxruntime" and not self.on_gpu:
             self._check_onnxruntime_on_a_cpu()
 

@@ -19,6 +19,7 @@ from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.precision import graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
@@ -31,7 +32,7 @@ from gmmvit_deploy.runtimes.programs import (
     openvino_program,
     reference_outputs,
 )
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,

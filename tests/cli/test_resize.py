@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.bundle.artifacts import open_bundle
 from tests.cli.terminal import gmmvit_here, refused
 from tests.export.test_channels import SPEC, saved_checkpoint
 from tests.images.test_preprocess import encoded, photo
@@ -36,19 +35,6 @@ def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) 
     np.testing.assert_array_equal(
         image.pixels_from_bytes(encoded(photo(50, 31), "PNG")), by_timm(photo(50, 31), image)[0]
     )
-
-
-@pytest.mark.rest
-def test_a_bundle_of_an_earlier_version_opens(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
-    """A manifest without crop_pct, as earlier versions wrote it."""
-    answer = gmmvit("export", checkpoint, "-o", tmp_path / "bundle", "--input", "tensor", "--max-batch", "2")
-    assert answer.returncode == 0, answer.stderr
-    file = tmp_path / "bundle" / MANIFEST_FILE
-    manifest = json.loads(file.read_text())
-    assert manifest["image"].pop("crop_pct") == 1.0
-    file.write_text(json.dumps(manifest))
-    assert open_bundle(tmp_path / "bundle").manifest.image.crop_pct == 1.0
-    assert gmmvit("parity", tmp_path / "bundle", "--runner", "onnxruntime").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from gmmvit_deploy.graphs.smoothing import factors_between, smoothed, smoothed_b
 from gmmvit_deploy.graphs.wiring import copy_of
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.precision import POLICY, PRECISIONS, precisions_from
+from gmmvit_deploy.precision import PRECISIONS, element_type, precisions_from
 from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph, emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from tests.models.folding.test_passes import small
@@ -68,8 +68,8 @@ def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: on
     checked = 0
     for node in cast.graph.node:
         role = roles.get(node.name)
-        if role in POLICY:
-            expected = ONNX_TYPES[POLICY[role][precision]]
+        if role is not None and role != "shape":
+            expected = ONNX_TYPES[element_type(role, precision)]
             floats = [types[name] for name in node.input if types.get(name) in ONNX_TYPES.values()]
             assert {*floats, types[node.output[0]]} == {expected}, node.name
             checked += 1

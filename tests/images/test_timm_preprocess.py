@@ -16,7 +16,7 @@ from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, RESAMPLING, UnusableImage
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, fit_of, resize_rule_from_timm
-from gmmvit_deploy.images.spec import ImageSpec, image_from_json
+from gmmvit_deploy.images.spec import ImageSpec
 from tests.images.test_preprocess import encoded, photo
 
 pytest.importorskip("timm")
@@ -151,14 +151,6 @@ def test_an_image_that_resizing_would_make_empty_is_refused() -> None:
     message = "the image is 100×1 pixels, and 32×0 pixels after resizing by the rule border; expected at least 1 pixel"
     with pytest.raises(UnusableImage, match=message):
         spec.pixels_from_bytes(encoded(Image.new("L", (100, 1)), "PNG"))
-
-
-def test_a_description_without_crop_pct_crops_nothing() -> None:
-    """Bundles of earlier versions have no crop_pct."""
-    spec = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,), resize="stretch-bicubic")
-    data = spec.to_json()
-    assert data.pop("crop_pct") == 1.0
-    assert image_from_json(data) == spec
 
 
 @pytest.mark.parametrize("crop_pct", [0, -0.5, 1.0001, 2, float("nan"), float("inf"), "0.9", None, True])

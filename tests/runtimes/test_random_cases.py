@@ -30,12 +30,12 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
-from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, our_kernels
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram, UnusedKernelsError
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import has_bf16
@@ -218,7 +218,7 @@ def programs_of(
             yield f"onnxruntime:{precision}", session, limit
         for kernels in (None, our_kernels(precision)[0]):
             try:
-                program = OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=kernels)
+                program = OpenVinoProgram(str(path), hint=SPECS[precision].openvino, threads=threads, kernels=kernels)
             except UnusedKernelsError:
                 continue
             yield f"openvino{'+kernels' if kernels else ''}:{precision}", program, limit

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import InputError, MissingDependencyError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.options import BuildOptions
@@ -31,9 +32,6 @@ __all__ = [
 FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
 _MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-
-# Precision → lowest compute capability that supports the precision.
-_LEAST: dict[str, float] = {"fp32": 7.5, "fp16": 7.5, "bf16": 8.0, "int8": 7.5, "fp8": 8.9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +162,11 @@ def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -
             f"tensorrt-rtx {flavor.version} does not build for compute capability {capability}{others}",
             hint=f"type --compute-capability with one of {', '.join(flavor.capabilities)}",
         )
-    if float(capability) < _LEAST[options.precision]:
+    least = SPECS[options.precision].compute_capability
+    if float(capability) < least:
         raise InputError(
-            f"{options.precision} needs compute capability {_LEAST[options.precision]} or more, not {capability}",
-            hint=f"type --precision fp16, or --compute-capability with {_LEAST[options.precision]} or more",
+            f"{options.precision} needs compute capability {least} or more, not {capability}",
+            hint=f"type --precision fp16, or --compute-capability with {least} or more",
         )
     if capability == "7.5":
         raise InputError(
@@ -189,10 +188,10 @@ def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
             f"not for {', '.join(options.capabilities)}",
             hint="leave out --compute-capability, or type --hardware-compatible ampere+",
         )
-    if float(gpu.capability) < _LEAST[options.precision]:
+    least = SPECS[options.precision].compute_capability
+    if float(gpu.capability) < least:
         raise InputError(
-            f"{options.precision} needs compute capability {_LEAST[options.precision]} or more; "
-            f"{gpu.name} has {gpu.capability}"
+            f"{options.precision} needs compute capability {least} or more; {gpu.name} has {gpu.capability}"
         )
     if float(gpu.capability) < 8.0 and options.hardware_compatible == "ampere+":
         raise InputError(f"--hardware-compatible ampere+ needs an Ampere GPU or later; {gpu.name} has {gpu.capability}")

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import EngineError
+from gmmvit_deploy.precision import SPECS, Precision
 
 if TYPE_CHECKING:
     from gmmvit_deploy.graphs.roles import Attention, Role
-    from gmmvit_deploy.precision import Precision
 
 __all__ = [
     "AttentionProof",
@@ -251,15 +251,6 @@ def _reason(
     return f"the builder split it into {len(parts)} kernels"
 
 
-_PROMISED: dict[Precision, dict[str, str]] = {
-    "fp32": {"projection": "fp32", "product": "fp32", "embedding": "fp32"},
-    "fp16": {"projection": "fp16", "product": "fp16", "embedding": "fp16"},
-    "bf16": {"projection": "bf16", "product": "bf16", "embedding": "bf16"},
-    "int8": {"projection": "int8", "product": "fp16", "embedding": "fp16"},
-    "fp8": {"projection": "fp8", "product": "fp16", "embedding": "fp16"},
-}
-
-
 def unreached(
     layers: Sequence[Layer],
     roles: Mapping[str, Role],
@@ -275,8 +266,8 @@ def unreached(
     checked in each profile.
     not_quantized: the projections that an int8 graph leaves in fp16 on purpose.
     """
-    promised = {node: kind for node, role in roles.items() if (kind := _PROMISED[precision].get(role))}
-    promised |= dict.fromkeys(not_quantized, "fp16")
+    promised = {node: kind for node, role in roles.items() if (kind := _promised(role, precision))}
+    promised |= dict.fromkeys(not_quantized, _promised("product", precision))
     misses = []
     for profile in range(profiles):
         here = [layer for layer in layers if layer.profile == profile]
@@ -285,6 +276,16 @@ def unreached(
             if actual != expected:
                 misses.append(Miss(node=node, target=target, profile=profile, expected=expected, actual=actual))
     return tuple(misses)
+
+
+def _promised(role: Role, precision: Precision) -> str:
+    """Return the data type in which an operator of this role must run; "" if none is promised."""
+    if role == "projection":
+        return precision
+    return _SHORT[SPECS[precision].element] if role in ("product", "embedding") else ""
+
+
+_SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def _type_of(node: str, layers: Sequence[Layer]) -> str:

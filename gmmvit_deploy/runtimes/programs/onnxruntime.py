@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-    from gmmvit_deploy.precision import Precision
 
 __all__ = [
     "INSTALL_ONNXRUNTIME",
     "MEND_ONNXRUNTIME",
-    "ONNXRUNTIME_PRECISIONS",
     "calibrate",
     "import_onnxruntime",
     "normalised_in_graph",
@@ -42,11 +40,6 @@ __all__ = [
     "session_from_proto",
 ]
 
-ONNXRUNTIME_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-"""Precisions whose graphs ONNX Runtime loads on a CPU.
-
-On a CPU, ONNX Runtime has no matrix product in bfloat16, and does not quantise to float8.
-"""
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 _GPU = "pip install 'gmmvit-deploy[gpu]'"
 INSTALL_ONNXRUNTIME = f"pip install 'gmmvit-deploy[cpu]', or {_GPU} on a machine with an NVIDIA GPU"

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.precision import OPENVINO_PRECISIONS, SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.kernels.openvino_kernels import Arithmetic, Kernels, kernels_from
+from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels, kernels_from
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
-from gmmvit_deploy.runtimes.programs.openvino_program import Hint
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.precision import Precision
 
 __all__ = [
-    "FUSED_ATTENTION",
-    "OPENVINO_HINTS",
-    "graph_precision",
     "has_bf16",
     "kernels_for_graph",
     "our_kernels",
@@ -29,28 +23,14 @@ __all__ = [
     "why_no_openvino",
 ]
 
-OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
-"""Precision → data type in which OpenVINO computes all operators that the graph does not quantise.
-
-For bf16, OpenVINO loads the float32 graph `model.onnx` and computes in bf16. OpenVINO then chooses where to round; the
-roundings of the bundle's bf16 graph do not apply.
-"""
-
-FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
-"""Precision → data type in which this project's CPU attention kernel computes matrix products.
-
-An int8 graph quantises only linear maps, not attention. A TensorRT engine computes the attention of an int8 graph in
-fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, otherwise in float32.
-"""
-
 
 def why_no_openvino(precision: Precision, *, dynamic: bool = False) -> str:
     """Return the reason why OpenVINO cannot compute in this precision on this machine's CPU; "" if it can.
 
     dynamic: True for an int8 graph in the dynamic form. Without VNNI, OpenVINO computes its products in float32.
     """
-    if precision not in OPENVINO_HINTS:
-        return f"openvino: computes in {', '.join(OPENVINO_HINTS)}, not in {precision}"
+    if precision not in OPENVINO_PRECISIONS:
+        return f"openvino: computes in {', '.join(OPENVINO_PRECISIONS)}, not in {precision}"
     if find_spec("openvino") is None:
         return "openvino: not installed; type pip install 'gmmvit-deploy[openvino]'"
     if precision == "int8" and not dynamic and (saturates := int8_saturates()):
@@ -82,7 +62,7 @@ def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
     Errors: MissingDependencyError when OpenVINO is not installed.
     """
     library, why = openvino_library()
-    return (None, why) if library is None else kernels_from(library, FUSED_ATTENTION[precision])
+    return (None, why) if library is None else kernels_from(library, SPECS[precision].attention)
 
 
 def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None, str]:
@@ -104,8 +84,3 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
     if kernels.fuse_attention(model) + kernels.fuse_norms(model):
         return kernels, why
     return None, kernels.unused(attentions)
-
-
-def graph_precision(precision: Precision) -> Precision:
-    """Return the precision of the graph that OpenVINO loads to compute in ``precision``: fp32 for bf16."""
-    return "fp32" if precision == "bf16" else precision

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.precision import OPENVINO_PRECISIONS, SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS, our_kernels, read_graph
+from gmmvit_deploy.runtimes.programs.openvino import has_bf16, our_kernels, read_graph
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram, UnusedKernelsError
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.runtimes.runners.runner import InspectableGraph, Inspection, Runner
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import Variant
-    from gmmvit_deploy.precision import Precision
 
 __all__ = ["OpenVinoRunner", "sha256_of_model"]
 
@@ -58,11 +58,15 @@ class OpenVinoRunner(Runner):
         MissingDependencyError when OpenVINO is not installed.
         """
         super().__init__(bundle)
-        if precision not in OPENVINO_HINTS:
+        if precision not in OPENVINO_PRECISIONS:
             raise RunnerUnavailableError(
-                f"runner openvino computes in {', '.join(OPENVINO_HINTS)} on a CPU, not in {precision}"
+                f"runner openvino computes in {', '.join(OPENVINO_PRECISIONS)} on a CPU, not in {precision}"
             )
         openvino = require("openvino", package="openvino", extra="openvino")
+        if SPECS[precision].openvino == "bf16" and not has_bf16():
+            raise RunnerUnavailableError(
+                "runner openvino: this CPU has no bf16", hint="choose fp32 or int8, which run on every x86 CPU"
+            )
         self.precision = precision
         self.graph = variant
         self.version = str(openvino.__version__)
@@ -77,17 +81,11 @@ class OpenVinoRunner(Runner):
         self._instruction_set = ours.instruction_set if ours else ""
         try:
             self.program = OpenVinoProgram(
-                read(variant.path), hint=OPENVINO_HINTS[precision], threads=threads, kernels=ours
+                read(variant.path), hint=SPECS[precision].openvino, threads=threads, kernels=ours
             )
         except UnusedKernelsError as exc:
             raise self._without_kernels(str(exc)) from exc
-        # RuntimeError comes from OpenVINO for a graph that OpenVINO cannot load, and from `OpenVinoProgram` for a CPU
-        # without bf16.
         except RuntimeError as exc:
-            if "no bf16" in str(exc):
-                raise RunnerUnavailableError(
-                    f"runner openvino: {exc}", hint="choose fp32 or int8, which run on every x86 CPU"
-                ) from exc
             raise BundleError(f"{variant.path}: OpenVINO {self.version} cannot load the graph: {exc}") from exc
 
     def _without_kernels(self, why: str) -> RunnerUnavailableError:
@@ -109,7 +107,7 @@ class OpenVinoRunner(Runner):
         return {
             "threads": str(self.program.threads),
             "rows at once": str(self.program.chunk),
-            "hint": OPENVINO_HINTS[self.precision],
+            "hint": SPECS[self.precision].openvino,
             "attention": f"our own, {self._arithmetic}" if self.program.fused_attentions else "OpenVINO's",
             **ours,
             **norms,
@@ -155,7 +153,7 @@ class OpenVinoRunner(Runner):
         if kept:
             model.add_outputs(kept)
         settings = {
-            "INFERENCE_PRECISION_HINT": OPENVINO_HINTS[self.precision],
+            "INFERENCE_PRECISION_HINT": SPECS[self.precision].openvino,
             "INFERENCE_NUM_THREADS": str(self.program.threads),
             **self.program.quantization,
         }

@@ -18,12 +18,12 @@ from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Candidate, Choice, Machine, read_choices
 from gmmvit_deploy.bundle.variants import Variant, open_variant
 from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, SPECS, Precision, graph_precision
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name
-from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS, require_onnxruntime
+from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import CUDA, TENSORRT, require_provider
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision, has_bf16, kernels_for_graph, why_no_openvino
+from gmmvit_deploy.runtimes.programs.openvino import has_bf16, kernels_for_graph, why_no_openvino
 from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX, ON_CPUS, ON_GPUS, runner_of
 from gmmvit_deploy.runtimes.runners.open import fastest_runner
 
@@ -167,7 +167,7 @@ def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> 
 def _why_not_openvino(candidate: Candidate, graph: Variant) -> str:
     if why := why_no_openvino(candidate.precision, dynamic=graph.dynamic):
         return why
-    if candidate.precision == "bf16" and not has_bf16():
+    if SPECS[candidate.precision].openvino == "bf16" and not has_bf16():
         return "this CPU has no bf16"
     if candidate.runner.endswith(KERNELS_SUFFIX):
         kernels, why = kernels_for_graph(graph.path, candidate.precision)

@@ -16,12 +16,11 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import Variant, open_variant, record_of
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
-from gmmvit_deploy.precision import Precision, precision_behind
+from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, Precision, graph_precision, precision_behind
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, protocol_of
-from gmmvit_deploy.runtimes.programs.onnxruntime import ONNXRUNTIME_PRECISIONS
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph, read_graph, why_no_openvino
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph, read_graph, why_no_openvino
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners._engine import EngineRunner
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner

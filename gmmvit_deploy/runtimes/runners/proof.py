@@ -13,7 +13,7 @@ import numpy as np
 
 from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.errors import RunnerUnavailableError
-from gmmvit_deploy.graphs.quantize import QUANTIZED
+from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.reference_outputs import (
     OutputShapeError,
@@ -25,7 +25,6 @@ from gmmvit_deploy.tolerances import limit_from_stored
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.models.specs import OutputName
-    from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["output_limits", "require_right_outputs"]

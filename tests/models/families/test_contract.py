@@ -20,7 +20,6 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.export import graphs_of_precisions
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
 from gmmvit_deploy.models.families.family import Family, small_mask
@@ -31,7 +30,7 @@ from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_
 from gmmvit_deploy.parity._localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
-from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
+from gmmvit_deploy.precision import PRECISIONS, QUANTIZED, ROLES, Precision
 from gmmvit_deploy.reports.pictures.mask_images import sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
@@ -261,7 +260,7 @@ def test_each_precision_exports(
             model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
         )
     roles = {declared_role(node) for node in prepared.proto.graph.node}
-    assert roles <= {*POLICY, "shape"}
+    assert roles <= set(ROLES)
     require_logits_of_precision(prepared.proto, precision, model, images)
 
 

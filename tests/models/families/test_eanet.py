@@ -22,7 +22,6 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.families import preset_spec
 from gmmvit_deploy.models.families.eanet import EANET, folding
@@ -32,7 +31,7 @@ from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.attention import attention_names
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.runtimes.engines._graph_source import source_from_onnx
 from gmmvit_deploy.runtimes.engines.proof import prove_attentions
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx

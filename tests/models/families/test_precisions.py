@@ -15,12 +15,11 @@ import pytest
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.models.families.deepvit import DEEPVIT
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.precision import POLICY, Precision
+from gmmvit_deploy.precision import QUANTIZED, ROLES, Precision
 from tests.conftest import golden
 from tests.models.families.small_models import distinct_model, failing_rules, random_images, require_logits_of_precision
 
@@ -52,6 +51,6 @@ def test_each_precision_exports(name: str, precision: Precision) -> None:
     calibration = [images] if precision in QUANTIZED else None
     with failing_rules():
         prepared = graph_from_model(model, precision, preprocessing=None, max_batch=8, calibration=calibration)
-    assert {declared_role(node) for node in prepared.proto.graph.node} <= {*POLICY, "shape"}
+    assert {declared_role(node) for node in prepared.proto.graph.node} <= set(ROLES)
     share = require_logits_of_precision(prepared.proto, precision, model, images)
     assert share < (0.25 if precision in QUANTIZED else 0.05)

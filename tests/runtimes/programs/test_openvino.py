@@ -25,12 +25,12 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
+from gmmvit_deploy.precision import OPENVINO_PRECISIONS, SPECS
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs import openvino_program
 from gmmvit_deploy.runtimes.programs.int8_products import has_vnni, int8_saturates
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
-from gmmvit_deploy.runtimes.programs.openvino import OPENVINO_HINTS
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
@@ -99,7 +99,7 @@ def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
         error = model(torch.from_numpy(images)).numpy() - exact
     noise = Noise(largest=float(np.abs(error).max()), rms=0.0, scale=float(np.abs(exact).max()))
     for precision in ("fp32", "bf16") if has_bf16() else ("fp32",):
-        program = OpenVinoProgram(str(path), hint=OPENVINO_HINTS[precision])
+        program = OpenVinoProgram(str(path), hint=SPECS[precision].openvino)
         limit = limit_from_noise(noise, precision).largest
         for rows in (1, 9):
             np.testing.assert_allclose(program.run(images[:rows]), exact[:rows], rtol=0, atol=limit, err_msg=precision)
@@ -200,7 +200,7 @@ def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch
 def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:
     with pytest.raises(InputError, match="openvino computes in fp32, bf16, int8 on a CPU, not in fp16"):
         OpenVinoRunner(bundle, open_variant(bundle, "fp32"), precision="fp16")
-    assert "fp16" not in OPENVINO_HINTS
+    assert "fp16" not in OPENVINO_PRECISIONS
 
 
 def test_a_graph_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:

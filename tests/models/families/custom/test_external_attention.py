@@ -18,9 +18,8 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.quantize import QUANTIZED
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.precision import POLICY, PRECISIONS, Precision
+from gmmvit_deploy.precision import PRECISIONS, QUANTIZED, ROLES, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
@@ -103,7 +102,7 @@ def test_batch_norm_is_folded_and_every_operator_has_a_role(external: External) 
     graph = graph_in(external, "fp32").graph
     assert "BatchNormalization" not in {node.op_type for node in graph.node}
     roles = {node.name: declared_role(node) for node in graph.node}
-    assert set(roles.values()) <= {*POLICY, "shape"} - {"unknown"}
+    assert set(roles.values()) <= set(ROLES) - {"unknown"}
     inside = [
         (node.op_type, roles[node.name])
         for node in graph.node
