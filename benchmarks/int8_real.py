@@ -66,6 +66,7 @@ from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADAT
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.intervals import score_interval, share_interval
 from gmmvit_deploy.models.families import spec_to_json
@@ -136,7 +137,7 @@ class Network:
         """
         with np.load(self.required(kind)) as arrays:
             images, labels = arrays["images"], arrays.get("labels")
-        chosen = np.unique(np.linspace(0, len(images) - 1, min(most or len(images), len(images))).round().astype(int))
+        chosen = evenly_spaced(len(images), most or len(images))
         first = {
             digest: index for index, digest in reversed(list(zip(chosen, image_hashes(images[chosen]), strict=True)))
         }

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.quantize import can_be_dynamic
+from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.progress import OnProgress, Progress
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, relative_time
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.export.gates import Gate
 
-__all__ = ["Judge", "Moved", "evenly_spaced", "moved_projections"]
+__all__ = ["Judge", "Moved", "moved_projections"]
 
 _MOST_MEASURED = 16
 """The most images on which the error of a projection is measured: a mean over their logits has little noise."""
@@ -167,9 +166,3 @@ def moved_projections(
         "curve": [curve[number] for number in sorted(curve)],
         "projections": len(names),
     }
-
-
-def evenly_spaced(count: int, most: int) -> NDArray[Any]:
-    """Return at most ``most`` indices below ``count``, at equal distances."""
-    indices: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
-    return indices

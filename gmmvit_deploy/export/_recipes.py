@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export._mixed import Judge, evenly_spaced, moved_projections
+from gmmvit_deploy.export._mixed import Judge, moved_projections
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import (
@@ -36,6 +36,7 @@ from gmmvit_deploy.graphs.quantize import (
 )
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
+from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.cores import cpu_name
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ImageError
-from gmmvit_deploy.images.data.images import Label
+from gmmvit_deploy.images.data.images import Label, evenly_spaced
 from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.intervals import mcnemar, share_interval
@@ -101,14 +101,14 @@ class TrainedAccuracy:
         known = [place for place, right in enumerate(self._right) if right is not None]
         if self._accuracy is None or not known or (self._expected is not None and not self._below()):
             return
-        sample = [known[place] for place in _spread(len(known), _SAMPLE)]
+        sample = [known[place] for place in evenly_spaced(len(known), _SAMPLE)]
         right = np.array([self._right[place] for place in sample], bool)
         others = list(other_preprocessings(stream.bundle.manifest.image))
         wrong = np.flatnonzero(~right)
         if mcnemar(0, len(wrong), tries=len(others)) >= LEVEL:
             return
         indices = np.array(stream.usable())[sample]
-        first = wrong[_spread(len(wrong), _TRIED_FIRST)]
+        first = wrong[evenly_spaced(len(wrong), _TRIED_FIRST)]
         corrected = []
         for number, other in enumerate(others):
             on_progress(Progress("other preprocessings", number, len(others)))
@@ -184,9 +184,3 @@ def _right_with(
             logits = reference.model(torch.from_numpy(tensors)).numpy()
         right += accuracy.right([stream.images.label(index) for index in part], logits)
     return np.array(right, bool)
-
-
-def _spread(count: int, most: int) -> NDArray[Any]:
-    """Return at most ``most`` distinct places of ``count``, at equal distances."""
-    chosen = min(count, most)
-    return np.arange(chosen) * count // chosen

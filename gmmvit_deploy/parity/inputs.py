@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
-from gmmvit_deploy.images.data.images import Images, Label
+from gmmvit_deploy.images.data.images import Images, Label, evenly_spaced
 from gmmvit_deploy.images.data.open import is_named, open_data
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
@@ -113,7 +113,7 @@ class ImageStream:
 
     def indices(self) -> NDArray[Any]:
         """Return the indices of the images to read, ascending and distinct."""
-        return (np.arange(self.count) * len(self.images)) // self.count
+        return evenly_spaced(len(self.images), self.count)
 
     @property
     def done(self) -> int:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.images.data.images import Images, evenly_spaced
 from gmmvit_deploy.images.names import shown_names
 from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 from gmmvit_deploy.training._batches import Key, seed_image
@@ -150,7 +150,7 @@ def mean_and_std(images: Images, image: ImageSpec) -> tuple[tuple[float, ...], t
     Of more than 10,000 images, 10,000 evenly spaced images are read.
     Errors: ImageError when an image cannot be decoded; InputError when a channel has the same value everywhere.
     """
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(len(images), _MOST_MEASURED)).astype(int)).tolist()
+    chosen = evenly_spaced(len(images), _MOST_MEASURED).tolist()
     sums = squares = np.zeros(image.channels)
     for index in chosen:
         values = images.pixels(index, image).reshape(-1, image.channels) / 255

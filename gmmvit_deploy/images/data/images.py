@@ -16,11 +16,19 @@ from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayImages", "FileImages", "Images", "Label"]
+__all__ = ["ArrayImages", "FileImages", "Images", "Label", "evenly_spaced"]
 
 
 Label = int | tuple[int, ...] | None
 """The index of the true class, the ascending indices of all true classes in multi-label data, or None."""
+
+
+def evenly_spaced(count: int, limit: int) -> NDArray[Any]:
+    """Return at most ``limit`` distinct indices below ``count``, ascending, at equal distances."""
+    import numpy as np
+
+    indices: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(limit, count)).round().astype(int))
+    return indices
 
 
 class Images:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import image_files, split_folder
 from gmmvit_deploy.images.data.formats import arrays_in
-from gmmvit_deploy.images.data.images import FileImages, Images, Label
+from gmmvit_deploy.images.data.images import FileImages, Images, Label, evenly_spaced
 from gmmvit_deploy.images.data.open import is_named, open_data, require_data
 from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.images.names import shown_names
@@ -130,14 +130,14 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
     """
     if _is_array(source):
         array = _array(Path(source), bundle.manifest.image, bundle.manifest.input_kind)
-        chosen = _spread(len(array), limit)
+        chosen = evenly_spaced(len(array), limit)
         stored = arrays_in(Path(source)).get("labels")
         labels = stored[chosen].tolist() if stored is not None and len(stored) == len(array) else ()
         return ImageBatches(
             source=source, count=len(chosen), _bundle=bundle, _batch=batch, _images=array[chosen], _labels=labels
         )
     images = _opened(source)
-    indices = [int(index) for index in _spread(len(images), limit)]
+    indices = [int(index) for index in evenly_spaced(len(images), limit)]
     decoders: list[Callable[[], NDArray[Any]]] = [
         partial(images.pixels, index, bundle.manifest.image) for index in indices
     ]
@@ -185,13 +185,6 @@ def _opened(source: str) -> Images:
         return open_data(source, split=_SPLIT)
     files = str(split_folder(Path(source), _SPLIT)) if Path(source).is_dir() else source
     return FileImages(files, image_files([files]), None)
-
-
-def _spread(count: int, limit: int) -> NDArray[Any]:
-    import numpy as np
-
-    chosen: NDArray[Any] = np.unique(np.linspace(0, count - 1, min(limit, count)).round().astype(int))
-    return chosen
 
 
 def _array(path: Path, image: ImageSpec, input_kind: InputKind) -> NDArray[Any]:
