@@ -59,6 +59,15 @@ def test_an_argument_that_is_no_plain_value_is_refused_by_name(tmp_path: Path, c
         load_checkpoint(path)
 
 
+def test_a_typed_argument_replaces_one_that_is_no_plain_value(tmp_path: Path) -> None:
+    path, model = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32, "act_layer": nn.ReLU})
+    loaded = load_checkpoint(path, LoadHints(model_args={"act_layer": "relu"}))
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    assert torch.allclose(loaded.model.double()(images), model(images), rtol=1e-9, atol=1e-12)
+    with pytest.raises(CheckpointError, match=r"the option model_kwargs\.act_layer as torch\.nn"):
+        load_checkpoint(path, LoadHints(model_args={"embed_dim": 24}))
+
+
 def dinov2_of_224_pixels(folder: Path) -> Path:
     """Write a state dict of an architecture whose usual images have 518 pixels."""
     model = timm.create_model("vit_small_patch14_dinov2", num_classes=5, img_size=224, **TINY)
