@@ -228,7 +228,9 @@ class TestRecord:
     def test_values_beside_the_weights(self, state: dict[str, Tensor], tmp_path: Path) -> None:
         content = {"epoch": 7, "arch": "vit_tiny", "metric": 61.5, "optimizer": optimiser(), "args": ARGS, "net": state}
         record = read_tensors(saved(tmp_path, content)).record
-        assert record == TrainingRecord(args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5})
+        assert record == TrainingRecord(
+            args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5}
+        )
 
     @pytest.mark.parametrize(
         ("content", "args"),
