@@ -71,12 +71,12 @@ def model_args_from(text: str | None) -> dict[str, Any]:
     except ValueError as exc:
         raise InputError(
             f"--model-args: expected JSON, got {text!r}: {exc}",
-            hint="""type for example '{"num_heads": 3}' in quotes""",
+            hint="""type for example --model-args '{"num_heads": 3}', in quotes""",
         ) from exc
     if not isinstance(values, dict):
         raise InputError(
             f"--model-args: expected a JSON object, got {text!r}",
-            hint="""type for example '{"num_heads": 3}' in quotes""",
+            hint="""type for example --model-args '{"num_heads": 3}', in quotes""",
         )
     return values
 

@@ -351,13 +351,14 @@ def record_of(path: Path, loaded: object) -> TrainingRecord:
 
 def _plain_args(path: Path, args: object) -> RecordedOptions:
     """Return the plain values of the options of a training script, which are none if the options are no dict."""
-    plain, options, unread = _Plain(), {}, {}
-    for key, value in args.items() if isinstance(args, dict) else ():
-        try:
-            options[str(key)] = plain.value(value, (str(key),))
-        except _NotPlainError as exc:
-            unread[str(key)] = str(exc)
-    return RecordedOptions(options, unread, source=str(path))
+    plain, held = _Plain(), args if isinstance(args, dict) else {}
+    options, unread = plain.entries(held)
+    parts = {
+        name: RecordedOptions(*plain.entries(held[name], (name,)), source=str(path))
+        for name in unread
+        if isinstance(held.get(name), dict)
+    }
+    return RecordedOptions(options, unread, source=str(path), parts=parts)
 
 
 class _NotPlainError(Exception):
@@ -372,6 +373,18 @@ class _Plain:
 
     def __init__(self) -> None:
         self._count = 0
+
+    def entries(
+        self, values: Mapping[Any, Any], place: tuple[str, ...] = ()
+    ) -> tuple[dict[str, PlainValue], dict[str, str]]:
+        """Return (the plain values of a dict, what the others hold), by name."""
+        options, unread = {}, {}
+        for key, value in values.items():
+            try:
+                options[str(key)] = self.value(value, (*place, str(key)))
+            except _NotPlainError as exc:
+                unread[str(key)] = str(exc)
+        return options, unread
 
     def value(self, value: Any, place: tuple[str, ...]) -> PlainValue:
         """Return a copy of a plain value.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gmmvit_deploy.checkpoints._fitting import errors_that_name, fitted_file, refuse_misfits
+from gmmvit_deploy.checkpoints._backbone import Backbone, backbone_of
+from gmmvit_deploy.checkpoints._fitting import FittedFile, errors_that_name, fitted_file, refuse_misfits
 from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head
 from gmmvit_deploy.checkpoints._other_files import refuse_adapter
 from gmmvit_deploy.checkpoints._resizing import resized_as_asked
@@ -95,19 +96,82 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         model = resized_as_asked(model, hints, usual=None, source=str(path))
         return _audited(file, model, used=used, unused={})
     refuse_adapter(file.path, file.tensors)  # a class of one's own may have layers of LoRA
+    given, name = hints, str(path)
     file = _network_of(as_float32(file, keep={"torch.float64"}))
+    source, hints, fitted = _fitted(file, given, name)
+    file, shapes, spec, origins = fitted.file, fitted.shapes, fitted.spec, fitted.origins
+    model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
+    resized = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
+    used = {key for origin in origins.values() for key in origin_keys(origin)}
+    loaded = _audited(file, resized, used=used, unused=fitted.unused)
+    taken = {**source.taken_from(shapes, hints, spec), **fitted.taken_from, **given.typed()}
+    loaded = replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
+    del file, shapes, fitted  # frees the memory of the file's tensors, which the proof needs
+    with errors_that_name(name):
+        _family_of_source(source).proof(model)
+    return loaded
+
+
+def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSource, LoadHints, FittedFile]:
+    """Return the fit of a file (`_fitted_network`), or else of the network and the classifier in it (`Backbone`)."""
+    try:
+        return _fitted_network(file, hints, name)
+    except InputError:
+        backbone = None if hints.head is not None or _signed(file) else backbone_of(file)
+        if backbone is None:
+            raise
+        if not backbone.layer:
+            _refuse_beside(backbone, hints, name)
+            raise
+    source, hints, fitted = _fitted_network(backbone.file, hints, name)
+    classifier = (
+        f"{backbone.layer}, the only linear layer beside the network under '{backbone.prefix}', taken after the "
+        "network's own pooling and without an activation before it, which no tensor would show"
+    )
+    return source, hints, replace(fitted, taken_from={**fitted.taken_from, "classifier": classifier})
+
+
+def _signed(file: TensorFile) -> bool:
+    """Return whether the names of the tensors are those of a source other than timm, which takes any names."""
+    return any(source.signature and source.recognises(file.tensors) for family in FAMILIES for source in family.sources)
+
+
+def _refuse_beside(backbone: Backbone, hints: LoadHints, name: str) -> None:
+    """Errors: CheckpointError when the tensors under the prefix are a network of timm, and those beside it are not the
+    single linear layer that could only be its classifier.
+    """
+    alone = {name: t for name, t in backbone.file.tensors.items() if name not in backbone.beside}
+    part, features = replace(backbone.file, tensors=alone), replace(hints, only_features=True)
+    try:
+        fitted_file(part, name, TIMM_FILES, features, lambda spec: None)
+    except InputError:
+        return
+    shapes = ", ".join(f"{key} {shape}" for key, shape in list(backbone.beside.items())[:6])
+    raise CheckpointError(
+        f"{name}: the network is under '{backbone.prefix}', without a classifier; the tensors beside it are not a "
+        f"single linear layer: {shapes}",
+        hint="type --model FILE.py:CLASS with a class that builds the network and these layers as training did, and "
+        "--image-size and --set channels with its images",
+    )
+
+
+def _fitted_network(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSource, LoadHints, FittedFile]:
+    """Return (the source of a file of one network, the hints with what the file states, the fit).
+
+    name: the path that the user typed.
+    Errors: InputError as in `load_checkpoint`.
+    """
     given, hints = hints, _with_own_spec(file, hints)
     if hints.head is not None:
         file, hints = with_linear_head(file, Path(hints.head), hints)
     source = _source_of(file, hints)
     try:
-        check_options(str(path), source, given, file.tensors)
+        check_options(name, source, given, file.tensors)
     except CheckpointError:
         _refuse_incomplete(file, source, hints)
         raise
     family = _family_of_source(source)
     _check_preset(family, hints)
-    name = str(path)
     if hints.closed_form and "gmm" not in family.mask_kinds:
         raise CheckpointError(
             f"{name}: --set closed_form=yes is for Gaussian mixture masks, and {family.name} has no such mask",
@@ -119,7 +183,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         _compare_with_preset(spec, hints, name)
 
     try:
-        fitted = fitted_file(file, name, source, hints, check)
+        return source, hints, fitted_file(file, name, source, hints, check)
     except SpecError:
         _refuse_incomplete(file, source, hints)
         raise
@@ -127,17 +191,6 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         if source is TIMM_FILES and hints.model is not None and (others := _other_sources(file)):
             exc.hint = f"omit --model: the names of the tensors are those of {' or of '.join(others)}"
         raise
-    file, shapes, spec, origins = fitted.file, fitted.shapes, fitted.spec, fitted.origins
-    model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
-    resized = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
-    used = {key for origin in origins.values() for key in origin_keys(origin)}
-    loaded = _audited(file, resized, used=used, unused=fitted.unused)
-    taken = {**source.taken_from(shapes, hints, spec), **fitted.taken_from, **given.typed()}
-    loaded = replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
-    del file, shapes, fitted  # frees the memory of the file's tensors, which the proof needs
-    with errors_that_name(name):
-        family.proof(model)
-    return loaded
 
 
 def _network_of(file: TensorFile) -> TensorFile:

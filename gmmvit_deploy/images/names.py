@@ -2,7 +2,8 @@
 
 Every text that names a class passes `clean_name`: labels of options, files and checkpoints, class folders, columns of
 tables, thresholds and manifests. macOS stores ``é`` as two characters (Unicode's NFD), and keyboards type one (NFC):
-both are the same name.
+both are the same name. Characters without width, and the several kinds of space, also make names differ that look the
+same.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from gmmvit_deploy.errors import InputError
 
 __all__ = ["clean_name", "names_from_text", "shown_names", "text_from_bytes"]
 
-_INDEX_FIRST = re.compile(r"""[\[(#"']?(\d{1,9})["'\])]?\s*([,;:=\t]|[.)|-]\s|\s)\s*(.+)""")
-_INDEX_LAST = re.compile(r"""(.+?)\s*([,;:=\t]|\s)\s*["']?(\d{1,9})["']?""")
+_WITHOUT_WIDTH = re.compile(r"[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+"""Characters that no reader sees, such as zero width space and byte order mark. U+200C and U+200D are kept: they change
+how Persian and Indic words and emoji look.
+"""
+_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+"""The spaces of Unicode beside U+0020, such as the no-break space."""
+_INDEX_FIRST = re.compile(r"""[\[(#"']?(\d{1,999})["'\])]?\s*([,;:=\t]|[.)|-]\s|\s)\s*(.+)""")
+_INDEX_LAST = re.compile(r"""(.+?)\s*([,;:=\t]|\s)\s*["']?(\d{1,999})["']?""")
 _MARKED = re.compile(r"""["'{].*|\[\s*["'].*|[-*]\s.*|.*[,;]""")
 """A name with the marks of a list around it, as in JSON, YAML and program text."""
 _QUOTED = re.compile(r"""(["'])(.*)\1,?""")
@@ -26,12 +33,12 @@ _HINT = "write the name of each class on a line, in the order of the class index
 
 
 def clean_name(text: str, source: str) -> str:
-    """Return a name in Unicode's NFC, without spaces and byte order marks around it.
+    """Return a name in Unicode's NFC, without characters that have no width and without spaces around it.
 
     source: where the name was read, for messages.
     Errors: InputError when the name is empty, is not UTF-8, or has a control character, such as a line break.
     """
-    name = unicodedata.normalize("NFC", text).strip().strip("\ufeff").strip()
+    name = unicodedata.normalize("NFC", _visible(text)).strip()
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise InputError(
             f"{source}: expected names in UTF-8, got {name!a}",
@@ -43,6 +50,11 @@ def clean_name(text: str, source: str) -> str:
             hint=_HINT,
         )
     return name
+
+
+def _visible(text: str) -> str:
+    """Return a text without characters that have no width, and with U+0020 in place of every other space."""
+    return _SPACE.sub(" ", _WITHOUT_WIDTH.sub("", text))
 
 
 def shown_names(names: Iterable[str]) -> str:
@@ -71,6 +83,7 @@ def names_from_text(text: str, source: str, *, separator: str = "") -> tuple[str
     Errors: InputError when the indices are not those from 0 on, each once, or the text has the form of a list that
     cannot be read.
     """
+    text = _visible(text)
     content = text.strip()
     if content[:1] + content[-1:] in ("[]", "{}"):
         return tuple(clean_name(name, source) for name in _from_json(content, source))

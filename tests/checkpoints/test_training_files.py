@@ -25,7 +25,7 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints, WeightsKind
-from gmmvit_deploy.models.sources.record import TrainingRecord
+from gmmvit_deploy.models.sources.record import RecordedOptions, TrainingRecord
 from tests.conftest import GOLDEN, golden
 
 TINY = "vit_tiny_patch16_224"
@@ -228,7 +228,9 @@ class TestRecord:
     def test_values_beside_the_weights(self, state: dict[str, Tensor], tmp_path: Path) -> None:
         content = {"epoch": 7, "arch": "vit_tiny", "metric": 61.5, "optimizer": optimiser(), "args": ARGS, "net": state}
         record = read_tensors(saved(tmp_path, content)).record
-        assert record == TrainingRecord(args=PLAIN_ARGS, entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5})
+        assert record == TrainingRecord(
+            args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5}
+        )
 
     @pytest.mark.parametrize(
         ("content", "args"),

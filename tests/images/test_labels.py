@@ -101,6 +101,8 @@ class TestLabelFiles:
             "[0] cat\n[1] dog\n[2] bird",
             "(0) cat\n(1) dog\n(2) bird",
             '"name","id"\n"cat",0\n"dog",1\n"bird",2',
+            "\u200b0\u00a0c\u200bat\n1\u00a0\u200edog\u200f\n2\u00a0bi\ufeffrd\u2060",
+            '\u200b["c\u00adat",\u00a0"dog\u202c", "bird"]',
         ],
     )
     def test_the_formats(self, content: str, tmp_path: Path) -> None:
@@ -118,16 +120,18 @@ class TestLabelFiles:
             ("tench, Tinca tinca", "goldfish, Carassius auratus"),
             ("cat [indoor]", "dog [indoor]"),
             ("Boeing 737", "Airbus 320"),
+            ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f469\u200d\U0001f33e"),
         ],
     )
     def test_names_with_numbers_and_marks_stay_whole(self, names: tuple[str, ...], tmp_path: Path) -> None:
-        (tmp_path / "labels.txt").write_text("\n".join(names))
+        (tmp_path / "labels.txt").write_text("\n".join(names), encoding="utf-8")
         assert labels_from(str(tmp_path / "labels.txt")) == names
 
     @pytest.mark.parametrize(
         ("content", "message"),
         [
             (b"1 cat\n2 dog", "expected the indices 0 to 1, each once, beside the names, got 1, 2"),
+            (b"4011000000 cat\n4011000001 dog", "expected the indices 0 to 1, .* got 4011000000, 4011000001"),
             (b"0,cat,animal\n1,dog,animal", "got further columns: 0,cat,animal"),
             (b"cat,0\ndog,0", "expected the indices 0 to 1, each once, beside the names, got 0, 0"),
             (b'{"1": "cat", "2": "dog"}', "expected JSON .* got the indices 1, 2"),

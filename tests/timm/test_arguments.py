@@ -59,6 +59,15 @@ def test_an_argument_that_is_no_plain_value_is_refused_by_name(tmp_path: Path, c
         load_checkpoint(path)
 
 
+def test_a_typed_argument_replaces_one_that_is_no_plain_value(tmp_path: Path) -> None:
+    path, model = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32, "act_layer": nn.ReLU})
+    loaded = load_checkpoint(path, LoadHints(model_args={"act_layer": "relu"}))
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    assert torch.allclose(loaded.model.double()(images), model(images), rtol=1e-9, atol=1e-12)
+    with pytest.raises(CheckpointError, match=r"the option model_kwargs\.act_layer as torch\.nn"):
+        load_checkpoint(path, LoadHints(model_args={"embed_dim": 24}))
+
+
 def dinov2_of_224_pixels(folder: Path) -> Path:
     """Write a state dict of an architecture whose usual images have 518 pixels."""
     model = timm.create_model("vit_small_patch14_dinov2", num_classes=5, img_size=224, **TINY)
@@ -155,6 +164,13 @@ def test_a_changed_name_without_preprocessing_is_refused(tmp_path: Path) -> None
         ("ViT-Large-patch16", "vit_large_patch16_224, "),
         ("mae_vit_base_patch16", "vit_base_patch16_224, "),  # pretraining with MAE's code
         ("vit_small_patch16_224_mae", "vit_small_patch16_224"),
+        ("dinov2_vitb14", "vit_base_patch14_dinov2, "),  # torch.hub
+        ("dinov2_vitl14_reg", "vit_large_patch14_reg4_dinov2, "),
+        ("dino_vits16", "vit_small_patch16_224, "),
+        ("facebook/dinov2-base", "vit_base_patch14_dinov2, "),
+        ("facebook/deit-base-patch16-224", "deit_base_patch16_224, "),
+        ("deit_base_patch16_LS", "deit_base_patch16_224, "),
+        ("swin_v2_b", "swinv2_base_"),  # torchvision
         ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "vit_tiny_patch16_224.augreg_in21k"),
         ("hf_hub:someone/pets", "with the name that config.json of someone/pets has under architecture"),
     ],
@@ -165,6 +181,16 @@ def test_the_closest_name_of_timm_is_suggested(tmp_path: Path, typed: str, close
         load_checkpoint(path, LoadHints(model=typed))
     suggested = caught.value.hint.partition("such as ")[2] or caught.value.hint.partition("--model ")[2]
     assert suggested.startswith(closest)
+
+
+def test_a_name_of_torchvision_leads_to_the_reader_of_its_weights(tmp_path: Path) -> None:
+    path, _ = train_file(tmp_path, "vit_tiny_patch16_224", kwargs={**TINY, "img_size": 32})
+    with pytest.raises(GmmvitError) as caught:
+        load_checkpoint(path, LoadHints(model="vit_b_16"))
+    assert caught.value.hint.startswith(
+        "for weights of torchvision, type --model torchvision:VisionTransformer; else type --model with a name of "
+        "timm, such as vit_base_patch16_224, "
+    )
 
 
 def test_an_unknown_tag_is_refused(tmp_path: Path) -> None:

@@ -129,6 +129,43 @@ def test_a_classifier_outside_of_the_network_is_named(tmp_path: Path) -> None:
     assert "type --model FILE.py:CLASS" in caught.value.hint
 
 
+def beside(folder: Path, prefix: str, layer: str, head: nn.Module | None = None) -> nn.Module:
+    """Write a ViT under a prefix, with its classifier beside it, or with another head in its place."""
+    network = with_head("vit_tiny_patch16_224", (), dropout_before, num_classes=3, **VIT)
+    state = {f"{prefix}.{k}": t for k, t in network.state_dict().items() if not k.startswith("head.")}
+    state |= {f"{layer}.{key}": tensor for key, tensor in (head or network.get_submodule("head")).state_dict().items()}
+    torch.save({"state_dict": {**state, "criterion.weight": torch.ones(3)}}, folder / "net.pth")
+    return network
+
+
+@pytest.mark.parametrize(
+    ("prefix", "layer"),
+    [
+        ("encoder", "head"),
+        ("backbone", "classifier"),
+        ("model.encoder", "model.head"),
+        ("net.vit.model", "net.linear"),
+    ],
+)
+def test_a_classifier_beside_the_network(tmp_path: Path, prefix: str, layer: str) -> None:
+    network = beside(tmp_path, prefix, layer)
+    loaded = load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_tiny_patch16_224", model_args=VIT))
+    assert f"{layer.removeprefix('model.')}, the only linear layer beside the" in loaded.taken_from["classifier"]
+    assert f"network under '{prefix.removeprefix('model.')}.'" in loaded.file.wrapping
+    require_equal_logits(loaded, network)
+    with pytest.raises(CheckpointError, match=rf"under '{prefix.removeprefix('model.')}\.'.* keys do not fit"):
+        load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_small_patch16_224"))
+
+
+def test_more_than_a_linear_layer_beside_the_network(tmp_path: Path) -> None:
+    beside(tmp_path, "encoder", "head", nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 3)))
+    with pytest.raises(
+        CheckpointError, match=r"under 'encoder\.', without a classifier; .*: head\.0\.weight \(24,\)"
+    ) as e:
+        load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_tiny_patch16_224", model_args=VIT))
+    assert "type --model FILE.py:CLASS" in e.value.hint
+
+
 @pytest.mark.parametrize("place", [(), ("head.fc",)], ids=["classifier of timm", "with Dropout"])
 @pytest.mark.parametrize("stated", [True, False], ids=["by the file", "by the user"])
 def test_older_names_of_a_swin(tmp_path: Path, place: tuple[str, ...], *, stated: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,11 +21,19 @@ class RecordedOptions(dict[str, PlainValue]):
     A device or a date that no reader asks for does no harm; a default in place of a class in ``model_kwargs`` would
     give other logits.
     unread: name of an option → what it holds, such as ``model_kwargs.act_layer as torch.nn.ReLU``.
+    parts: name of an option of ``unread`` that is a dict → the values of the dict, in the same form.
     """
 
-    def __init__(self, plain: Mapping[str, PlainValue], unread: Mapping[str, str], *, source: str) -> None:
-        super().__init__(plain)
-        self.unread, self.source = unread, source
+    def __init__(
+        self,
+        plain: Mapping[str, PlainValue] | None = None,
+        unread: Mapping[str, str] | None = None,
+        *,
+        source: str = "",
+        parts: Mapping[str, RecordedOptions] | None = None,
+    ) -> None:
+        super().__init__(plain or {})
+        self.unread, self.source, self.parts = unread or {}, source, parts or {}
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401 - this is get
@@ -33,13 +41,38 @@ class RecordedOptions(dict[str, PlainValue]):
     def __contains__(self, name: object) -> bool:
         """Errors: CheckpointError when the file holds the option, but no plain value."""
         if name in self.unread:
-            raise CheckpointError(
-                f"{self.source}: the file states the option {self.unread[str(name)]}, which is no plain value: gmmvit "
-                "runs no code of the file, and a default would give other logits",
-                hint="type --model FILE.py:CLASS with a class that builds the network as training did; or save the "
-                "weights alone, with torch.save(network.state_dict(), FILE), and type --model and --model-args",
-            )
+            within = next(iter(self.parts[str(name)].unread), "") if name in self.parts else ""
+            raise self._not_plain(self.unread[str(name)], within)
         return super().__contains__(name)
+
+    def arguments(self, name: str, typed: Collection[str]) -> Mapping[str, PlainValue]:
+        """Return the plain values of an option that is a dict, such as ``model_kwargs``; a value of the user replaces
+        one that is not plain.
+
+        typed: the names of the values that the user typed.
+        Errors: CheckpointError when a value is not plain and the user typed none in its place.
+        """
+        if name in self.parts and typed:
+            for inner, held in self.parts[name].unread.items():
+                if inner not in typed:
+                    raise self._not_plain(held, inner)
+            return self.parts[name]
+        value = self.get(name)
+        return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
+
+    def _not_plain(self, held: str, argument: str) -> CheckpointError:
+        """argument: the name in the option, if the option holds the arguments of the network."""
+        replaced = (
+            f"type --model-args '{{\"{argument}\": VALUE}}' with a plain value that builds the same network, such as "
+            '"relu" for a class of torch.nn; or '
+        )
+        return CheckpointError(
+            f"{self.source}: the file states the option {held}, which is no plain value: gmmvit runs no code of the "
+            "file, and a default would give other logits",
+            hint=f"{replaced if argument else ''}type --model FILE.py:CLASS with a class that builds the network as "
+            "training did; or save the weights alone, with torch.save(network.state_dict(), FILE), and type --model "
+            "and --model-args",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +90,7 @@ class TrainingRecord:
     interleaved_head: True if the features of a linear head alternate between class token and mean, as DINO orders them.
     """
 
-    args: Mapping[str, PlainValue] = field(default_factory=dict)
+    args: RecordedOptions = field(default_factory=RecordedOptions)
     entries: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     of_transformers: bool = False

@@ -24,7 +24,7 @@ from gmmvit_deploy.models.families.rmt.released import RELEASED, infer_spec, tak
 from gmmvit_deploy.models.families.rmt.spec import RMTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.record import TrainingRecord
+from gmmvit_deploy.models.sources.record import RecordedOptions, TrainingRecord
 from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import golden
@@ -102,7 +102,7 @@ def file_of(spec: RMTSpec) -> State:
 
 
 def named(spec: RMTSpec, **args: Any) -> Shapes:
-    return Shapes(file_of(spec), "file.pth", record=TrainingRecord(args=args))
+    return Shapes(file_of(spec), "file.pth", record=TrainingRecord(args=RecordedOptions(args)))
 
 
 @pytest.mark.first(1)

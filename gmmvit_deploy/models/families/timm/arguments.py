@@ -76,7 +76,7 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
         )
     if record.config:
         _refuse_addresses(shapes.source, record.config)
-    stated = _stated_args(record)
+    stated = _stated_args(record, hints.model_args)
     refuse_arguments(stated, where=shapes.source)
     refuse_arguments(hints.model_args, where="--model-args")
     model_args = without_refused({**stated, **hints.model_args})
@@ -161,16 +161,18 @@ def name_of(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
     )
 
 
-def _stated_args(record: TrainingRecord) -> dict[str, Any]:
-    """Return the arguments that the file states, without arguments that only training uses."""
+def _stated_args(record: TrainingRecord, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the file states, without arguments that only training uses.
+
+    typed: the arguments of the user, which replace those of the file, also one that is no plain value.
+    """
     if record.config:
         config = record.config
         args = {k: v for k, v in dict(config.get("model_args") or {}).items() if v is not None}
         if isinstance(config.get("global_pool"), str):
             args.setdefault("global_pool", config["global_pool"])
         return {k: v for k, v in args.items() if not k.startswith("drop_")}
-    kwargs = record.args.get("model_kwargs")
-    args = {str(k): v for k, v in kwargs.items() if v is not None} if isinstance(kwargs, dict) else {}
+    args: dict[str, Any] = {k: v for k, v in record.args.arguments("model_kwargs", typed).items() if v is not None}
     if isinstance(pool := record.args.get("gp"), str) and pool:
         args["global_pool"] = pool
     if is_train_script(record):

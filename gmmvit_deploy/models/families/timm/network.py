@@ -6,7 +6,6 @@ Nothing is downloaded: names and arguments with which timm would read files or d
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,19 @@ _REFUSED = {
     "scriptable": "gmmvit export exports timm's default layers",
 }
 """Arguments of ``timm.create_model`` that are refused → the reason."""
+_FULL_WORDS = {
+    "ti": "tiny",
+    "t": "tiny",
+    "s": "small",
+    "m": "medium",
+    "b": "base",
+    "l": "large",
+    "h": "huge",
+    "g": "giant",
+    "registers": "reg",
+}
+"""Word in the names of other code → the word in timm's names."""
+_OF_TORCHVISION = re.compile(r"vit_[blh]_\d+")
 
 
 def require_timm() -> Any:
@@ -96,9 +108,10 @@ def architecture_from(text: str, *, where: str) -> str:
         )
     architecture = str(timm.models.split_model_name_tag(present_name(name))[0])
     if not timm.is_model(architecture):
+        weights = f"for weights of torchvision, type --model {CONV_STEM_VIT}; else "
         raise SpecError(
             f"{where}: timm {timm.__version__} has no architecture {name!r}",
-            hint="type --model with a name of timm"
+            hint=f"{weights if _OF_TORCHVISION.fullmatch(name) else ''}type --model with a name of timm"
             + (f", such as {', '.join(close)}" if (close := _close_names(architecture.lower())) else "")
             + "; type python -c \"import timm; print(*timm.list_models('*vit*'))\" to list all with vit",
         )
@@ -108,17 +121,31 @@ def architecture_from(text: str, *, where: str) -> str:
 def _close_names(text: str) -> list[str]:
     """Return up to three names of timm, the closest first; none if no name is close.
 
-    Names that begin with the text come before names with which the text begins: training code often leaves out the
-    image size, as in ``vit_base_patch16``, and puts its own name first, as in ``mae_vit_base_patch16``.
+    A close name has at least half of the words of the text; the one with most of them is the closest. Other code leaves
+    words out, adds its own, and abbreviates: ``vit_base_patch16``, ``facebook/dinov2-base``, ``dinov2_vitb14``.
     """
-    listed = require_timm().list_models()
-    plain = re.sub(r"[^a-z0-9]", "_", text).strip("_")
-    for part in filter(None, (plain, plain.partition("_")[2])):
-        longer = sorted((name for name in listed if name.startswith(part)), key=len)
-        shorter = sorted((name for name in listed if part.startswith(f"{name}_")), key=len, reverse=True)
-        if close := longer or shorter or fnmatch.filter(listed, f"*{part.replace('_', '*')}*"):
-            return close[:3]
-    return difflib.get_close_matches(text, listed, n=3)
+    listed, asked = require_timm().list_models(), _words(text)
+    joined = "_".join(asked)
+    ranks = {}
+    for name in listed:
+        own = name.split("_")
+        numbered = {word[:-1] for word in own if word[-1].isdecimal()}  # reg of reg4
+        same = sum(1 if word in own else 0.5 * (word in numbered) for word in asked)
+        if 2 * same >= len(asked):
+            likeness = difflib.SequenceMatcher(None, joined, name).ratio()
+            ranks[name] = (-same, not name.startswith(joined), -likeness, name)
+    return sorted(ranks, key=lambda name: ranks[name])[:3] or difflib.get_close_matches(text, listed, n=3)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a name as timm writes them: ``ViT-B/16`` and ``vitb16`` → vit, base, patch16."""
+    text = re.sub(r"_v(\d)", r"v\1", re.sub(r"[^a-z0-9]+", "_", text.lower()))
+    text = re.sub(r"(?<![a-z])(vit|deit|swin)(ti|[tsmblhg])(?=\d|_|$)", r"\1_\2_", text).replace("plus", "_plus")
+    words: list[str] = []
+    for word in filter(None, text.split("_")):
+        of_patch = word.isdecimal() and bool(words) and words[-1] in _FULL_WORDS.values()
+        words.append(f"patch{word}" if of_patch else _FULL_WORDS.get(word, word))
+    return words
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
