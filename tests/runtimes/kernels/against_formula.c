@@ -273,8 +273,8 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
                     if (of->step) sum = sum > end ? end : sum < -end - of->step ? -end - of->step : sum;
                     const double limit = ((of_weights + of_output) * whole_weight + row_errors[h * q + i]) * greatest +
                                          of->step * 0.5001;
-                    if (!(fabs(got - sum) / limit <= error / allowed)) /* also of no number */
-                        error = fabs(got - sum), allowed = limit;
+                    if (!isfinite(got)) return INFINITY;
+                    if (fabs(got - sum) / limit > error / allowed) error = fabs(got - sum), allowed = limit;
                 }
     }
     printf("%-32s %s error %.2e, allowed %.2e\n", of->name, in_bfloat16 ? "bfloat16" : "float32 ", error, allowed);
