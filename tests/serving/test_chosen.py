@@ -54,14 +54,15 @@ def test_every_command_that_takes_the_choice_says_that_it_was_judged_with_other_
     photo.parent.mkdir()
     Image.new("RGB", (32, 32)).save(photo)
     said = "onnxruntime:fp16 was judged with other versions: onnxruntime 1.0.0 → "
-    for words in (
+    quick = ("--batch", "1", "--samples", "1", "--rounds", "3", "--seconds", "0.01")
+    commands: list[tuple[str | Path, ...]] = [
         ("repository", bundle.path, "-o", tmp_path / "r"),
         ("pack", bundle.path, "-o", tmp_path / "p"),
         ("classify", photo, "--bundle", bundle.path),
         ("classify", "--bundle", bundle.path, "--from", photo.parent, "--to", tmp_path / "to", "--workers", "1"),
-        ("bench", bundle.path, "--synthetic", "--batch", "1", "--samples", "1", "--rounds", "3", "--seconds", "0.01")
-        + ("--no-roofline", "--no-waterfall"),
-    ):
+        ("bench", bundle.path, "--synthetic", "--no-roofline", "--no-waterfall", *quick),
+    ]
+    for words in commands:
         answer = gmmvit_here(*words)
         assert said in " ".join(answer.err.split()), words
     for _, notes in (

@@ -170,7 +170,7 @@ static float of_bfloat16(uint16_t x) {
    a_j is the sum of the magnitudes of what score j is summed from: d products, a bias, and heads where they are mixed. The
    error of a sum of random numbers around 0, as here, is within c u a_j, where c does not grow with d: N. Higham and
    T. Mary (2020), Sharper probabilistic backward error analysis for basic linear algebra kernels with random data, SIAM J.
-   Sci. Comput. 42 (5). Here c = 1; the largest error of 2,000 random cases with d <= 200 and n <= 200 is half of what is
+   Sci. Comput. 42 (5). Here c = 1; the largest error of 250 random cases with d <= 200 and n <= 200 is half of what is
    allowed. Scores with errors e_j have weights with errors w_j (e_j - sum_k w_k e_k), whose sum is at most
    2 sum_j w_j |e_j|.
    The terms of the sums of weights, and of weights and values, over n keys do not cancel: each sum has sqrt(n) u (N. Higham
