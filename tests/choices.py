@@ -40,7 +40,7 @@ def chosen_bundle(
         batch=1,
         base="onnxruntime:fp32",
         gate=Gate(kind="kept decisions", least=0.5),
-        images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=False),
+        images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=False, copies=0, batches=(1, 16)),
         candidates=(Candidate(runner="openvino", precision="int8", passed=False, reason="slower"), *candidates),
         versions=runtime_versions() | (versions or {}),
         made_at="2030-01-31T00:00:00+00:00",

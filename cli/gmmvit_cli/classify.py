@@ -125,6 +125,8 @@ def _classify_in_bulk(
         print_json(result.to_json())
     else:
         typer.echo(folder)
+    for line in result.notes:
+        note(line)
     rate = f", {result.classified / result.seconds:,.0f} images/s" if result.classified else ""
     note(f"{result.images:,} images in {result.shards:,} shards; {result.classified:,} classified by this run{rate}")
     if result.left_out:

@@ -52,8 +52,12 @@ def pack(
         force=force,
     )
     if as_json:
-        print_json({"path": str(context.path), "labels": dict(context.labels), "bytes": context.size})
+        print_json(
+            {"path": str(context.path), "labels": dict(context.labels), "bytes": context.size, "notes": context.notes}
+        )
         return
+    for line in context.notes:
+        note(line)
     if context.labels.get(THREADS_LABEL) == "0":
         note(
             f"threads are not stated: each of {context.labels[INSTANCES_LABEL]} instances takes a thread for each core "

@@ -127,6 +127,7 @@ def repository(
                 "models": written.models,
                 "skipped": written.skipped,
                 "runner": written.runner,
+                "notes": notes,
             }
         )
         return

@@ -70,6 +70,8 @@ def tune(
         return
     head = ("settings", "requests/s within the limit", "p99 at this rate", "images/s without the limit", "remark")
     print_table(head, settings_table(result.trials), title=f"p99 within {bound_ms:g} ms, {protocol}")
+    for line in result.notes:
+        note(line)
     for reason in dict.fromkeys(tried.cpu_kernels.why_not for tried in result.trials if not tried.cpu_kernels.used):
         note(f"cpu kernels: off: {reason}")
     note(f"measurements: {out / TUNING_FILE}")

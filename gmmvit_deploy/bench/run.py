@@ -25,7 +25,7 @@ from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
-from gmmvit_deploy.runtimes.runners.runner import Device, Runner
+from gmmvit_deploy.runtimes.runners.runner import Device, Runner, judging
 
 __all__ = ["BenchOptions", "bench"]
 
@@ -83,8 +83,11 @@ def bench(
     options = options or BenchOptions()
     require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     _require_batches(runners, options.plan)
-    for runner in runners:
-        runner.judged = True  # every answer is compared, and a wrong one is reported
+    with judging(runners):  # every answer is compared, and a wrong one is reported
+        return _measured(bundle, runners, options, on_progress)
+
+
+def _measured(bundle: Bundle, runners: Sequence[Runner], options: BenchOptions, on_progress: OnProgress) -> BenchReport:
     inputs, pixels, data = _inputs(bundle, options)
     on_progress(Progress("reference logits by PyTorch"))
     expected = Expected(bundle, inputs)

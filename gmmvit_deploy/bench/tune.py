@@ -121,6 +121,7 @@ class Tuning:
     bundle: the tuned bundle, the folder that ``gmmvit export`` writes.  machine: the machine of the run.
     before, after: the state of the machine before and after the run.
     trials: all trials, in the order in which they ran.
+    notes: those of `choose_runner`, if no runner was named.
     """
 
     options: TuneOptions
@@ -129,6 +130,7 @@ class Tuning:
     before: MachineState
     after: MachineState
     trials: tuple[Trial, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Trial | None:
@@ -201,8 +203,8 @@ def tune(
         return max(trials, key=lambda trial: trial.rate)
 
     delays = len(_DELAYS_US) - 1  # the earlier trials already used the first delay
-    first = [resolved_options(bundle, settings)[0] for settings in options.settings()]
-    best = tried(first, later=(cores() > 1) + delays)
+    resolved = [resolved_options(bundle, settings) for settings in options.settings()]
+    best = tried([settings for settings, _ in resolved], later=(cores() > 1) + delays)
     instances = 2
     while instances <= cores():
         divided = replace(best.settings, instances=instances, threads=cores() // instances)
@@ -218,6 +220,7 @@ def tune(
         before=before,
         after=machine_state(),
         trials=tuple(trials),
+        notes=tuple(dict.fromkeys(line for _, notes in resolved for line in notes)),
     )
     if not best.rate:
         nearest = min(trial.load.points[0].p99_ms for trial in trials)

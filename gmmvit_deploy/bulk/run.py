@@ -55,6 +55,7 @@ class BulkResult:
     classified: images that this run classified, without those that were done before.
     complete: True if every shard of the whole job is done.
     left_out: the files, and the members of archives, of the whole source that are not images.
+    notes: those of `choose_runner`, if this run chose the runner.
     """
 
     folder: str
@@ -65,6 +66,7 @@ class BulkResult:
     shards: int
     complete: bool
     left_out: tuple[LeftOutKind, ...]
+    notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,7 +127,14 @@ def classify_source(
     listed = open_source(source, column=image_column)
     storage = Storage(folder)
     begun = read_plan(storage) if runner is None else None  # a folder keeps its runner when another is chosen meanwhile
-    chosen = begun.settings.runner if begun else runner or choose_runner(opened).label.removesuffix(":fp32")
+    notes: tuple[str, ...] = ()
+    if begun is not None:
+        chosen = begun.settings.runner
+    elif runner is not None:
+        chosen = runner
+    else:
+        taken = choose_runner(opened)
+        chosen, notes = taken.label.removesuffix(":fp32"), taken.notes
     job = Job(
         bundle=bundle.absolute(),
         source=listed,
@@ -172,6 +181,7 @@ def classify_source(
         shards=len(mine),
         complete=whole,
         left_out=plan.left_out,
+        notes=notes,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -91,20 +91,20 @@ class JudgedImages:
 
     source: as typed.  count: the number of distinct images.  sha256: of all images.  labelled: True if their labels
     judged.  copies: the number of images with the pixels of another, which were left out.
-    batches: the sizes of the batches at each of which a candidate was judged; empty in an earlier version's entry.
+    batches: the sizes of the batches at each of which a candidate was judged.
     """
 
     source: str
     count: int
     sha256: str
     labelled: bool
-    copies: int = 0
-    batches: tuple[int, ...] = ()
+    copies: int
+    batches: tuple[int, ...]
 
     def __str__(self) -> str:
-        batches = f", at batch {' and '.join(map(str, self.batches))}" if self.batches else ""
+        batches = " and ".join(map(str, self.batches))
         copies = f"; {self.copies:,} others have the pixels of one of them, and do not count" if self.copies else ""
-        return f"{self.count:,} images of {self.source}{batches}{copies}"
+        return f"{self.count:,} images of {self.source}, at batch {batches}{copies}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,20 +176,19 @@ class Choice:
             precision_from(record["precision"])
             if not isinstance(record["passed"], bool):
                 raise ValueError(f"passed: expected true or false, got {record['passed']!r}")
-            measured = {name: _read(Measured, record.get(name)) for name in ("judged", "kept", "speed")}
-            candidates.append(Candidate(**{**record, **measured}))
+            measured = {name: _read(Measured, record[name]) for name in ("judged", "kept", "speed")}
+            candidates.append(_read(Candidate, {**record, **measured}))
         if data["goal"] not in get_args(Goal):
             raise ValueError(f"goal: expected one of {', '.join(get_args(Goal))}, got {data['goal']!r}")
-        return cls(
-            **{
-                **data,
-                "machine": Machine(**data["machine"]),
-                "candidates": tuple(candidates),
-                "versions": dict(data["versions"]),
-                "gate": _read(Gate, data.get("gate")),
-                "images": _read_images(data.get("images")),
-            }
-        )
+        images = data["images"] and {**data["images"], "batches": tuple(data["images"]["batches"])}
+        read = {
+            "machine": _read(Machine, data["machine"]),
+            "candidates": tuple(candidates),
+            "versions": dict(data["versions"]),
+            "gate": _read(Gate, data["gate"]),
+            "images": _read(JudgedImages, images),
+        }
+        return cls(**_complete(cls, {**data, **read}))
 
 
 def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
@@ -209,7 +208,7 @@ def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
         why = f"{exc} is missing"
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, InputError) as exc:
         why = str(exc)
-    return (), f"{path} is not used, because it cannot be read: {why}; type gmmvit optimize to write it again"
+    return (), f"{path} is not used, because it cannot be read: {why}; type gmmvit optimize {bundle} to write it again"
 
 
 def write_choice(bundle: Path, choice: Choice) -> Path:
@@ -229,9 +228,13 @@ def write_choice(bundle: Path, choice: Choice) -> Path:
     return bundle / CHOICES_FILE
 
 
-def _read_images(data: Mapping[str, Any] | None) -> JudgedImages | None:
-    return None if data is None else JudgedImages(**{**data, "batches": tuple(data.get("batches", ()))})
-
-
 def _read(kind: Any, data: Mapping[str, Any] | None) -> Any:
-    return None if data is None else kind(**data)
+    return None if data is None else kind(**_complete(kind, data))
+
+
+def _complete(kind: Any, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the data if it has exactly the fields of a dataclass.  Errors: ValueError."""
+    names = {field.name for field in fields(kind)}
+    if differing := sorted(names ^ set(data)):
+        raise ValueError(f"{kind.__name__}: expected {', '.join(sorted(names))}; differing: {', '.join(differing)}")
+    return data

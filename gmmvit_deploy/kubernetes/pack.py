@@ -39,11 +39,15 @@ INSTANCES_LABEL, THREADS_LABEL = "gmmvit.instances", "gmmvit.threads"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext:
-    """path: the folder of the build context.  labels: of the image.  size: of the files, in bytes."""
+    """path: the folder of the build context.  labels: of the image.  size: of the files, in bytes.
+
+    notes: those of `Repository`.
+    """
 
     path: Path
     labels: Mapping[str, str]
     size: int
+    notes: tuple[str, ...] = ()
 
 
 def pack(
@@ -85,7 +89,8 @@ def pack(
     with temporary_folder("pack") as folder:
         notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
         made = repository_from_bundle(bundle, folder / "models", options, notes=notes)
-        return _context(made.path, out, _repository_labels(read_models(made.path)), force=force)
+        context = _context(made.path, out, _repository_labels(read_models(made.path)), force=force)
+        return replace(context, notes=made.notes)
 
 
 def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) -> ModelContext:

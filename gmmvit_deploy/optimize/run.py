@@ -27,7 +27,7 @@ from gmmvit_deploy.optimize._programs import opened_programs
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.parity.check import BATCH, ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
-from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of, wrong_labels_of
+from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of, wrong_labels_in
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
@@ -85,6 +85,9 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
     judged = batch if batch > 1 else min(BATCH, bundle.manifest.max_batch)  # beside single images
     stream = ImageStream(bundle=bundle, images=options.data, batch=judged, limit=options.limit)
     gate = _gate(options, stream)
+    if gate.kind == "accuracy ratio":
+        on_progress(Progress("compare the labels with PyTorch's answers"))
+        _refuse_wrong_labels(bundle, options, judged)
     if options.calibration is not None:
         on_progress(Progress("compare the calibration images with those that judge"))
         refuse_overlap(bundle, options.calibration, stream)
@@ -112,11 +115,6 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
         for check in report.checks:
             if check.verdict == "failed":
                 raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
-        if gate.kind == "accuracy ratio" and (why := wrong_labels_of(report.runners[0])):
-            raise InputError(
-                f"--data {options.source}: {why}",
-                hint=f"type --keep-decisions {LEAST['kept decisions']:g}, which needs no labels",
-            )
         race.judge([judgement_of(of_runner, gate) for of_runner in report.runners])
         race.measure(on_progress=prefixed("time those that pass in turn", on_progress))
         form = _keep_int8(bundle, graphs, race)
@@ -158,6 +156,15 @@ def _require(bundle: Bundle, batch: int) -> None:
         raise InputError(
             f"--batch: expected at most {bundle.manifest.max_batch}, the largest batch of {bundle.path}, got {batch}",
             hint="type a smaller --batch, or export the checkpoint again with a larger --max-batch",
+        )
+
+
+def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -> None:
+    stream = ImageStream(bundle=bundle, images=options.data, batch=batch, limit=options.limit)
+    if why := wrong_labels_in(stream):
+        raise InputError(
+            f"--data {options.source}: {why}",
+            hint=f"type --keep-decisions {LEAST['kept decisions']:g}, which needs no labels",
         )
 
 

@@ -15,7 +15,6 @@ from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.parity._accuracy import (
     Accuracy,
     accuracy_of_resized,
-    classes_of,
     gate_of,
     lower_ratio,
     without_calibration_images,
@@ -24,7 +23,7 @@ from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._decisions import decisions_of
 from gmmvit_deploy.parity._invariance import check_invariance
 from gmmvit_deploy.parity._localize import localize
-from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
+from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy, accuracy_on
 from gmmvit_deploy.parity._numeric import STORED, Distances, SetNumbers, check_numeric
 from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing, expected_of_golden
 from gmmvit_deploy.parity._quantised import GRAPH, QuantisedGraph
@@ -114,13 +113,10 @@ class Tally:
         self._plain: Runner | None = None  # the runner without kernels
 
     def _new_accuracy(self) -> Accuracy | MultiLabelAccuracy | None:
-        manifest, data = self._bundle.manifest, self._options.data
-        if data is None or self._reference is None or not manifest.has_logits:
+        data = self._options.data
+        if data is None or self._reference is None or not self._bundle.manifest.has_logits:
             return None
-        classes = classes_of(data.classes, manifest.labels, data.name)
-        if manifest.task == "multi-label":
-            return MultiLabelAccuracy(manifest.label_set, classes)
-        return Accuracy(manifest.labels, classes)
+        return accuracy_on(data, self._bundle.manifest)
 
     @property
     def accuracy(self) -> Accuracy | MultiLabelAccuracy | None:

@@ -67,7 +67,7 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.runtimes.runners.runner import Runner, judging
 
 __all__ = ["BATCH", "ParityOptions", "check_parity"]
 
@@ -143,9 +143,17 @@ def check_parity(
     """
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
-    options = options or ParityOptions()
-    for runner in runners:
-        runner.judged = True
+    with judging(runners):
+        return _report(bundle, runners, options or ParityOptions(), skipped, on_progress)
+
+
+def _report(
+    bundle: Bundle,
+    runners: Sequence[Runner],
+    options: ParityOptions,
+    skipped: Sequence[str],
+    on_progress: OnProgress,
+) -> ParityReport:
     why = why_no_model(bundle)
     reference = None if why else Reference(bundle)
     graphs: dict[tuple[Path, Precision, bool], QuantisedGraph] = {}

@@ -10,10 +10,13 @@ from gmmvit_deploy.bundle.choices import Gate, GateKind, Measured
 from gmmvit_deploy.export.gates import kept_beside
 from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._accuracy import lower_ratio
+from gmmvit_deploy.parity._multi_label import accuracy_on
+from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.precision import SPECS
+from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
-__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of", "wrong_labels_of"]
+__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of", "wrong_labels_in"]
 
 LEAST: Mapping[GateKind, float] = {
     "accuracy ratio": SPECS["int8"].accuracy_gate,
@@ -55,7 +58,11 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     if gate.kind == "accuracy ratio":
         numbers = replace(_accuracy(report), kept=decisions.judged)
         beside = Gate(kind="kept decisions", least=kept_beside(gate.least))
-        below = [wrong_labels_of(report), _below(numbers, gate), _below(decisions, beside)]
+        below = [
+            str(report.check("accuracy").details.get("wrong_labels", "")),
+            _below(numbers, gate),
+            _below(decisions, beside),
+        ]
     if report.precision == "fp32":
         below = []
     if numbers.judged is None:
@@ -63,9 +70,14 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     return replace(numbers, why_not="; ".join(filter(None, below)) or "; ".join(failed_checks(report)))
 
 
-def wrong_labels_of(report: RunnerReport) -> str:
-    """Return why the labels cannot judge an accuracy, or ""."""
-    return str(report.check("accuracy").details.get("wrong_labels", ""))
+def wrong_labels_in(stream: ImageStream) -> str:
+    """Return why the labels of images cannot judge an accuracy, by the answers of PyTorch alone, or ""."""
+    accuracy = accuracy_on(stream.images, stream.bundle.manifest)
+    with EagerRunner(stream.bundle) as pytorch:
+        for batch in stream:
+            logits = pytorch.run(batch.inputs)
+            accuracy.add(batch.labels, logits, logits)
+    return str(accuracy.check(1).details.get("wrong_labels", ""))
 
 
 def failed_checks(report: RunnerReport) -> list[str]:

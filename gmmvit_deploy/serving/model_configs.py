@@ -131,6 +131,8 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
     precision = card.precision if card else options.precision
     config.parameters["gmmvit_precision"].string_value = precision
+    limits = output_limits(bundle, precision, for_cpu=not options.on_gpu)
+    config.parameters["reference_limits"].string_value = json.dumps(limits)
     for key, value in _evidence(bundle, precision, options, card).items():
         config.parameters[key].string_value = value
     config.backend = options.backend
@@ -161,7 +163,6 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
             "cpu_kernels": "on" if kernels else "off",
             "threads": str(options.threads),
             "chunk": str(options.chunk),
-            "reference_limits": json.dumps(output_limits(bundle, precision, for_cpu=True)),
         }
         if options.runtime == "openvino":
             settings["openvino_hint"] = SPECS[options.precision].openvino

@@ -134,11 +134,11 @@ def repository_from_bundle(
         shutil.copyfile(graph, folder / options.network / "1" / target)
         for file in weights:  # under the name that the graph states
             shutil.copyfile(file, folder / options.network / "1" / file.name)
+        shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
             _copy_programs(options, folder / options.network / "1", library)
             shutil.copyfile(str(reference_outputs.__file__), folder / options.network / "1" / "gmmvit_reference.py")
-            shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
         if options.labels in configs:

@@ -36,6 +36,8 @@ class ServedModels:
     logits.
     backends: model → the backend that runs it, without ensembles.
     runtimes: the runtimes of the networks that the python backend runs.
+    limits: network that does not compare itself with the reference outputs when it is loaded, as those of the python
+    backend do → name of an output → the largest allowed difference.
     on_gpu: true if a model states that it runs on a GPU.
     network_threads: (instances of the only network on a CPU, threads of each; 0 threads mean a thread for each core);
     None if the repository has no such network, or several.
@@ -50,6 +52,7 @@ class ServedModels:
     classifies: bool = False
     backends: Mapping[str, str] = field(default_factory=dict)
     runtimes: frozenset[str] = frozenset()
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     on_gpu: bool = False
     network_threads: tuple[int, int] | None = None
 
@@ -108,6 +111,11 @@ def _served(configs: Sequence[Any]) -> ServedModels:
         classifies=ensemble is not None and any(output.name == "logits" for output in ensemble.output),
         backends={config.name: config.backend for config in configs if config.backend},
         runtimes=frozenset(parameters["runtime"] for parameters in stated if parameters.get("runtime")),
+        limits={
+            config.name: json.loads(parameters["reference_limits"])
+            for config, parameters in zip(configs, stated, strict=True)
+            if "reference_limits" in parameters and "runtime" not in parameters
+        },
         on_gpu=any(group.kind == group.KIND_GPU for config in configs for group in config.instance_group),
         network_threads=_network_threads(configs),
     )

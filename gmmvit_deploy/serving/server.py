@@ -19,6 +19,7 @@ from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
 from gmmvit_deploy.serving._local_http import answers
+from gmmvit_deploy.serving._proof import require_right_networks
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.ports import free_ports
 from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
@@ -160,13 +161,16 @@ class TritonServer:
 
         Errors, each of which leaves no process running:
             RepositoryError: the folder is not a model repository, or needs a backend that this server does not have.
-            ServerError: a port is in use, a model fails to load, or a model is not ready after ``start_timeout_s``.
+            ServerError: a port is in use, a model fails to load, a model is not ready after ``start_timeout_s``, or a
+            network gives other outputs than the reference outputs of its bundle.
             OutputError: the log file cannot be opened.
         """
         self.check_repository()
         try:
             self._log = ServerLog(self.options.log_path, self._on_log_line)
             self._start(cancelled)
+            if not cancelled():
+                require_right_networks(self.grpc_url, self.repository, self.models.limits)
         except BaseException:
             self.stop()
             raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ CHOICE = Choice(
     batch=1,
     base="onnxruntime:fp32",
     gate=Gate(kind="accuracy ratio", least=0.99),
-    images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=True),
+    images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=True, copies=0, batches=(1, 16)),
     candidates=(
         Candidate(
             runner="openvino+kernels",
@@ -46,6 +47,9 @@ CHOICE = Choice(
     made_at="2030-01-01T00:00:00Z",
 )
 
+EARLIER = json.dumps({"format": 1, "machines": [asdict(CHOICE)]}).replace(', "batches": [1, 16]', "")
+"""Of a judgement that did not state its batches."""
+
 
 def test_an_entry_replaces_only_that_of_its_kind_of_machine(bundle: Bundle, tmp_path: Path) -> None:
     """The other machines' entries stay, and the bundle stays the same bundle."""
@@ -59,13 +63,14 @@ def test_an_entry_replaces_only_that_of_its_kind_of_machine(bundle: Bundle, tmp_
     assert open_bundle(path).sha256 == bundle.sha256
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 1, "machines": [{"machine": {}}]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 1, "machines": [{"machine": {}}]}', EARLIER])
 def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(text: str, tmp_path: Path) -> None:
     """A file of another program or version stops nothing."""
     (tmp_path / CHOICES_FILE).write_text(text)
     entries, why = read_choices(tmp_path)
     assert entries == ()
     assert f"{CHOICES_FILE} is not used" in why
+    assert f"type gmmvit optimize {tmp_path} to write it again" in why
     write_choice(tmp_path, CHOICE)
     assert read_choices(tmp_path) == ((CHOICE,), "")
     assert (tmp_path / f"{CHOICES_FILE}.old").read_text() == text

@@ -203,8 +203,13 @@ def test_a_program_that_is_wrong_for_single_images_is_left_out(
     assert "accuracy ratio 0." in wrong.reason
 
 
-def test_labels_that_cannot_judge_are_refused(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
-    """Labels at random, or exchanged: int8 is right as often as PyTorch, whatever its answers are."""
+def test_labels_that_cannot_judge_are_refused(
+    precise_bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels at random, or exchanged: int8 is right as often as PyTorch, whatever its answers are.
+
+    They are refused before the minutes of conversion.
+    """
     bundle = copied(precise_bundle, tmp_path)
     with np.load(labelled) as arrays:
         images, labels = arrays["images"], arrays["labels"]
@@ -216,7 +221,9 @@ def test_labels_that_cannot_judge_are_refused(precise_bundle: Bundle, labelled: 
     ):
         np.savez(tmp_path / "x.npz", images=images, labels=wrong)
         words = ("optimize", bundle.path, "--data", f"array:{tmp_path / 'x.npz'}", "--limit", "200")
-        refused(gmmvit_here(*words), message)
+        with monkeypatch.context() as patched:
+            patched.delattr("gmmvit_deploy.optimize.run.converted")
+            refused(gmmvit_here(*words), message)
         assert not (bundle.path / "runners.json").exists()
     choice, _ = optimized(bundle, *words[2:], "--keep-decisions", "0.5")
     assert choice.gate is not None

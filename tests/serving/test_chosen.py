@@ -7,11 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.chosen import options_for_server
+from gmmvit_deploy.serving.chosen import options_for_server, resolved_options
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.options import RepositoryOptions
 from tests.choices import chosen_bundle
@@ -42,6 +43,33 @@ def test_a_repository_states_the_choice_unless_a_runner_is_typed(precise_bundle:
         configs = list((tmp_path / "r").glob("*/config.pbtxt"))
         assert configs
         assert all(f'string_value: "{runner}"' in config.read_text() for config in configs)
+
+
+def test_every_command_that_takes_the_choice_says_that_it_was_judged_with_other_versions(
+    precise_bundle: Bundle, tmp_path: Path
+) -> None:
+    """`serve` prints the notes of `options_for_server`, and `tune` those of `resolved_options`."""
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16", versions={"onnxruntime": "1.0.0"})
+    photo = tmp_path / "photos" / "photo.png"
+    photo.parent.mkdir()
+    Image.new("RGB", (32, 32)).save(photo)
+    said = "onnxruntime:fp16 was judged with other versions: onnxruntime 1.0.0 → "
+    quick = ("--batch", "1", "--samples", "1", "--rounds", "3", "--seconds", "0.01")
+    commands: list[tuple[str | Path, ...]] = [
+        ("repository", bundle.path, "-o", tmp_path / "r"),
+        ("pack", bundle.path, "-o", tmp_path / "p"),
+        ("classify", photo, "--bundle", bundle.path),
+        ("classify", "--bundle", bundle.path, "--from", photo.parent, "--to", tmp_path / "to", "--workers", "1"),
+        ("bench", bundle.path, "--synthetic", "--no-roofline", "--no-waterfall", *quick),
+    ]
+    for words in commands:
+        answer = gmmvit_here(*words)
+        assert said in " ".join(answer.err.split()), words
+    for _, notes in (
+        options_for_server(bundle, RepositoryOptions(), find_server(), None),
+        resolved_options(bundle, RepositoryOptions()),
+    ):
+        assert any(said in note for note in notes)
 
 
 def test_a_server_runs_what_its_own_backend_can_run_there(precise_bundle: Bundle, tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_every_backend_gives_five_models(backend: str, engine: Engine, precise_b
     ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()
     expected = {
         "python": {"model.py", "model.onnx", "golden.npz", "gmmvit_reference.py", "gmmvit_openvino", *ours},
-        "onnxruntime": {"model.onnx"},
-        "tensorrt": {"model.plan"},
+        "onnxruntime": {"model.onnx", "golden.npz"},
+        "tensorrt": {"model.plan", "golden.npz"},
     }
     assert {file.name for file in (tmp_path / "r" / "m_network" / "1").iterdir()} == expected[backend]
     gpu = model_config_pb2.ModelInstanceGroup.KIND_GPU

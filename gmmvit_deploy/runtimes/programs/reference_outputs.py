@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["OutputShapeError", "largest_differences", "wrong_output"]
+__all__ = ["OutputShapeError", "largest_differences", "wrong_in_batch", "wrong_output"]
 
 
 class OutputShapeError(Exception):
@@ -45,3 +45,21 @@ def wrong_output(differences: Mapping[Any, float], limits: Mapping[Any, float]) 
         if not difference <= limits[output]:  # also True if the difference is NaN, unlike difference > limit
             return f"the {output} differ from PyTorch's by {difference:.3g}; expected at most {limits[output]:.3g}"
     return ""
+
+
+def wrong_in_batch(
+    answers: Callable[[Any], Sequence[Any]],
+    inputs: Any,
+    expected: Mapping[Any, Any],
+    limits: Mapping[Any, float],
+    size: int,
+) -> str:
+    """Describe how a program differs from the reference outputs in batches of ``size``; "" if it does not.
+
+    answers, inputs, expected: as for `largest_differences`.  limits: name of an output → the largest difference.
+    """
+    try:
+        problem = wrong_output(largest_differences(answers, inputs, expected, size), limits)
+    except OutputShapeError as exc:
+        problem = str(exc)
+    return problem and f"on the reference inputs, in a batch of {size}, {problem}"

@@ -15,11 +15,7 @@ from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.errors import RunnerUnavailableError
 from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.programs.reference_outputs import (
-    OutputShapeError,
-    largest_differences,
-    wrong_output,
-)
+from gmmvit_deploy.runtimes.programs.reference_outputs import wrong_in_batch
 from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
@@ -59,17 +55,12 @@ def require_right_outputs(runner: Runner, *, several: bool) -> None:
     size = runner.fitting(min(max(8, 2 * cores()) if several else 1, runner.max_batch))
     inputs, expected = bundle.golden_rows()
     inputs, expected = inputs[-size:], {output: values[-size:] for output, values in expected.items()}
-    try:
-        differences = largest_differences(runner.computed, inputs, expected, size)
-        problem = wrong_output(differences, output_limits(bundle, runner.precision, for_cpu=runner.device == "cpu"))
-    except OutputShapeError as exc:
-        problem = str(exc)
-    if problem:
+    limits = output_limits(bundle, runner.precision, for_cpu=runner.device == "cpu")
+    if problem := wrong_in_batch(runner.computed, inputs, expected, limits, size):
         other = "openvino" if runner.name == "onnxruntime" else "onnxruntime"
         tf32 = "set NVIDIA_TF32_OVERRIDE=0, or " if runner.settings.get("TF32", "off") != "off" else ""
         raise RunnerUnavailableError(
-            f"{bundle.path}: runner {runner.label} is wrong on this machine: on the reference inputs, in a batch of "
-            f"{size}, {problem}",
+            f"{bundle.path}: runner {runner.label} is wrong on this machine: {problem}",
             hint=f"{tf32}type --runner with another runner, such as {other} or eager; gmmvit parity {bundle.path} "
             f"--runner {runner.label} shows all differences",
         )

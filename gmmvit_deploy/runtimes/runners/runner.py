@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
-__all__ = ["Device", "InspectableGraph", "Inspection", "Runner", "Served"]
+__all__ = ["Device", "InspectableGraph", "Inspection", "Runner", "Served", "judging"]
 
 Device = Literal["cpu", "gpu"]
 
@@ -102,8 +103,8 @@ class Runner:
     server: the models on the runner's server; None for a runner in this process.
     runtime: name of the runtime, for messages; empty if the runner's name is enough.
     own_kernels: True if the graph that runs contains this project's CPU kernels.
-    judged: True if somebody else judges the outputs, such as parity, bench or the server of the runner. Any other
-    runner compares itself with the bundle's reference outputs before its first answer (`runners.proof`).
+    judged: True while the caller judges the outputs, such as parity or bench (`judging`). Otherwise, the runner
+    compares itself with the bundle's reference outputs before its first answer (`runners.proof`).
     """
 
     name: str
@@ -264,3 +265,16 @@ class Runner:
                 f"expected a batch of 1..{self.max_batch} images, got {batch.shape[0]}",
                 hint="split the batch, or export the checkpoint again with a larger --max-batch",
             )
+
+
+@contextmanager
+def judging(runners: Sequence[Runner]) -> Iterator[None]:
+    """Inside the block, the caller judges every output of the runners, so that they do not compare themselves."""
+    before = [runner.judged for runner in runners]
+    for runner in runners:
+        runner.judged = True
+    try:
+        yield
+    finally:
+        for runner, judged in zip(runners, before, strict=True):
+            runner.judged = judged

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gmmvit_deploy.bench.measure import Plan
+from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.parity.check import check_parity
@@ -46,11 +48,19 @@ def test_a_wrong_program_gives_no_answer(precision: str, precise_bundle: Bundle,
 
 
 @pytest.mark.rest
-def test_parity_judges_a_wrong_program(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parity_and_bench_judge_a_wrong_program_that_gives_no_answer_after_them(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(OpenVinoRunner, "_run", fault(alone=False))
-    with open_runner("openvino", bundle) as runner:
-        report = check_parity(bundle, [runner])
-    assert report.verdict == "failed"
+    plan = Plan(batches=(2,), rounds=3, seconds=0.01)
+    for judge in (
+        lambda runner: check_parity(bundle, [runner]).verdict == "failed",
+        lambda runner: bool(bench(bundle, [runner], BenchOptions(plan=plan, roofline=False, waterfall=False)).wrong),
+    ):
+        with open_runner("openvino", bundle) as runner:
+            assert judge(runner)
+            with pytest.raises(RunnerUnavailableError, match="is wrong on this machine"):
+                runner.run(bundle.golden()[0][:2])
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])

@@ -1,0 +1,77 @@
+"""A network of a backend that cannot compare itself is compared before the server's first answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
+from gmmvit_deploy.errors import RepositoryError, ServerError
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
+from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.conftest import FREE_PORTS
+
+pytestmark = pytest.mark.server
+_BACKEND = """import onnxruntime
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.session = onnxruntime.InferenceSession(__file__.replace("model.py", "model.onnx"))
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "pixels").as_numpy()) for request in requests]
+
+    def answer(self, pixels):
+        (logits,) = self.session.run(None, {"pixels": pixels})
+        return pb_utils.InferenceResponse([pb_utils.Tensor("logits", logits)])
+"""
+"""Runs a graph as Triton's ONNX Runtime backend does, which the server of the wheel lacks."""
+
+
+def served(repository: Path) -> TritonServer:
+    return TritonServer(repository, options=ServerOptions(**FREE_PORTS))
+
+
+def repository_of(bundle: Bundle, folder: Path) -> Path:
+    """Write a repository for the ONNX Runtime backend; return the folder of its network's files."""
+    repository_from_bundle(bundle, folder, RepositoryOptions(backend="onnxruntime"))
+    config = folder / "gmmvit_network" / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    assert 'backend: "onnxruntime"' in text
+    config.write_text(text.replace('backend: "onnxruntime"', 'backend: "python"'), encoding="utf-8")
+    (folder / "gmmvit_network" / "1" / "model.py").write_text(_BACKEND, encoding="utf-8")
+    return folder / "gmmvit_network" / "1"
+
+
+def change_head(graph: Path) -> None:
+    """Add 0.01 to each logit's bias."""
+    proto = onnx.load(graph)
+    (bias,) = (tensor for tensor in proto.graph.initializer if tensor.name.endswith("head.bias"))
+    bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(0.01), bias.name))
+    onnx.save(proto, graph)
+
+
+def test_a_wrong_network_ends_the_start(bundle: Bundle, tmp_path: Path) -> None:
+    files = repository_of(bundle, tmp_path / "models")
+    with served(tmp_path / "models") as server, TritonRunner(bundle, server.grpc_url) as runner:
+        runner.run(bundle.golden()[0])
+    change_head(files / "model.onnx")
+    with pytest.raises(
+        ServerError,
+        match=r"gmmvit_network is wrong on this server: on the reference inputs, in a batch of 1, the logits differ "
+        r"from PyTorch's by 0\.01; expected at most ",
+    ) as error:
+        served(tmp_path / "models").start()
+    assert "type --runner with another runner" in error.value.hint
+    (files / GOLDEN_FILE).unlink()
+    with pytest.raises(RepositoryError, match="expected the reference outputs of gmmvit_network") as missing:
+        served(tmp_path / "models").start()
+    assert "type gmmvit repository BUNDLE" in missing.value.hint
