@@ -20,7 +20,6 @@ __all__ = [
     "ElementType",
     "Precision",
     "Role",
-    "precision_behind",
     "precision_from",
     "precisions_from",
 ]
@@ -92,15 +91,6 @@ def precision_from(text: str) -> Precision:
     if text not in PRECISIONS:
         raise InputError(f"precision {text!r} is not known", hint=f"type one of {', '.join(PRECISIONS)}")
     return text
-
-
-def precision_behind(text: str) -> tuple[str, Precision | None]:
-    """Split ``openvino:bf16`` into (openvino, bf16), and ``openvino`` into (openvino, None).
-
-    Errors: InputError when the precision is unknown.
-    """
-    name, colon, precision = text.strip().partition(":")
-    return name, precision_from(precision) if colon else None
 
 
 def precisions_from(text: str) -> tuple[Precision, ...]:

@@ -22,6 +22,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import LeftOutKind
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
@@ -125,7 +126,9 @@ def classify_source(
     listed = open_source(source, column=image_column)
     storage = Storage(folder)
     begun = read_plan(storage) if runner is None else None  # a folder keeps its runner when another is chosen meanwhile
-    chosen = begun.settings.runner if begun else runner or choose_runner(opened).label.removesuffix(":fp32")
+    chosen = (
+        begun.settings.runner if begun else str(RunnerName.parse(runner) if runner else choose_runner(opened).runner)
+    )
     job = Job(
         bundle=bundle.absolute(),
         source=listed,

@@ -6,20 +6,22 @@ import io
 import shutil
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 import gmmvit_deploy.images.labels
 import gmmvit_deploy.images.preprocess
+import gmmvit_deploy.runner_name
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
-from gmmvit_deploy.bundle.variants import how_to_convert, open_variant
+from gmmvit_deploy.bundle.variants import how_to_convert
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, product_chains
@@ -31,7 +33,8 @@ from gmmvit_deploy.runtimes.programs import (
     openvino_program,
     reference_outputs,
 )
-from gmmvit_deploy.runtimes.programs.openvino import graph_precision, kernels_for_graph
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
+from gmmvit_deploy.runtimes.runners.open import graph_of
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
@@ -41,27 +44,12 @@ from gmmvit_deploy.serving.model_configs import (
     model_configs,
 )
 
-__all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle"]
+__all__ = ["Repository", "repository_from_bundle"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
 # Names of packages in the folder of the network. Modules of a package use relative imports to import other modules.
 _OPENVINO = "gmmvit_openvino"
 _ONNXRUNTIME = "gmmvit_onnxruntime"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuKernelsUse:
-    """States whether a network uses this project's CPU kernels.
-
-    used: True if the network runs with the kernels. The library of the kernels is then stored beside the network.
-    why_not: the reason why the kernels are not used; empty if the kernels are used.
-    """
-
-    used: bool
-    why_not: str = ""
-
-    def __str__(self) -> str:
-        return "on" if self.used else f"off: {self.why_not}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +59,13 @@ class Repository:
     path: the folder to give to ``tritonserver --model-repository``.
     models: the names of the models; clients call the first model.
     skipped: a sentence for each model that could not be written, with the reason.
-    cpu_kernels: states whether the network uses this project's CPU kernels.
-    runner: the runner and the precision of the network, such as ``openvino+kernels:fp32``.
+    runner: the runner of the network, as the models state it.
     notes: why the runner that ``runners.json`` prefers, or a faster one, is not used.
     """
 
     path: Path
     models: tuple[str, ...]
     skipped: tuple[str, ...]
-    cpu_kernels: CpuKernelsUse
     runner: str
     notes: tuple[str, ...] = ()
 
@@ -111,17 +97,12 @@ def repository_from_bundle(
     on_progress(Progress("check the graph"))
     options, said = resolved_options(bundle, options or RepositoryOptions())
     source, target = _network_file(bundle, options, engine, server)
-    on_progress(Progress("find the attentions that the CPU kernels compute"))
-    library, why_not = _kernels(source, options)
-    kernels = CpuKernelsUse(used=library is not None, why_not=why_not)
-    if options.cpu_kernels == "on" and not kernels.used:
-        raise InputError(
-            f"runner {options.runtime}+kernels cannot run on this machine: {why_not}",
-            hint=f"type --runner {options.runner(kernels=False)} to run the same graph without this project's CPU "
-            "kernels",
-        )
+    library = None
+    if options.runner is not None and options.runner.kernels:
+        on_progress(Progress("find the attentions that the CPU kernels compute"))
+        library = _kernels(source, options.runner)
     on_progress(Progress("write the models"))
-    configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.used)
+    configs = model_configs(bundle, options, engine.card if engine else None)
     with new_folder(out, force=force) as folder:
         for name, config in configs.items():
             model = folder / name
@@ -135,7 +116,7 @@ def repository_from_bundle(
             shutil.copyfile(file, folder / options.network / "1" / file.name)
         if options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(options, folder / options.network / "1", library)
+            _copy_programs(options.runner, folder / options.network / "1", library)
             shutil.copyfile(str(reference_outputs.__file__), folder / options.network / "1" / "gmmvit_reference.py")
             shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
         if options.preprocess in configs:
@@ -153,7 +134,6 @@ def repository_from_bundle(
         path=out,
         models=tuple(ordered),
         skipped=skipped,
-        cpu_kernels=kernels,
         runner=configs[options.network].parameters["gmmvit_runner"].string_value,
         notes=said,
     )
@@ -174,13 +154,12 @@ def _network_file(
                 f"--engine needs --backend tensorrt, got --backend {options.backend}",
                 hint="remove --engine, or add --backend tensorrt",
             )
-        precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
-        graph = open_variant(bundle, precision, for_cpu=not options.on_gpu)
-        if graph.only_openvino and options.runtime != "openvino":
+        graph = graph_of(bundle, options.runner)
+        if graph.only_openvino and options.runner.runtime != "openvino":
             raise InputError(
                 f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
-                hint=f"type --runner openvino:{precision}, or "
-                f"{how_to_convert(bundle, precision).removeprefix('type ')}",
+                hint=f"type --runner openvino:{graph.precision}, or "
+                f"{how_to_convert(bundle, graph.precision).removeprefix('type ')}",
             )
         return graph.path, "model.onnx"
     if engine is None:
@@ -204,27 +183,27 @@ def _network_file(
     return engine.plan_path, "model.plan"
 
 
-def _kernels(network: Path, options: RepositoryOptions) -> tuple[Path | None, str]:
-    """Return the library of this project's CPU kernels for a network, or None and the reason to run without them."""
-    if options.backend != "python":
-        return None, f"only the python backend can use the CPU kernels, not the {options.backend} backend"
-    if options.cpu_kernels == "off":
-        return None, "not requested"
-    if options.runtime != "openvino":
-        return None, "the CPU kernels need OpenVINO"
-    kernels, why = kernels_for_graph(network, options.precision)
+def _kernels(network: Path, runner: RunnerName) -> Path:
+    """Return the library of this project's CPU kernels for a network.  Errors: InputError when they cannot run it."""
+    kernels, why = kernels_for_graph(network, runner.precision)
     library, _ = openvino_library()
-    return (library, "") if kernels is not None and library is not None else (None, why)
+    if kernels is None or library is None:
+        raise InputError(
+            f"runner {runner} cannot run on this machine: {why}",
+            hint=f"type --runner {replace(runner, kernels=False)} to run the same graph without this project's CPU "
+            "kernels",
+        )
+    return library
 
 
-def _copy_programs(options: RepositoryOptions, folder: Path, library: Path | None) -> None:
+def _copy_programs(runner: RunnerName, folder: Path, library: Path | None) -> None:
     """Copy the files that the network needs in the server into ``folder``.
 
     The source files of the runner are copied, so that the server runs the same code as a runner in this process.
     library: the library of this project's CPU kernels, which is also copied; None without the kernels.
     """
     modules: tuple[ModuleType, ...]
-    if options.runtime == "onnxruntime":
+    if runner.runtime == "onnxruntime":
         package, modules = _ONNXRUNTIME, (cores, int8_products, onnxruntime_program)
     else:
         package = _OPENVINO
@@ -232,6 +211,7 @@ def _copy_programs(options: RepositoryOptions, folder: Path, library: Path | Non
     (folder / package).mkdir()
     for file in (Path(str(module.__file__)) for module in modules):
         shutil.copyfile(file, folder / package / file.name)
+    shutil.copyfile(str(gmmvit_deploy.runner_name.__file__), folder / "gmmvit_runner_name.py")
     if library is not None:
         shutil.copyfile(library, folder / "openvino_kernels.so")
 

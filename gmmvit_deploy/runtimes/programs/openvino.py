@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.kernels.openvino_kernels import Arithmetic, Kernels, kernels_from
+from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels, kernels_from
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
-from gmmvit_deploy.runtimes.programs.openvino_program import Hint
+from gmmvit_deploy.runtimes.programs.openvino_program import FUSED_ATTENTION, OPENVINO_HINTS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
 
 __all__ = [
-    "FUSED_ATTENTION",
-    "OPENVINO_HINTS",
     "graph_precision",
     "has_bf16",
     "kernels_for_graph",
@@ -28,20 +26,6 @@ __all__ = [
     "read_graph",
     "why_no_openvino",
 ]
-
-OPENVINO_HINTS: dict[Precision, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
-"""Precision → data type in which OpenVINO computes all operators that the graph does not quantise.
-
-For bf16, OpenVINO loads the float32 graph `model.onnx` and computes in bf16. OpenVINO then chooses where to round; the
-roundings of the bundle's bf16 graph do not apply.
-"""
-
-FUSED_ATTENTION: dict[Precision, Arithmetic] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
-"""Precision → data type in which this project's CPU attention kernel computes matrix products.
-
-An int8 graph quantises only linear maps, not attention. A TensorRT engine computes the attention of an int8 graph in
-fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, otherwise in float32.
-"""
 
 
 def why_no_openvino(precision: Precision, *, dynamic: bool = False) -> str:

@@ -21,9 +21,21 @@ import numpy as np
 # A relative import also works in the folder of a served model, where the package has another name.
 from .cores import allowed_processors, cores
 
-__all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
+__all__ = ["CHUNK", "FUSED_ATTENTION", "OPENVINO_HINTS", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 
 Hint = Literal["f32", "bf16"]
+OPENVINO_HINTS: dict[str, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+"""Precision → data type in which OpenVINO computes all operators that the graph does not quantise.
+
+For bf16, OpenVINO loads the float32 graph `model.onnx` and computes in bf16. OpenVINO then chooses where to round; the
+roundings of the bundle's bf16 graph do not apply.
+"""
+FUSED_ATTENTION: dict[str, Hint] = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
+"""Precision → data type in which this project's CPU attention kernel computes matrix products.
+
+An int8 graph quantises only linear maps, not attention. A TensorRT engine computes the attention of an int8 graph in
+fp16. The CPU kernel computes this attention in bf16 if the CPU supports bf16, otherwise in float32.
+"""
 CHUNK = 8
 """The maximum number of rows that a core computes at once, unless the caller gives another size."""
 _ROWS_A_CORE = 2
