@@ -88,9 +88,9 @@ def repository(
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
     named = runner_on(accelerator, backend, runner)
-    on_gpu = named is not None and named.name in ON_GPUS
+    usual = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
     options = RepositoryOptions(
-        backend=backend or ("onnxruntime" if on_gpu else "python"),  # type: ignore[arg-type]  # checked there, with the error that users see
+        backend=backend or usual,  # type: ignore[arg-type]  # checked there, with the error that users see
         runner=named,
         name=name,
         max_queue_delay_us=max_queue_delay_us,

@@ -96,11 +96,19 @@ def repository_from_bundle(
     """
     on_progress(Progress("check the graph"))
     options, said = resolved_options(bundle, options or RepositoryOptions())
-    source, target = _network_file(bundle, options, engine, server)
-    library = None
-    if options.runner is not None and options.runner.kernels:
-        on_progress(Progress("find the attentions that the CPU kernels compute"))
-        library = _kernels(source, options.runner)
+    runner, library = options.runner, None
+    if runner is None:
+        source, target = _plan(bundle, engine, server), "model.plan"
+    else:
+        if engine is not None:
+            raise RepositoryError(
+                f"--engine needs --backend tensorrt, got --backend {options.backend}",
+                hint="remove --engine, or add --backend tensorrt",
+            )
+        source, target = _graph(bundle, runner), "model.onnx"
+        if runner.kernels:
+            on_progress(Progress("find the attentions that the CPU kernels compute"))
+            library = _kernels(source, runner)
     on_progress(Progress("write the models"))
     configs = model_configs(bundle, options, engine.card if engine else None)
     with new_folder(out, force=force) as folder:
@@ -114,9 +122,9 @@ def repository_from_bundle(
         shutil.copyfile(graph, folder / options.network / "1" / target)
         for file in weights:  # under the name that the graph states
             shutil.copyfile(file, folder / options.network / "1" / file.name)
-        if options.backend == "python":
+        if runner is not None and options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(options.runner, folder / options.network / "1", library)
+            _copy_programs(runner, folder / options.network / "1", library)
             shutil.copyfile(str(reference_outputs.__file__), folder / options.network / "1" / "gmmvit_reference.py")
             shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
         if options.preprocess in configs:
@@ -145,23 +153,18 @@ _NO_PREPROCESSING = (
 )
 
 
-def _network_file(
-    bundle: Bundle, options: RepositoryOptions, engine: Engine | None, server: ServerTensorRT | None
-) -> tuple[Path, str]:
-    if options.backend != "tensorrt":
-        if engine is not None:
-            raise RepositoryError(
-                f"--engine needs --backend tensorrt, got --backend {options.backend}",
-                hint="remove --engine, or add --backend tensorrt",
-            )
-        graph = graph_of(bundle, options.runner)
-        if graph.only_openvino and options.runner.runtime != "openvino":
-            raise InputError(
-                f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
-                hint=f"type --runner openvino:{graph.precision}, or "
-                f"{how_to_convert(bundle, graph.precision).removeprefix('type ')}",
-            )
-        return graph.path, "model.onnx"
+def _graph(bundle: Bundle, runner: RunnerName) -> Path:
+    graph = graph_of(bundle, runner)
+    if graph.only_openvino and runner.runtime != "openvino":
+        raise InputError(
+            f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
+            hint=f"type --runner openvino:{graph.precision}, or "
+            f"{how_to_convert(bundle, graph.precision).removeprefix('type ')}",
+        )
+    return graph.path
+
+
+def _plan(bundle: Bundle, engine: Engine | None, server: ServerTensorRT | None) -> Path:
     if engine is None:
         raise RepositoryError(
             f"{bundle.path}: --backend tensorrt needs an engine that was built from this bundle",
@@ -180,7 +183,7 @@ def _network_file(
             hint=f"type gmmvit build {bundle.path} --batch 1:8:{engine.card.max_batch} for an engine that accepts "
             "a batch of 1",
         )
-    return engine.plan_path, "model.plan"
+    return engine.plan_path
 
 
 def _kernels(network: Path, runner: RunnerName) -> Path:

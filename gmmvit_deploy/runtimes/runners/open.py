@@ -140,7 +140,7 @@ def open_runner(
     takes_other_bundle: bool = False,
     threads: int = 0,
 ) -> Runner:
-    """Open a runner.
+    """Open a runner by its name.
 
     name: as on the command line, such as ``openvino:bf16``.
     url: address of a Triton server; the protocol must match the runner's name.  model: name of the server's ensemble.

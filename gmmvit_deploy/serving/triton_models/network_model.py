@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+sys.path.insert(0, str(Path(__file__).parent))
 from gmmvit_runner_name import RunnerName
 
 
