@@ -20,7 +20,7 @@ from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from"]
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection"]
 
 DEFAULT_MODEL = "gmmvit"
 _ADDRESS_HINT = "type --url and the address of a Triton server: grpc://HOST:PORT or http://HOST:PORT"
@@ -291,27 +291,13 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         max_batch=int(config.get("max_batch_size", 0)),
         inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
         outputs=tuple(output["name"] for output in config["output"]),
-        label_set=label_set_from(parameters),
+        label_set=LabelSet.from_parameters(parameters),
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
         preprocessing=json.loads(parameters.get("preprocessing", "null")),
         precision=RunnerName.parse(parameters.get(_RUNNER, "")).precision,
         runner=parameters.get(_RUNNER, ""),
         on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
         settings=_settings(config, parameters),
-    )
-
-
-def label_set_from(parameters: Mapping[str, str]) -> LabelSet:
-    """Return the labels that the parameters of a served model state.
-
-    A model without the parameters has no labels, and a model without a task is single-label.
-    Errors: ValueError when the parameters contradict each other.
-    """
-    task: Any = parameters.get("gmmvit_task", "single-label")
-    return LabelSet(
-        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
-        task=task,
-        thresholds=tuple(json.loads(parameters.get("gmmvit_thresholds", "[]"))),
     )
 
 

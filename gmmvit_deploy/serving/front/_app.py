@@ -46,6 +46,7 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gmmvit_deploy.images.labels import DEFAULT_TOP
 from gmmvit_deploy.serving.front._guards import Guard, only_gateway, only_this_machine
 from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Triton
@@ -63,7 +64,6 @@ __all__ = ["front_app", "main"]
 
 _EXIT_TIMEOUT_S = 15
 _MOST_CONNECTIONS = 1024
-_DEFAULT_TOP = 5
 _log = logging.getLogger(__name__)
 
 
@@ -154,7 +154,7 @@ def _top(request: Request, classes: int) -> int:
 
     Errors: Refusal, 400.
     """
-    text = request.query_params.get("top", str(_DEFAULT_TOP))
+    text = request.query_params.get("top", str(DEFAULT_TOP))
     if not (text.isascii() and text.isdigit() and len(text) < 1000 and int(text) >= 1):
         raise Refusal(400, f"top: expected a whole number of at least 1, got {text[:20]!r}")
     return min(int(text), classes)
