@@ -50,7 +50,14 @@ from gmmvit_deploy.images.labels import DEFAULT_TOP
 from gmmvit_deploy.serving.front._guards import Guard, only_gateway, only_this_machine
 from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Triton
-from gmmvit_deploy.serving.front._uploads import Refusal, Room, body_length, boundary_of, images_from_body, receive_body
+from gmmvit_deploy.serving.front._uploads import (
+    Refusal,
+    UploadBudget,
+    body_length,
+    boundary_of,
+    images_from_body,
+    receive_body,
+)
 from gmmvit_deploy.serving.front.options import (
     BUNDLE_HEADER,
     CLASSIFY_PATH,
@@ -90,7 +97,7 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
 class _Front:
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
-        self._room = Room(options.max_buffered_bytes, options.max_requests)
+        self._budget = UploadBudget(options.max_buffered_bytes, options.max_requests)
         self._triton: Triton
 
     @asynccontextmanager
@@ -104,7 +111,7 @@ class _Front:
 
     async def classify(self, request: Request) -> JSONResponse:
         boundary, length = boundary_of(request), body_length(request, self._options.max_body_bytes)
-        with self._room.taken(length):
+        with self._budget.taken(length):
             body = await receive_body(request, length, self._options.body_timeout_s)
             model = await self._triton.model()
             if not model.classifies:

@@ -28,7 +28,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import started_front
 
-__all__ = ["Slots"]
+__all__ = ["Replicas"]
 
 _WEIGHT = 256
 """HAProxy's weight of the server that gets the requests; the other has 0."""
@@ -40,7 +40,7 @@ _DRAIN_S = 95.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
+class _Replica:
     """A running server.
 
     place: its place in the gateway.  front: its service behind ``/classify``.  resources: closes the server and the
@@ -55,7 +55,7 @@ class _Slot:
     resources: ExitStack
 
 
-class Slots:
+class Replicas:
     """The old server of a service, and during a rollout the new server beside it.
 
     Servers are started by the threads that call `start_first` and `start_new`; these threads must live as long as the
@@ -81,8 +81,8 @@ class Slots:
         self._gateway, self._install, self._options = gateway, install, options
         self._written, self._runner, self._note, self._on_log_line = written, runner, note, on_log_line
         self._lock = threading.RLock()  # held while a server restarts or ends
-        self._old: _Slot | None = None
-        self._new: _Slot | None = None
+        self._old: _Replica | None = None
+        self._new: _Replica | None = None
         self._new_death = ""
 
     @property
@@ -114,13 +114,13 @@ class Slots:
     def start_new(self, bundle: Bundle, aborted: Callable[[], bool]) -> None:
         """Start the new server, without traffic, and wait until it is ready.  Errors: ServerError."""
         place = next(place for place in PLACES if place != self._served().place)
-        slot = self._started(place, bundle, aborted)
+        replica = self._started(place, bundle, aborted)
         with self._lock:
-            self._new, self._new_death = slot, ""
+            self._new, self._new_death = replica, ""
         if aborted():
             return
-        self._gateway.serve([self.server.models, slot.server.models])
-        self._places.put(place, slot.server, front_port=slot.front.port if slot.front else 0)
+        self._gateway.serve([self.server.models, replica.server.models])
+        self._places.put(place, replica.server, front_port=replica.front.port if replica.front else 0)
 
     def urls(self) -> tuple[str, str]:
         """Return the gRPC URLs of the old and of the new server."""
@@ -176,9 +176,9 @@ class Slots:
         with self._lock:
             if self._old is not None:
                 self._old.supervisor.step(stopped)
-            for slot in (self._old, self._new):
-                if slot is not None and slot.front is not None:
-                    slot.front.step()
+            for replica in (self._old, self._new):
+                if replica is not None and replica.front is not None:
+                    replica.front.step()
             if self._new is not None and not self._new_death:
                 problem = self._new.supervisor.look()
                 self._new_death = problem[1] if problem else ""
@@ -191,20 +191,20 @@ class Slots:
     def stop(self) -> None:
         """End both servers.  The gateway must have ended before."""
         with self._lock:
-            slots, self._old, self._new = (self._new, self._old), None, None
-            for slot in slots:
-                if slot is not None:
-                    slot.resources.close()
+            replicas, self._old, self._new = (self._new, self._old), None, None
+            for replica in replicas:
+                if replica is not None:
+                    replica.resources.close()
 
     def kill_now(self) -> None:
         """Kill both servers and their fronts at once.  A signal handler may call it; call `stop` afterwards."""
-        for slot in (self._old, self._new):
-            if slot is not None:
-                slot.server.kill_now()
-                if slot.front is not None:
-                    slot.front.kill_now()
+        for replica in (self._old, self._new):
+            if replica is not None:
+                replica.server.kill_now()
+                if replica.front is not None:
+                    replica.front.kill_now()
 
-    def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Slot:
+    def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Replica:
         with ExitStack() as opened:
             folder: Path = opened.enter_context(temporary_folder("repository"))
             options, notes = options_for_server(bundle, self._written, self._install, self._runner)
@@ -223,7 +223,7 @@ class Slots:
                 front = started_front(self._gateway, server, note=self._note, cancelled=cancelled)
             if front is not None:
                 opened.callback(front.stop)
-            return _Slot(
+            return _Replica(
                 place=place,
                 bundle=bundle,
                 server=server,
@@ -232,24 +232,24 @@ class Slots:
                 resources=opened.pop_all(),
             )
 
-    def _end(self, slot: _Slot) -> None:
+    def _end(self, replica: _Replica) -> None:
         """Wait until the gateway has no request for the server, then end the server."""
         deadline = time.monotonic() + _DRAIN_S
         try:
-            while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
+            while (self._gateway.leaving or self._places.in_progress(replica.place)) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            self._places.free(slot.place)
+            self._places.free(replica.place)
             self._gateway.serve([self.server.models])
         finally:
             with self._lock:
-                slot.resources.close()
+                replica.resources.close()
 
-    def _served(self) -> _Slot:
+    def _served(self) -> _Replica:
         if self._old is None:
             raise ServerError("the service has no server; it is starting or ending")
         return self._old
 
-    def _begun(self) -> _Slot:
+    def _begun(self) -> _Replica:
         if self._new is None:
             raise ServerError("the service has no new server")
         return self._new
