@@ -42,8 +42,10 @@ from gmmvit_deploy.demo.models import DIGITS_SPEC, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.runners.open import open_runners
-from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
@@ -51,6 +53,7 @@ Kind = Literal["pixels", "tensor"]
 Run = Callable[[int], Any]
 """Sends the input with this index, and returns the logits; None from a step that computes no logits."""
 IN_PROCESS, GRPC, EMPTY, SERVED, IMAGE = "in process", "gRPC", "no network", "served", "image"
+RUNTIMES = ("onnxruntime", "openvino")
 TARGET_MS = 0.5
 _INPUTS = 16
 _REST_S = 0.02
@@ -82,8 +85,9 @@ def add_empty_model(repository: Path) -> None:
         path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def measured(bundle: Bundle, kind: Kind, runtime: Runtime, folder: Path, rounds: int, requests: int) -> dict[str, Any]:
-    choices = RepositoryOptions(runtime=runtime, cpu_kernels="auto")
+def measured(bundle: Bundle, kind: Kind, runtime: str, folder: Path, rounds: int, requests: int) -> dict[str, Any]:
+    kernels = runtime == "openvino" and kernels_for_graph(bundle.onnx_path, "fp32")[0] is not None
+    choices = RepositoryOptions(runner=RunnerName(runtime, kernels=kernels))
     repository = repository_from_bundle(bundle, folder / f"{kind}-{runtime}", choices)
     add_empty_model(repository.path)
     shape = (_INPUTS, *bundle.manifest.image.pixels_shape)
@@ -94,8 +98,7 @@ def measured(bundle: Bundle, kind: Kind, runtime: Runtime, folder: Path, rounds:
     with ExitStack() as stack:
         options = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
         server = stack.enter_context(TritonServer(repository.path, options=options))
-        plus = "+kernels" if repository.cpu_kernels.used else ""
-        names = [f"{runtime}{plus}", "triton-grpc"]
+        names = [repository.runner, "triton-grpc"]
         local, served = stack.enter_context(open_runners(names, bundle, urls=[server.grpc_url]))
         if served.server is None:
             raise SystemExit("the runner triton-grpc has no server")
@@ -173,7 +176,7 @@ def main() -> None:
     parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=100, help="requests of each step in a round")
-    parser.add_argument("--runtime", choices=get_args(Runtime), action="append", help="only this runtime; repeatable")
+    parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; repeatable")
     arguments = parsed(parser, rounds=1, requests=5, runtime=["onnxruntime"])
     conditions = {"rounds": arguments.rounds, "requests": arguments.requests, "target_over_in_process_ms": TARGET_MS}
     with run_card.written(arguments.output, "one_image.py", **conditions) as results:
@@ -182,7 +185,7 @@ def main() -> None:
             folder = Path(temporary)
             for kind in get_args(Kind):
                 bundle = digits_bundle(folder, kind)
-                for runtime in arguments.runtime or get_args(Runtime):
+                for runtime in arguments.runtime or RUNTIMES:
                     row = measured(bundle, kind, runtime, folder, arguments.rounds, arguments.requests)
                     label = f"{kind}, {row['runtime']}"
                     results["inputs"][label] = row

@@ -30,32 +30,24 @@ from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.statistics import Ratio
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.open import open_runners
-from gmmvit_deploy.serving.model_configs import RepositoryOptions, Runtime
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.random_bundles import random_bundle
 
-RUNTIMES: tuple[tuple[Runtime, Precision], ...] = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"))
-_KERNELS = {"onnxruntime": "", "openvino": "+kernels"}
+RUNNERS = ("onnxruntime", "openvino+kernels", "openvino+kernels:bf16")
 BOUND_MS = 100.0
 
 
-def name_of(runtime: Runtime, precision: Precision) -> str:
-    """Return the name of the runner in process with this runtime and precision."""
-    return f"{runtime}{_KERNELS[runtime]}:{precision}"
-
-
-def served(
-    bundle: Bundle, runtime: Runtime, precision: Precision, folder: Path, plan: Plan, *, searched: bool
-) -> dict[str, Any]:
-    settings = RepositoryOptions(runtime=runtime, precision=precision, cpu_kernels="on" if _KERNELS[runtime] else "off")
-    repository = repository_from_bundle(bundle, folder / f"{runtime}-{precision}", settings)
+def served(bundle: Bundle, runner: str, folder: Path, plan: Plan, *, searched: bool) -> dict[str, Any]:
+    settings = RepositoryOptions(runner=RunnerName.parse(runner))
+    repository = repository_from_bundle(bundle, folder / runner.replace(":", "-"), settings)
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
     inputs = fresh_inputs(bundle, 4 * plan.batches[0])
     expected = Expected(bundle, inputs)
-    names = [name_of(runtime, precision), "triton-grpc", "triton-http"]
+    names = [runner, "triton-grpc", "triton-http"]
     with ExitStack() as stack:
         server = stack.enter_context(TritonServer(repository.path, options=ports))
         urls = [server.grpc_url, server.http_url]
@@ -91,12 +83,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="images of a request")
     parser.add_argument(
         "--runtime",
-        choices=[name_of(a, b) for a, b in RUNTIMES],
+        choices=RUNNERS,
         action="append",
         help="only this runtime and precision; may be repeated",
     )
     parser.add_argument("--no-arrivals", action="store_true", help="leave the search of the arrival rate out")
-    arguments = parsed(parser, rounds=1, seconds=0.1, batch=4, runtime=[name_of(*RUNTIMES[0])], no_arrivals=True)
+    arguments = parsed(parser, rounds=1, seconds=0.1, batch=4, runtime=[RUNNERS[0]], no_arrivals=True)
     seconds = arguments.rounds * arguments.seconds
     plan = Plan(batches=(arguments.batch,), rounds=arguments.rounds, seconds=seconds)
     with run_card.written(
@@ -106,11 +98,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             bundle = random_bundle(folder)
-            for runtime, precision in RUNTIMES:
-                name = name_of(runtime, precision)
-                if name not in (arguments.runtime or [name]):
-                    continue
-                row = served(bundle, runtime, precision, folder, plan, searched=not arguments.no_arrivals)
+            for name in arguments.runtime or RUNNERS:
+                row = served(bundle, name, folder, plan, searched=not arguments.no_arrivals)
                 results["runtimes"][name] = row
                 for cell in row["cells"]:
                     print(f"{name}: {cell['runner']}: {cell['images_per_second']:,.0f} images a second")

@@ -4,14 +4,15 @@ A new precision is a name in `Precision` and a record in `SPECS`. The data type 
 (what the operator is for: `graphs/roles.py`) and from the record; `graphs/cast.py` applies it, and
 docs/pages/precisions.md shows it. Masks are folded (computed once and stored as constants) in float32 before the cast,
 because small entries of the base matrix, from which a mask is computed, would become zero in half precision.
+
+``gmmvit repository`` copies this file into the folder of a served model, so at its head it imports only the standard
+library.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
-
-from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,6 @@ __all__ = [
     "Role",
     "element_type",
     "graph_precision",
-    "precision_behind",
     "precision_from",
     "precisions_from",
 ]
@@ -182,17 +182,10 @@ def graph_precision(precision: Precision) -> Precision:
 def precision_from(text: str) -> Precision:
     """Parse the name of a precision.  Errors: InputError when the name is unknown."""
     if text not in PRECISIONS:
+        from gmmvit_deploy.errors import InputError
+
         raise InputError(f"precision {text!r} is not known", hint=f"type one of {', '.join(PRECISIONS)}")
     return text
-
-
-def precision_behind(text: str) -> tuple[str, Precision | None]:
-    """Split ``openvino:bf16`` into (openvino, bf16), and ``openvino`` into (openvino, None).
-
-    Errors: InputError when the precision is unknown.
-    """
-    name, colon, precision = text.strip().partition(":")
-    return name, precision_from(precision) if colon else None
 
 
 def precisions_from(text: str) -> tuple[Precision, ...]:
@@ -202,6 +195,8 @@ def precisions_from(text: str) -> tuple[Precision, ...]:
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
+        from gmmvit_deploy.errors import InputError
+
         raise InputError(
             "expected at least one precision, got an empty list", hint=f"type one or more of {', '.join(PRECISIONS)}"
         )

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Gate, JudgedImages, Machine, Measured, write_choice
-from gmmvit_deploy.runtimes.runners.chosen import graph_of, runner_from, runtime_versions, this_machine
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
+from gmmvit_deploy.runtimes.runners.open import graph_of
 
 __all__ = ["chosen_bundle"]
 
@@ -15,7 +17,7 @@ __all__ = ["chosen_bundle"]
 def chosen_bundle(
     bundle: Bundle,
     path: Path,
-    *labels: str,
+    *names: str,
     machine: Machine | None = None,
     graph_sha256: str | None = None,
     versions: dict[str, str] | None = None,
@@ -23,25 +25,23 @@ def chosen_bundle(
     """Copy a bundle, with runners that passed on this machine, best first.  Other arguments change what is recorded."""
     shutil.copytree(bundle.path, path)
     copied = open_bundle(path)
-    runners = [runner_from(label) for label in labels]
     candidates = [
         Candidate(
-            runner=runner.runner,
-            precision=runner.precision,
+            runner=runner,
             passed=True,
-            graph_sha256=graph_sha256 or graph_of(copied, runner.runner, runner.precision).sha256,
+            graph_sha256=graph_sha256 or graph_of(copied, runner).sha256,
             judged=Measured(value=0.99, low=0.97, high=1.0),
         )
-        for runner in runners
+        for runner in map(RunnerName.parse, names)
     ]
     choice = Choice(
         machine=machine or this_machine(),
         goal="latency",
         batch=1,
-        base="onnxruntime:fp32",
+        base=RunnerName("onnxruntime"),
         gate=Gate(kind="kept decisions", least=0.5),
         images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=False, copies=0, batches=(1, 16)),
-        candidates=(Candidate(runner="openvino", precision="int8", passed=False, reason="slower"), *candidates),
+        candidates=(Candidate(runner=RunnerName("openvino", "int8"), passed=False, reason="slower"), *candidates),
         versions=runtime_versions() | (versions or {}),
         made_at="2030-01-31T00:00:00+00:00",
     )

@@ -250,4 +250,5 @@ class Shell:
 
 def _with_the_documented_runner(text: str) -> str:
     """Which runtime export finds fastest depends on the machine."""
-    return re.sub(r"(openvino|onnxruntime)(\+kernels)?:fp32", "openvino+kernels:fp32", text)
+    stated = r"(?<=/classify  )\S+|(?<=\"runner\":\")[^\"]+"
+    return re.sub(stated, "openvino+kernels", text)

@@ -31,7 +31,8 @@ from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.sources.hints import SETTINGS
-from gmmvit_deploy.precision import PRECISIONS, precision_behind
+from gmmvit_deploy.precision import PRECISIONS
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines import compatibility
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
@@ -264,7 +265,7 @@ def test_runners_are_those_of_the_program() -> None:
     for where, code in _code_spans():
         for value in re.findall(r"--(?:runner|runtime) (\S+)", code):
             for part in value.split(","):
-                assert precision_behind(part)[0] in RUNNERS, where
+                assert RunnerName.parse(part).name in RUNNERS, where
 
 
 def test_precisions_are_those_of_the_program() -> None:

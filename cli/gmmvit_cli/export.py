@@ -181,7 +181,7 @@ def export(
                 "manifest": manifest.to_json(),
                 "precisions": records,
                 "skipped": _not_proven(bundle),
-                "runner": fastest.passed[0].label if fastest is not None else None,
+                "runner": str(fastest.passed[0].runner) if fastest is not None else None,
             }
         )
         return

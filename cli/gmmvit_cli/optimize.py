@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +98,7 @@ def optimize(
         if report is not None:
             write_page(choice, opened, report, force=force)
     if as_json:
-        print_json(asdict(choice))
+        print_json(choice.to_json())
     else:
         _print(choice, bundle)
     if report is not None:
@@ -107,7 +106,7 @@ def optimize(
 
 
 def _print(choice: Choice, bundle: Path) -> None:
-    from gmmvit_deploy.optimize.table import candidate_words, head_of, left_out_rows, passed_rows, reasons_of
+    from gmmvit_deploy.optimize.table import head_of, left_out_rows, passed_rows, reasons_of
 
     title = f"{bundle}: {choice.goal} at batch {choice.batch} on {choice.machine}"
     print_table(head_of(choice), passed_rows(choice), title=title)
@@ -116,4 +115,4 @@ def _print(choice: Choice, bundle: Path) -> None:
     if reasons := reasons_of(choice):
         print_table(("not tried", "because"), reasons)
     typer.echo(f"judged on {choice.images}")
-    typer.echo(f"chosen: {candidate_words(choice.passed[0])}")
+    typer.echo(f"chosen: {choice.passed[0].runner}")

@@ -18,7 +18,6 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, Panel, output_option, together
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
 from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, DEFAULT_REQUEST_PIXELS
 
@@ -84,30 +83,23 @@ def repository(
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.runtimes.engines.card import open_engine
     from gmmvit_deploy.runtimes.programs.cores import cores
-    from gmmvit_deploy.runtimes.runners.chosen import runner_from
-    from gmmvit_deploy.serving.chosen import resolved_options, with_runner
+    from gmmvit_deploy.serving.chosen import resolved_options, runner_on
     from gmmvit_deploy.serving.options import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
+    named = runner_on(accelerator, backend, runner)
+    usual = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
     options = RepositoryOptions(
-        backend=backend or "python",  # type: ignore[arg-type]  # checked there, with the error that users see
+        backend=backend or usual,  # type: ignore[arg-type]  # checked there, with the error that users see
+        runner=named,
         name=name,
         max_queue_delay_us=max_queue_delay_us,
         instances=instances,
         threads=threads,
         chunk=chunk,
         preprocess_threads=preprocess_threads,
-        accelerator=accelerator,
         request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
     )
-    if runner is not None:
-        named = runner_from(runner)
-        if backend == "python" and named.runner in ON_GPUS:
-            raise InputError(
-                f"--runner {named.runner} needs --backend onnxruntime, got --backend python",
-                hint="type --backend onnxruntime, or remove --backend",
-            )
-        options = with_runner(options, named)
     with progress("repository") as on_progress:
         opened = open_bundle(bundle)
         options, notes = resolved_options(opened, options, ON_CPUS if backend else (*ON_CPUS, *ON_GPUS))

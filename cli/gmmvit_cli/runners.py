@@ -12,8 +12,8 @@ from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
 from gmmvit_cli.options import ENGINE, SERVED_NAME, URL_VARIABLE
 from gmmvit_cli.output import note
 from gmmvit_cli.panels import Panel, listed
-from gmmvit_deploy.precision import PRECISIONS, precision_behind, precision_from
-from gmmvit_deploy.runtimes.runners.names import RUNNERS, require_runner
+from gmmvit_deploy.precision import PRECISIONS, precision_from
+from gmmvit_deploy.runtimes.runners.names import RUNNERS, runner_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -27,7 +27,7 @@ OpenedRunners: TypeAlias = "AbstractContextManager[tuple[list[Runner], list[str]
 
 def _require_runners(text: str) -> None:
     for part in text.split(","):
-        require_runner(precision_behind(part)[0])
+        runner_from(part)
 
 
 def runner_option(default: str, purpose: str) -> Any:
@@ -91,7 +91,7 @@ def opened_runners(
         chosen = choose_runner(bundle)
         for words in chosen.notes if timed else ():  # parity's check of the choice has them
             note(words)
-        own = chosen.label.removesuffix(":fp32")
+        own = str(chosen.runner)
         taken = precision == "fp32" and (chosen.judged or (timed and chosen.measured))
         names = [*first, *usual, *([own] if taken and own not in usual else [])]
     with open_runners(

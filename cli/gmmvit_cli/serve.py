@@ -96,10 +96,10 @@ def serve(
                 raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
     from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
     from gmmvit_deploy.serving.gateway.service import Gateway
+    from gmmvit_deploy.serving.run import serve_path
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
     from gmmvit_deploy.serving.server_log import stamped
     from gmmvit_deploy.serving.service import Service
-    from gmmvit_deploy.serving.serving import serve_path
 
     options = ServerOptions(
         host=host,
@@ -136,7 +136,7 @@ def serve(
         if with_gateway is None:
             hint = "type gmmvit serve BUNDLE --gateway --keys FILE --state DIR"
             raise InputError("--state needs --gateway", hint=hint)
-        from gmmvit_deploy.serving.rollout.serving import serve_with_state
+        from gmmvit_deploy.serving.rollout.run import serve_with_state
 
         with shown:
             serve_with_state(
@@ -147,8 +147,8 @@ def serve(
                 runner=runner,
                 request_pixels=request_pixels,
                 tritonserver=tritonserver,
-                on_ready=lambda gateway, slots: announce(
-                    gateway, slots.server, gateway, f"{gateway.http_url}{CLASSIFY_PATH}" if slots.front else None
+                on_ready=lambda gateway, replicas: announce(
+                    gateway, replicas.server, gateway, f"{gateway.http_url}{CLASSIFY_PATH}" if replicas.front else None
                 ),
                 on_log_line=note if log is None else None,
                 on_gateway_line=lambda line: note(stamped(line)),

@@ -9,8 +9,9 @@ from gmmvit_cli.options import NAME, require_output
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, Panel, listed, output_option
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.precision import Precision, precision_behind
-from gmmvit_deploy.serving.names import RUNTIMES, runtime_from
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.runners.names import runner_from
+from gmmvit_deploy.serving.names import RUNTIMES
 
 EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runner onnxruntime,openvino+kernels:bf16"""
@@ -19,12 +20,9 @@ _SEARCH = Panel("Search")
 _PROTOCOLS = ("grpc", "http")
 
 
-def _runtimes(text: str) -> tuple[tuple[str, Precision], ...]:
-    """Return (name, precision) of each runtime in a text such as ``openvino:bf16,onnxruntime``.  Errors: InputError."""
-    pairs = [precision_behind(part) for part in text.split(",")]
-    for name, _ in pairs:
-        runtime_from(name)
-    return tuple((name, precision or "fp32") for name, precision in pairs)
+def _runners(text: str) -> tuple[RunnerName, ...]:
+    """Read a text such as ``openvino:bf16,onnxruntime``.  Errors: InputError."""
+    return tuple(runner_from(part, RUNTIMES) for part in text.split(","))
 
 
 def tune(
@@ -38,7 +36,7 @@ def tune(
         "kernels. A name may end with a colon and a precision: openvino+kernels:bf16.",
         names=RUNTIMES,
         several=True,
-        read=_runtimes,
+        read=_runners,
         show_default="the choice of gmmvit optimize or gmmvit export for this machine",
     ),
     protocol: str = _SEARCH.option(
@@ -61,7 +59,7 @@ def tune(
 
         settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
         options = TuneOptions(
-            runtimes=_runtimes(runner) if runner is not None else None,
+            runners=_runners(runner) if runner is not None else None,
             **settings,
         )
         result = tuned(open_bundle(bundle), out, options, force=force, on_progress=on_progress)
@@ -72,7 +70,5 @@ def tune(
     print_table(head, settings_table(result.trials), title=f"p99 within {bound_ms:g} ms, {protocol}")
     for line in result.notes:
         note(line)
-    for reason in dict.fromkeys(tried.cpu_kernels.why_not for tried in result.trials if not tried.cpu_kernels.used):
-        note(f"cpu kernels: off: {reason}")
     note(f"measurements: {out / TUNING_FILE}")
     typer.echo(out)

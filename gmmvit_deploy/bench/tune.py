@@ -1,8 +1,8 @@
 """Search the Triton settings that sustain the highest arrival rate with a p99 latency within a bound.
 
-The settings are the runtime, the precision, the number of instances, the threads of an instance, and the queue delay:
-the maximum time that a request waits in the batcher. The search first tries each runtime with default settings. Then it
-divides the cores among 2, 4, 8, ... instances of the best runtime, as long as the rate rises. Then it tries several
+The settings are the runner, the number of instances, the threads of an instance, and the queue delay:
+the maximum time that a request waits in the batcher. The search first tries each runner with default settings. Then it
+divides the cores among 2, 4, 8, ... instances of the best runner, as long as the rate rises. Then it tries several
 queue delays.
 
 Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
@@ -28,17 +28,17 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import require_free
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reports.reporting import described_bundle, plain
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.installs import find_server
-from gmmvit_deploy.serving.model_configs import RepositoryOptions, runtime_from
+from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.processes import peak_bytes
-from gmmvit_deploy.serving.repository import CpuKernelsUse, repository_from_bundle
+from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 __all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
@@ -56,36 +56,24 @@ class TuneOptions:
     Tuning measures speed only; ``gmmvit parity`` with data measures the accuracy of a precision.
 
     bound_ms: the largest allowed p99 latency, measured by the client.  protocol: the protocol of the requests.
-    runtimes: (name, precision) of each runtime to try. The suffix ``+kernels`` adds this project's CPU kernels, as in
-    ``openvino+kernels``. None tries the bundle's choice for this machine (`runners.chosen`).
+    runners: those to try. None tries the bundle's choice for this machine (`runners.chosen`).
     name: the name of the served model.
     """
 
     bound_ms: float
     protocol: Literal["grpc", "http"] = "grpc"
-    runtimes: tuple[tuple[str, Precision], ...] | None = None
+    runners: tuple[RunnerName, ...] | None = None
     name: str = "gmmvit"
 
     def __post_init__(self) -> None:
         if not self.bound_ms > 0:
             raise InputError(f"the latency bound is {self.bound_ms:g} ms; expected more than 0")
-        if self.runtimes is None:
-            return
-        if not self.runtimes or len(set(self.runtimes)) < len(self.runtimes):
-            raise InputError("expected distinct runtimes, such as onnxruntime,openvino:bf16")
-        for name, _ in self.runtimes:
-            runtime_from(name)
+        if self.runners is not None and (not self.runners or len(set(self.runners)) < len(self.runners)):
+            raise InputError("expected distinct runners, such as onnxruntime,openvino:bf16")
 
     def settings(self) -> list[RepositoryOptions]:
-        """Return the default settings for every runtime to try."""
-        if self.runtimes is None:
-            return [RepositoryOptions(name=self.name)]
-        defaults = []
-        for name, precision in self.runtimes:
-            runtime, kernels = runtime_from(name)
-            options = RepositoryOptions(name=self.name, runtime=runtime, cpu_kernels=kernels, precision=precision)
-            defaults.append(options)
-        return defaults
+        """Return the default settings for every runner to try."""
+        return [RepositoryOptions(name=self.name, runner=runner) for runner in self.runners or (None,)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +81,12 @@ class Trial:
     """The result of a trial of server settings.
 
     settings: the settings of the server.
-    cpu_kernels: states whether the server used this project's CPU kernels.
     full_rate: the samples a second when all samples are available at once.
     load: the search for the highest arrival rate.
     peak_bytes: the sum of the largest resident sizes of the server and its workers, in bytes.
     """
 
     settings: RepositoryOptions
-    cpu_kernels: CpuKernelsUse
     full_rate: float
     load: LoadSearch
     peak_bytes: int
@@ -256,17 +242,17 @@ def _trial(
                     runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate, on_progress=on_progress
                 )
                 peak = peak_bytes((server.pid, *(worker.pid for worker in server.workers)))
-    return Trial(settings=settings, cpu_kernels=repository.cpu_kernels, full_rate=full_rate, load=load, peak_bytes=peak)
+    return Trial(settings=settings, full_rate=full_rate, load=load, peak_bytes=peak)
 
 
 def _described(trial: Trial) -> dict[str, Any]:
-    names = ("backend", "runtime", "precision", "instances", "threads", "max_queue_delay_us")
-    return {**{name: getattr(trial.settings, name) for name in names}, "cpu_kernels": asdict(trial.cpu_kernels)}
+    names = ("backend", "instances", "threads", "max_queue_delay_us")
+    return {"runner": str(trial.settings.runner), **{name: getattr(trial.settings, name) for name in names}}
 
 
 def _words(settings: RepositoryOptions) -> str:
     return (
-        f"{settings.runtime} {settings.precision}, {settings.instances} × {settings.threads or 'all'} threads, "
+        f"{settings.runner}, {settings.instances} × {settings.threads or 'all'} threads, "
         f"queue delay {settings.max_queue_delay_us} µs"
     )
 
@@ -283,6 +269,5 @@ def settings_table(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
         point = trial.load.best
         p99 = f"{point.p99_ms:.1f} ms" if point else ""
         mark = "best" if trial is best and trial.rate else ("WRONG answers" if not trial.load.outputs.right else "")
-        words = f"{_words(trial.settings)}, {'with' if trial.cpu_kernels.used else 'without'} our kernels"
-        rows.append((words, f"{trial.rate:,.0f}", p99, f"{trial.full_rate:,.0f}", mark))
+        rows.append((_words(trial.settings), f"{trial.rate:,.0f}", p99, f"{trial.full_rate:,.0f}", mark))
     return rows

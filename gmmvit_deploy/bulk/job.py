@@ -15,8 +15,8 @@ from gmmvit_deploy.bulk.source import Source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.precision import precision_behind
-from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, require_runner
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Runner
@@ -54,13 +54,12 @@ class Job:
     @property
     def on_gpu(self) -> bool:
         """True if the runner computes on a GPU."""
-        return self.runner.partition(":")[0].endswith(_OF_A_GPU)
+        return RunnerName.parse(self.runner).name.endswith(_OF_A_GPU)
 
 
 def require_bulk_runner(text: str) -> None:
     """Check the text of ``--runner``.  Errors: InputError when no runner of this name can classify in bulk."""
-    name, _ = precision_behind(text)
-    require_runner(name)
+    name = runner_from(text).name
     if name not in IN_PROCESS:
         raise InputError(
             f"--runner {name}: classification of a source runs the network in its own processes, without a server and "
@@ -85,8 +84,8 @@ def settings_of(job: Job, bundle: Bundle) -> Settings:
             f"--batch {job.batch}: the bundle takes at most {manifest.max_batch} images in a batch",
             hint=f"type --batch {manifest.max_batch}, or export the checkpoint again with a larger --max-batch",
         )
-    name = precision_behind(job.runner)[0]
-    runtime = _RUNTIMES[name.partition("+")[0].partition("-")[0]]
+    name = RunnerName.parse(job.runner).runtime
+    runtime = _RUNTIMES[name.partition("-")[0]]
     distribution = "onnxruntime-gpu" if runtime == "onnxruntime" and "-" in name else runtime
     return Settings(
         bundle_sha256=bundle.sha256,
@@ -149,9 +148,8 @@ def open_bulk_runner(text: str, bundle: Bundle) -> Runner:
     """Open the runner of a job, on a CPU with a single thread.  Errors: those of `open_runner`."""
     from gmmvit_deploy.runtimes.runners.open import open_runner
 
-    name, precision = precision_behind(text)
-    if name in ("eager", "compile"):
+    if RunnerName.parse(text).name in ("eager", "compile"):
         import torch
 
         torch.set_num_threads(1)
-    return open_runner(name, bundle, precision=precision or "fp32", threads=1)
+    return open_runner(text, bundle, threads=1)

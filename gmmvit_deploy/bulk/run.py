@@ -22,6 +22,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import LeftOutKind
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
@@ -131,10 +132,10 @@ def classify_source(
     if begun is not None:
         chosen = begun.settings.runner
     elif runner is not None:
-        chosen = runner
+        chosen = str(RunnerName.parse(runner))
     else:
         taken = choose_runner(opened)
-        chosen, notes = taken.label.removesuffix(":fp32"), taken.notes
+        chosen, notes = str(taken.runner), taken.notes
     job = Job(
         bundle=bundle.absolute(),
         source=listed,

@@ -20,7 +20,8 @@ from typing import Any, Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
-from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.precision import precision_from
+from gmmvit_deploy.runner_name import RunnerName
 
 __all__ = [
     "CHOICES_FILE",
@@ -109,10 +110,8 @@ class JudgedImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A runner in a precision.
+    """A runner that was tried.
 
-    runner: the runner's name (`runtimes.runners.names`), such as ``openvino+kernels``.
-    form: the form of a quantised graph, such as ``static``, ``dynamic`` or ``mixed``; "" in other precisions.
     graph_sha256: the SHA-256 of the graph that was judged; "" if no graph was.
     passed: True if every check and the gate held.  reason: why the candidate was left out; "" if it passed.
     accuracy: the top-1 accuracy, a share; None without labelled images.
@@ -124,10 +123,8 @@ class Candidate:
     seconds: the median time of a batch, in seconds; None if it was not measured.
     """
 
-    runner: str
-    precision: Precision
+    runner: RunnerName
     passed: bool
-    form: str = ""
     graph_sha256: str = ""
     reason: str = ""
     accuracy: float | None = None
@@ -137,17 +134,12 @@ class Candidate:
     speed: Measured | None = None
     seconds: float | None = None
 
-    @property
-    def label(self) -> str:
-        """Runner and precision, as ``--runner`` takes them: ``openvino+kernels:fp32``."""
-        return f"{self.runner}:{self.precision}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The candidates of a kind of machine, best first, and how they were judged.
 
-    goal, batch: what was measured.  base: the runner and precision whose speed is 1, as `Candidate.label`.
+    goal, batch: what was measured.  base: the runner whose speed is 1.
     gate, images: None if no images judged the candidates, as in an entry of export.
     versions: name → version of each runtime package, of this package and of the driver that the candidates ran with.
     made_at: when the entry was made, in UTC, ISO 8601.
@@ -159,7 +151,7 @@ class Choice:
     candidates: tuple[Candidate, ...]
     versions: Mapping[str, str]
     made_at: str
-    base: str
+    base: RunnerName
     gate: Gate | None = None
     images: JudgedImages | None = None
 
@@ -168,21 +160,27 @@ class Choice:
         """The candidates that passed, best first."""
         return tuple(candidate for candidate in self.candidates if candidate.passed)
 
+    def to_json(self) -> dict[str, Any]:
+        candidates = [{**asdict(one), "runner": str(one.runner)} for one in self.candidates]
+        return {**asdict(self), "base": str(self.base), "candidates": candidates}
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """Read an entry.  Errors: KeyError, TypeError, ValueError or InputError for data of another form."""
         candidates = []
         for record in data["candidates"]:
-            precision_from(record["precision"])
+            runner = RunnerName.parse(record["runner"])
+            precision_from(runner.precision)
             if not isinstance(record["passed"], bool):
                 raise ValueError(f"passed: expected true or false, got {record['passed']!r}")
             measured = {name: _read(Measured, record[name]) for name in ("judged", "kept", "speed")}
-            candidates.append(_read(Candidate, {**record, **measured}))
+            candidates.append(_read(Candidate, {**record, "runner": runner, **measured}))
         if data["goal"] not in get_args(Goal):
             raise ValueError(f"goal: expected one of {', '.join(get_args(Goal))}, got {data['goal']!r}")
         images = data["images"] and {**data["images"], "batches": tuple(data["images"]["batches"])}
         read = {
             "machine": _read(Machine, data["machine"]),
+            "base": RunnerName.parse(data["base"]),
             "candidates": tuple(candidates),
             "versions": dict(data["versions"]),
             "gate": _read(Gate, data["gate"]),
@@ -222,7 +220,7 @@ def write_choice(bundle: Path, choice: Choice) -> Path:
     if unreadable:
         (bundle / CHOICES_FILE).rename(bundle / f"{CHOICES_FILE}.old")
     kept = [entry for entry in entries if entry.machine != choice.machine]
-    data = {"format": _FORMAT, "machines": [asdict(entry) for entry in (*kept, choice)]}
+    data = {"format": _FORMAT, "machines": [entry.to_json() for entry in (*kept, choice)]}
     with new_file(bundle / CHOICES_FILE, force=True) as file:
         file.write((json.dumps(data, indent=2) + "\n").encode())
     return bundle / CHOICES_FILE

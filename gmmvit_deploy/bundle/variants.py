@@ -34,6 +34,7 @@ from gmmvit_deploy.precision import QUANTIZED
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.runner_name import Form
 
 __all__ = [
     "FOR_CPUS",
@@ -105,7 +106,16 @@ class VariantRecord:
     @property
     def dynamic(self) -> bool:
         """True for the dynamic form, which is for OpenVINO on CPUs."""
-        return self.precision in QUANTIZED and self.calibration is None
+        return self.form == "dynamic"
+
+    @property
+    def form(self) -> Form:
+        """The form of a quantised graph; "" for another graph."""
+        if self.precision not in QUANTIZED:
+            return ""
+        if self.calibration is None:
+            return "dynamic"
+        return "mixed" if self.calibration.get("moved") else "static"
 
     @property
     def only_openvino(self) -> bool:

@@ -42,9 +42,9 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
 from gmmvit_deploy.runtimes.programs.memory import release_memory
-from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
 

@@ -14,6 +14,7 @@ from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured, write_choi
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.turns import ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS
@@ -54,11 +55,10 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
         machine=this_machine(),
         goal="latency",
         batch=1,
-        base=f"{names[0]}:fp32",
+        base=RunnerName.parse(names[0]),
         candidates=tuple(
             Candidate(
-                runner=names[number],
-                precision="fp32",
+                runner=RunnerName.parse(names[number]),
                 graph_sha256=graph.sha256,
                 passed=True,
                 speed=_measured(seconds[0], seconds[number]),

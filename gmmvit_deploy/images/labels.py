@@ -10,21 +10,24 @@ standard library and numpy.
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["TASKS", "LabelSet", "Prediction", "Ranked", "Task", "distinct_names"]
+__all__ = ["DEFAULT_TOP", "TASKS", "LabelSet", "Prediction", "Ranked", "Task", "distinct_names"]
 
 Task = Literal["single-label", "multi-label"]
 """``single-label``: each image has exactly one class.  ``multi-label``: an image has any number of classes."""
 TASKS: tuple[Task, ...] = get_args(Task)
+DEFAULT_TOP = 5
+"""The number of labels in a served answer, unless the request states another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,20 @@ class LabelSet:
         wrong = [number for number in self.thresholds if not isinstance(number, float) or not 0 < number < 1]
         if wrong:
             raise ValueError(f"thresholds: expected numbers above 0 and below 1, got {wrong[0]!r}")
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> LabelSet:
+        """Return the labels that the parameters of a served model state.
+
+        A model without the parameters has no labels, and a model without a task is single-label.
+        Errors: ValueError when the parameters contradict each other.
+        """
+        task: Any = parameters.get("gmmvit_task", "single-label")
+        return cls(
+            labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
+            task=task,
+            thresholds=tuple(json.loads(parameters.get("gmmvit_thresholds", "[]"))),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

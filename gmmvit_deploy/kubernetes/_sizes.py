@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.serving.served_models import Tuned
 
 __all__ = ["Measurement", "Sizes", "measurement_from_file", "sizes_from_measurement", "unknown_sizes"]
@@ -28,14 +29,14 @@ _BESIDE_MIB = 256
 class Measurement:
     """The best settings that ``gmmvit tune`` measured.
 
-    settings: fields of `RepositoryOptions`, but for instances, threads and cpu_kernels.  threads: of each instance.
-    kernels_used: True if the network ran with this project's CPU kernels.  peak_bytes: memory of the server.
+    settings: fields of `RepositoryOptions`, but for runner and threads.  threads: of each instance.
+    peak_bytes: memory of the server.
     """
 
+    runner: RunnerName
     settings: Mapping[str, Any]
     instances: int
     threads: int
-    kernels_used: bool
     tuned: Tuned
     peak_bytes: int
 
@@ -53,16 +54,16 @@ def measurement_from_file(file: Path, bundle: str, *, use: str) -> Measurement:
         instances, threads = int(best["instances"]), int(best["threads"])
         cores = int(data["machine"]["cores_allowed"])
         measurement = Measurement(
-            settings={key: best[key] for key in ("backend", "runtime", "precision", "max_queue_delay_us")},
+            runner=RunnerName.parse(best["runner"]),
+            settings={key: best[key] for key in ("backend", "max_queue_delay_us")},
             instances=instances,
             # 0 means a thread for each core of the machine that was measured, which a pod's limit does not change.
             threads=threads or max(1, cores // instances),
-            kernels_used=bool(best["cpu_kernels"]["used"]),
             tuned=Tuned(rate=float(data["rate"]), bound_ms=float(data["bound_ms"])),
             peak_bytes=int(data["peak_bytes"]),
         )
         measured = str(data["bundle"]["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise InputError(
             f"{file}: expected the file gmmvit_tuning.json of gmmvit tune; {exc!r}", hint=f"{measure_again} again"
         ) from exc
@@ -113,7 +114,7 @@ def sizes_from_measurement(measurement: Measurement, max_body_bytes: int) -> Siz
         shm_mib=shm_mib,
         in_flight=in_flight,
         queue_timeout_ms=max(1, round(measurement.tuned.bound_ms)),
-        runtime=str(measurement.settings["runtime"]),
+        runtime=measurement.runner.runtime,
         cpu=str(measurement.instances * measurement.threads + 1),
         memory=f"{_up(1.25 * measurement.peak_bytes / _MIB + shm_mib + _BESIDE_MIB)}Mi",
         instances=str(measurement.instances),

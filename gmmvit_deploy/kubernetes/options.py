@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import precision_behind
+from gmmvit_deploy.runtimes.runners.names import runner_from
 
 __all__ = ["JobOptions", "ManifestOptions", "Place", "PodOptions", "place", "tag_warnings"]
 
@@ -197,8 +197,7 @@ class JobOptions(PodOptions):
             raise InputError(f"expected --parts and --workers of 1 at least, got {self.parts} and {self.workers}")
         if self.memory and not _MEMORY.fullmatch(self.memory):
             raise InputError(f"--memory: expected a size such as 4Gi or 512Mi, got {self.memory!r}")
-        name, _ = precision_behind(self.runner)
-        if name not in _JOB_RUNNERS:
+        if runner_from(self.runner).name not in _JOB_RUNNERS:
             raise InputError(
                 f"--runner {self.runner}: the image for bulk work has no compiler, no PyTorch and no CUDA",
                 hint=f"type --runner with one of {', '.join(_JOB_RUNNERS)}, and a precision behind it if you like",

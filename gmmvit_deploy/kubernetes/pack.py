@@ -22,9 +22,9 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.kubernetes._sizes import measurement_from_file
 from gmmvit_deploy.kubernetes.templates import docker_file
-from gmmvit_deploy.runtimes.runners.chosen import runner_from
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.chosen import with_runner
-from gmmvit_deploy.serving.names import TUNING_FILE, CpuKernels
+from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
@@ -64,7 +64,7 @@ def pack(
 
     contents: what the image of a bundle holds. A repository is packed as it is.
     tuned: the file of ``gmmvit tune``, whose best settings the repository gets; for a bundle.
-    runner: of the network, ``NAME[:PRECISION]``, for a bundle; None takes that of ``tuned``, else the bundle's choice
+    runner: of the network, as after ``--runner``, for a bundle; None takes that of ``tuned``, else the bundle's choice
     for this machine.
     name: the name of the served model; for a bundle.
     Errors: InputError when ``tuned`` is of another bundle, or does not go with ``path``. OutputError when ``out``
@@ -82,10 +82,9 @@ def pack(
     options = RepositoryOptions(name=name)
     if tuned is not None:
         best = measurement_from_file(tuned, bundle.sha256, use="pack")
-        kernels: CpuKernels = "on" if best.kernels_used else "off"
-        options = replace(options, instances=best.instances, threads=best.threads, cpu_kernels=kernels, **best.settings)
+        options = replace(options, runner=best.runner, instances=best.instances, threads=best.threads, **best.settings)
     if runner is not None:
-        options = with_runner(options, runner_from(runner))
+        options = with_runner(options, runner_from(runner, (*ON_CPUS, *ON_GPUS)))
     with temporary_folder("pack") as folder:
         notes = {TUNING_FILE: tuned.read_text(encoding="utf-8")} if tuned is not None else None
         made = repository_from_bundle(bundle, folder / "models", options, notes=notes)

@@ -20,9 +20,9 @@ from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, docker_file
 from gmmvit_deploy.kubernetes._sizes import Sizes, measurement_from_file, sizes_from_measurement, unknown_sizes
 from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
 from gmmvit_deploy.kubernetes.templates import yaml_files
-from gmmvit_deploy.precision import precision_behind
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from gmmvit_deploy.serving.options import usual_runtime
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
 __all__ = ["WrittenManifests", "job_manifests_from_bundle", "manifests_from_bundle"]
@@ -95,7 +95,7 @@ def _runtime(models: ServedModels) -> str:
     """Return the runtime of the network in the python backend; "" if the network needs another backend."""
     if set(models.backends.values()) - {"python"}:
         return ""
-    return next(iter(models.runtimes), usual_runtime("python", "fp32"))
+    return next(iter(models.runtimes), "onnxruntime" if why_no_openvino("fp32") else "openvino")
 
 
 def _require_same_settings(path: Path, models: ServedModels, sizes: Sizes) -> None:
@@ -123,7 +123,7 @@ def job_manifests_from_bundle(path: Path, out: Path, options: JobOptions, *, for
     Errors: BundleError when the bundle cannot be read. OutputError when ``out`` exists and ``force`` is False.
     """
     objects = yaml_files("job.yaml.j2", options=options, bundle=open_bundle(path).sha256)
-    docker = bulk_docker_files(precision_behind(options.runner)[0], store=options.uses_store)
+    docker = bulk_docker_files(RunnerName.parse(options.runner).name, store=options.uses_store)
     secrets = {f"{options.name}-store": _STORE_CONTENT} if options.uses_store else {}
     return _written(out, {**objects, **docker}, options, secrets, content=str(path), force=force)
 

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import first_variant, onnx_files, record_of
@@ -25,14 +24,12 @@ from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bund
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, prefixed
+from gmmvit_deploy.runner_name import FORMS, Form
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes, open_images
 
-__all__ = ["Form", "Graph", "Graphs", "converted", "form_of", "refuse_overlap"]
+__all__ = ["Graph", "Graphs", "converted", "form_of", "refuse_overlap"]
 
-Form = Literal["", "static", "dynamic", "mixed"]
-"""The form of an int8 graph; "" for another precision."""
 Graph = tuple[Precision, Form]
-_INT8_FORMS: tuple[Form, ...] = ("static", "dynamic", "mixed")
 _NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
 
 
@@ -52,10 +49,7 @@ def form_of(bundle: Bundle) -> Form:
     record = record_of(bundle, "int8")
     if record is None:
         raise BundleError(f"{bundle.path}: it has no int8 graph")
-    if record.dynamic:
-        return "dynamic"
-    of_cpus = record.cpu or record
-    return "mixed" if (of_cpus.calibration or {}).get("moved") else "static"
+    return (record.cpu or record).form
 
 
 def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
@@ -121,7 +115,7 @@ def _add_int8(
         held = form_of(bundle)
         graphs.bundles["int8", held] = bundle
         why = f"the bundle holds int8 {held}; remove {bundle.path}/model.int8* to try every form"
-        graphs.left_out |= {("int8", form): why for form in _INT8_FORMS if form != held}
+        graphs.left_out |= {("int8", form): why for form in FORMS if form != held}
         return
     if calibration is None:
         graphs.left_out |= {("int8", "static"): _NO_IMAGES, ("int8", "mixed"): _NO_IMAGES}

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.choices import Candidate, Measured
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
-from gmmvit_deploy.optimize._graphs import Form
-from gmmvit_deploy.optimize._programs import Program
+from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
 from gmmvit_deploy.parity.judgement import Judgement
 from gmmvit_deploy.progress import OnProgress, ignore
+from gmmvit_deploy.runner_name import Form, RunnerName
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.programs.turns import ROUNDS_OF_PROOF, ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
@@ -29,22 +30,17 @@ class Race:
     base: the fastest float32 program that can be chosen, whose speed is 1.
     """
 
-    base: Program
+    base: RunnerName
 
-    def __init__(self, opened: dict[Program, Runner], left_out: dict[Program, str]) -> None:
+    def __init__(self, opened: dict[RunnerName, Runner], left_out: dict[RunnerName, str]) -> None:
         """opened: program → its runner.  left_out: program → why it cannot run here."""
         self._opened, self._why = opened, dict(left_out)
-        self._looked: dict[Program, list[float]] = {}
-        self._measured: dict[Program, list[float]] = {}
-        self._judgements: dict[Program, Judgement] = {}
+        self._looked: dict[RunnerName, list[float]] = {}
+        self._measured: dict[RunnerName, list[float]] = {}
+        self._judgements: dict[RunnerName, Judgement] = {}
 
     @property
-    def base_label(self) -> str:
-        """The base, as `Candidate.label`."""
-        return self._candidate(self.base).label
-
-    @property
-    def _running(self) -> list[Program]:
+    def _running(self) -> list[RunnerName]:
         return [program for program in self._opened if program not in self._why]
 
     @property
@@ -53,11 +49,11 @@ class Race:
         return [self._opened[program] for program in self._running]
 
     @property
-    def passed(self) -> list[Program]:
+    def passed(self) -> list[RunnerName]:
         """The programs that are left, the fastest first, but none before the base that is not clearly faster."""
         return sorted(self._running, key=self._rank)
 
-    def _rank(self, program: Program) -> tuple[float, bool]:
+    def _rank(self, program: RunnerName) -> tuple[float, bool]:
         speed = self._speed(program)
         if speed is None:
             return 0.0, True
@@ -65,9 +61,9 @@ class Race:
         return -(min(speed.value, 1) if unproven else speed.value), unproven
 
     @property
-    def _floats(self) -> list[Program]:
+    def _floats(self) -> list[RunnerName]:
         """The float32 programs that are left and can be chosen."""
-        return [program for program in self._running if program.precision == "fp32" and not program.is_engine]
+        return [program for program in self._running if program.precision == "fp32" and program.name not in FLAVORS]
 
     def look(
         self,
@@ -96,13 +92,13 @@ class Race:
             except Exception as exc:  # each runtime has its own classes, such as that of a GPU without memory
                 self._why[program] = f"it fails when it runs: {exc}"
         if not self._floats:
-            reasons = "; ".join(f"{program.words}: {why}" for program, why in self._why.items())
+            reasons = "; ".join(f"{program}: {why}" for program, why in self._why.items())
             raise RunnerUnavailableError(f"no program runs float32 on this machine: {reasons}")
         self._looked = self._time(on_progress)
         for program in self._running:
             rival = self._rival(program)
             if program.precision != "fp32" and self._ratio(program, rival).high < 1:
-                self._why[program] = f"slower than {rival.words}, so it was not judged"
+                self._why[program] = f"slower than {rival} in float32, so it was not judged"
         for program in self._why:
             if program in self._opened:
                 self._opened[program].close()  # frees the GPU's memory
@@ -119,7 +115,7 @@ class Race:
                 self._why[program] = judgement.why_not
         if not self._floats:
             raise InputError(
-                f"{self.base.words} fails a check: {self._why[self.base]}",
+                f"{self.base} fails a check: {self._why[self.base]}",
                 hint="type gmmvit parity with the same bundle and --data, which says more",
             )
 
@@ -129,8 +125,8 @@ class Race:
         for program in self._running:
             rival = self._rival(program)
             if program.precision != "fp32" and not self._clearly_faster(program, rival):
-                self._why[program] = f"not clearly faster than {rival.words}"
-            elif program.is_engine:
+                self._why[program] = f"not clearly faster than {rival} in float32"
+            elif program.name in FLAVORS:
                 self._why[program] = "served by gmmvit repository --backend tensorrt --engine DIR"
 
     def leave_out_other_int8(self, form: Form) -> None:
@@ -144,7 +140,7 @@ class Race:
         others = sorted(self._why, key=self._rank)
         return tuple(map(self._candidate, [*self.passed, *others]))
 
-    def _time(self, on_progress: OnProgress, *, times: int = 1) -> dict[Program, list[float]]:
+    def _time(self, on_progress: OnProgress, *, times: int = 1) -> dict[RunnerName, list[float]]:
         """Return program → the seconds of each round, and set the base."""
         programs = self._running
         runs = [partial(self._opened[program].run, self._inputs) for program in programs]
@@ -153,39 +149,37 @@ class Race:
         self.base = min(self._floats, key=lambda program: float(np.median(of_each[program])))
         return of_each
 
-    def _rounds(self, program: Program) -> dict[Program, list[float]]:
+    def _rounds(self, program: RunnerName) -> dict[RunnerName, list[float]]:
         """Return the last measurement that a program was in."""
         return self._measured if program in self._measured else self._looked
 
-    def _rival(self, program: Program) -> Program:
+    def _rival(self, program: RunnerName) -> RunnerName:
         """Return the float32 program that a program must beat: of CPUs the fastest on the CPU, else the base."""
         seconds = self._rounds(program)
-        on_cpu = [one for one in self._floats if not one.on_gpu]
-        if program.on_gpu or not on_cpu:
+        on_cpu = [one for one in self._floats if one.name not in PROGRAMS_OF_GPUS]
+        if program.name in PROGRAMS_OF_GPUS or not on_cpu:
             return self.base
         return min(on_cpu, key=lambda one: float(np.median(seconds[one])))
 
-    def _ratio(self, program: Program, rival: Program) -> Measured:
+    def _ratio(self, program: RunnerName, rival: RunnerName) -> Measured:
         seconds = self._rounds(program)
         ratio = ratio_of(seconds[rival], seconds[program])
         return Measured(value=ratio.median, low=ratio.low, high=ratio.high)
 
-    def _clearly_faster(self, program: Program, rival: Program) -> bool:
+    def _clearly_faster(self, program: RunnerName, rival: RunnerName) -> bool:
         enough = len(self._rounds(program)[program]) >= ROUNDS_OF_PROOF
         return enough and self._ratio(program, rival).low > 1
 
-    def _speed(self, program: Program) -> Measured | None:
+    def _speed(self, program: RunnerName) -> Measured | None:
         """Return the speed relative to the base; None for a program that was not timed."""
         return self._ratio(program, self.base) if program in self._rounds(program) else None
 
-    def _candidate(self, program: Program) -> Candidate:
+    def _candidate(self, program: RunnerName) -> Candidate:
         judgement = self._judgements.get(program, Judgement())
         runner = self._opened.get(program)
         graph = runner.graph if runner is not None else None
         return Candidate(
-            runner=program.runner,
-            precision=program.precision,
-            form=program.form,
+            runner=program,
             passed=program not in self._why,
             graph_sha256=graph.sha256 if graph is not None else "",
             reason=self._why.get(program, ""),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured
-from gmmvit_deploy.optimize.table import candidate_words, head_of, left_out_rows, passed_rows, reasons_of
+from gmmvit_deploy.optimize.table import head_of, left_out_rows, passed_rows, reasons_of
 from gmmvit_deploy.reports.pages import Summary, figure, rendered, written_page
 from gmmvit_deploy.reports.plotting import SERIES, figure_and_axes, svg
 
@@ -46,12 +46,12 @@ def _summary(choice: Choice) -> Summary:
     speed = f", {best.speed.value:.2f} times as fast as {choice.base}" if best.speed is not None else ""
     gate = f" and reach the gate, {choice.gate.kind} {choice.gate.least:g}," if choice.gate is not None else ""
     sentence = (
-        f"{candidate_words(best)} is the fastest{speed}, for {choice.goal} at batch {choice.batch} on "
+        f"{best.runner} is the fastest{speed}, for {choice.goal} at batch {choice.batch} on "
         f"{choice.machine}, "
         f"of those that pass all checks{gate} on these images."
     )
     changes = [
-        f"{candidate_words(one)}: its interval contains the gate; {one.images_to_settle:,} images with the same shares "
+        f"{one.runner}: its interval contains the gate; {one.images_to_settle:,} images with the same shares "
         "would settle it"
         for one in choice.passed
         if one.images_to_settle is not None
@@ -77,7 +77,7 @@ def _plot(candidates: list[Candidate], choice: Choice) -> str:
         )
         for one, (speed, judged) in zip(shown, measured, strict=True):
             axes.annotate(
-                candidate_words(one),
+                str(one.runner),
                 (speed.value, judged.value),
                 xytext=(5, 5),
                 textcoords="offset points",
@@ -91,7 +91,7 @@ def _plot(candidates: list[Candidate], choice: Choice) -> str:
     axes.set_ylabel(kind)
     axes.legend(frameon=False)
     words = "; ".join(
-        f"{candidate_words(one)}: {one.judged.value:.4f} at {one.speed.value:.2f}"
+        f"{one.runner}: {one.judged.value:.4f} at {one.speed.value:.2f}"
         for one in candidates
         if one.speed is not None and one.judged is not None
     )

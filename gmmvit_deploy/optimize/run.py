@@ -22,7 +22,7 @@ from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.export.variants import variant_from_copy
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.optimize._graphs import Form, Graphs, converted, refuse_overlap
+from gmmvit_deploy.optimize._graphs import Graphs, converted, refuse_overlap
 from gmmvit_deploy.optimize._programs import opened_programs
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.parity.check import BATCH, ParityOptions, check_parity
@@ -31,6 +31,7 @@ from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of, wr
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
@@ -136,7 +137,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
             copies=data["copies"],
             batches=tuple(sorted({1, judged})),
         ),
-        base=race.base_label,
+        base=race.base,
     )
     write_choice(bundle.path, choice)
     return choice

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured
 
-__all__ = ["candidate_words", "head_of", "left_out_rows", "passed_rows", "reasons_of"]
-
-
-def candidate_words(candidate: Candidate) -> str:
-    """Return the runner, the precision and the form, such as ``openvino+kernels int8 static``."""
-    return " ".join(filter(None, (candidate.runner, candidate.precision, candidate.form)))
+__all__ = ["head_of", "left_out_rows", "passed_rows", "reasons_of"]
 
 
 def head_of(choice: Choice) -> tuple[str, ...]:
     """Return the names of the columns of `passed_rows`, which `left_out_rows` continues."""
     kind = choice.gate.kind if choice.gate is not None else "judged"
     kept = ("kept decisions",) if _by_accuracy(choice) else ()
-    return ("runner", "precision", f"speed, {choice.base} = 1", "a batch", "accuracy", kind, *kept, "settled by")
+    return ("runner", f"speed, {choice.base} = 1", "a batch", "accuracy", kind, *kept, "settled by")
 
 
 def passed_rows(choice: Choice) -> list[tuple[str, ...]]:
@@ -38,14 +33,13 @@ def reasons_of(choice: Choice) -> list[tuple[str, str]]:
     shared: dict[str, list[str]] = {}
     for candidate in choice.candidates:
         if not (candidate.passed or candidate.speed or candidate.judged):
-            shared.setdefault(candidate.reason, []).append(candidate_words(candidate))
+            shared.setdefault(candidate.reason, []).append(str(candidate.runner))
     return [(", ".join(names), reason) for reason, names in shared.items()]
 
 
 def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:
     return (
-        candidate.runner,
-        f"{candidate.precision} {candidate.form}".strip(),
+        str(candidate.runner),
         _measured(candidate.speed, ".2f"),
         "" if candidate.seconds is None else f"{candidate.seconds * 1e3:.1f} ms",
         "" if candidate.accuracy is None else f"{candidate.accuracy:.2%}",

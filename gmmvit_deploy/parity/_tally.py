@@ -36,7 +36,7 @@ from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.precision import QUANTIZED, SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, prefixed
-from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX
+from gmmvit_deploy.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit

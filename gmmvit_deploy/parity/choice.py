@@ -34,21 +34,22 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
         return None
     gate, images = choice.gate, choice.images
     chosen, best = choose_runner(bundle), choice.passed[0]
-    changed = changed_versions(choice, chosen.runner)
-    report = next((r for r in parity.runners if (r.runner, r.precision) == (chosen.runner, chosen.precision)), None)
+    runner = chosen.runner
+    changed = changed_versions(choice, runner)
+    report = next((r for r in parity.runners if (r.runner, r.precision) == (runner.name, runner.precision)), None)
     same_images = (parity.data or {}).get("sha256") == images.sha256
     judgement = judgement_of(report, gate) if report is not None and same_images else Judgement()
     now = judgement.judged.value if judgement.judged is not None else None
-    words = f"{chosen.label}, chosen {choice.made_at[:10]}"
+    words = f"{runner}, chosen {choice.made_at[:10]}"
     words += f"; changed since: {', '.join(changed)}" if changed else "; versions as then"
-    if best.judged is not None and best.label == chosen.label and now is not None:
+    if best.judged is not None and best.runner == runner and now is not None:
         words += f"; {gate.kind} {best.judged.value:.4f} then, {now:.4f} now"
     broken = failed_checks(report) if report else []
-    open_questions = list(chosen.notes) if chosen.label != best.label else []
+    open_questions = list(chosen.notes) if runner != best.runner else []
     if now is not None and judgement.why_not and not broken:
         (broken if now < gate.least else open_questions).append(judgement.why_not)
     if changed and report is None:
-        open_questions.append(f"add {chosen.label} to --runner to judge it with what is installed now")
+        open_questions.append(f"add {runner} to --runner to judge it with what is installed now")
     elif changed and now is None:
         same = f"--data {images.source} --limit {images.count + images.copies}"
         open_questions.append(f"type {same}, the images of the choice, to hold it to the gate {gate.least:g} again")
@@ -60,5 +61,11 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
         verdict=verdict,
         summary=words,
         reasons=(*broken, *open_questions),
-        details={"runner": chosen.label, "best": best.label, "made_at": choice.made_at, "changed": changed, "now": now},
+        details={
+            "runner": str(runner),
+            "best": str(best.runner),
+            "made_at": choice.made_at,
+            "changed": changed,
+            "now": now,
+        },
     )

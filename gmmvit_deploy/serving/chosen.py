@@ -1,4 +1,4 @@
-"""Turn the runner that the user names, or the choice of a bundle for this machine, into options of a repository."""
+"""Complete the options of a repository with the runner that the user names, or with the choice for this machine."""
 
 from __future__ import annotations
 
@@ -7,45 +7,46 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner, runner_from
-from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
-from gmmvit_deploy.serving.names import runtime_from
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
+from gmmvit_deploy.serving.names import ACCELERATORS
 from gmmvit_deploy.serving.options import RepositoryOptions
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.serving.installs import ServerInstall
 
-__all__ = ["options_for_server", "resolved_options", "with_runner"]
+__all__ = ["options_for_server", "resolved_options", "runner_on", "with_runner"]
 
 
-def with_runner(options: RepositoryOptions, chosen: ChosenRunner) -> RepositoryOptions:
-    """Return the options with a runner in a precision: on a CPU in the python backend, on a GPU in ONNX Runtime's.
+def runner_on(accelerator: str, backend: str | None, typed: str | None) -> RunnerName | None:
+    """Read ``--runner`` together with ``--accelerator``; None leaves the choice to the bundle.
 
-    A backend that ``options`` states stays. Errors: InputError when it cannot run the runner.
+    accelerator: of the server's ONNX Runtime: ``cuda`` or ``tensorrt`` on a GPU, ``none`` on the CPU.
+    Errors: InputError when the options contradict each other.
     """
-    if options.backend == "tensorrt":
+    runner = runner_from(typed, (*ON_CPUS, *ON_GPUS)) if typed is not None else None
+    if accelerator == "none":
+        return runner
+    if accelerator not in ACCELERATORS:
+        raise InputError(f"accelerator {accelerator!r} is not known", hint=f"type one of {', '.join(ACCELERATORS)}")
+    if backend != "onnxruntime":
         raise InputError(
-            f"--runner {chosen.label} does not go with --backend tensorrt, which runs the engine of --engine",
-            hint="remove --runner, or remove --backend and --engine",
+            f"--accelerator {accelerator} needs --backend onnxruntime, got --backend {backend or 'python'}"
         )
-    if chosen.runner in ON_GPUS:
-        accelerator = chosen.runner.partition("-")[2]
-        if options.accelerator not in ("none", accelerator):
-            raise InputError(
-                f"--runner {chosen.runner} does not go with --accelerator {options.accelerator}",
-                hint="type one of them",
-            )
-        return replace(options, backend="onnxruntime", accelerator=accelerator, precision=chosen.precision)
-    if options.backend == "onnxruntime":
-        if chosen.runner != "onnxruntime":
-            raise InputError(
-                f"--runner {chosen.runner} needs --backend python, got --backend onnxruntime",
-                hint=f"type --backend onnxruntime --runner onnxruntime:{chosen.precision}, or remove --backend",
-            )
-        return replace(options, precision=chosen.precision)
-    runtime, kernels = runtime_from(chosen.runner)
-    return replace(options, runtime=runtime, cpu_kernels=kernels, precision=chosen.precision)
+    accelerated = RunnerName(f"onnxruntime-{accelerator}", runner.precision if runner is not None else "fp32")
+    if runner is not None and runner.name not in ("onnxruntime", accelerated.name):
+        raise InputError(f"--runner {runner} does not go with --accelerator {accelerator}", hint="type one of them")
+    return accelerated
+
+
+def with_runner(options: RepositoryOptions, runner: RunnerName) -> RepositoryOptions:
+    """Return the options with a runner: on a GPU in Triton's ONNX Runtime backend, on a CPU in that of ``options``.
+
+    Errors: InputError when the backend cannot run the runner.
+    """
+    return replace(options, runner=runner, backend="onnxruntime" if runner.name in ON_GPUS else options.backend)
 
 
 def resolved_options(
@@ -53,13 +54,15 @@ def resolved_options(
 ) -> tuple[RepositoryOptions, tuple[str, ...]]:
     """Return (options that state a runner, what the user should know).
 
-    Options that leave the runner open get the bundle's choice for this machine.
+    Options without a runner get the bundle's choice for this machine. An engine needs no runner.
     runners: those that may be taken.
     """
-    if not options.leaves_runner_open:
+    if options.runner is not None or options.backend == "tensorrt":
         return options, ()
+    if options.backend == "onnxruntime":
+        return replace(options, runner=RunnerName("onnxruntime")), ()
     chosen = choose_runner(bundle, runners)
-    return with_runner(options, chosen), chosen.notes
+    return with_runner(options, chosen.runner), chosen.notes
 
 
 def options_for_server(
@@ -68,22 +71,22 @@ def options_for_server(
     """Return (options for a server, what the user should know).
 
     A runner that the server's own ONNX Runtime backend can run as well is run there: it is written in C++.
-    runner: ``NAME[:PRECISION]``; None takes the choice for this machine.
+    runner: as after ``--runner``; None takes the choice for this machine.
     Errors: InputError when the server cannot run the runner.
     """
     own = install.best_backend == "onnxruntime"
     if runner is None:
         chosen = choose_runner(bundle, (*ON_CPUS, *ON_GPUS) if own else ON_CPUS)
         if own and not chosen.measured and "onnxruntime" not in bundle.manifest.wrong_runners:
-            chosen = ChosenRunner(runner="onnxruntime", notes=chosen.notes)
+            chosen = ChosenRunner(runner=RunnerName("onnxruntime"), notes=chosen.notes)
     else:
-        chosen = runner_from(runner)
-        if chosen.runner in ON_GPUS and not own:
+        chosen = ChosenRunner(runner=runner_from(runner, (*ON_CPUS, *ON_GPUS)))
+        if chosen.runner.name in ON_GPUS and not own:
             raise InputError(
                 f"--runner {chosen.runner} needs a server with the ONNX Runtime backend, and {install.binary} has "
                 f"only {', '.join(install.backend_names)}",
                 hint="type --tritonserver with the server of NVIDIA's container, or another --runner",
             )
-    if own and chosen.runner == "onnxruntime" and chosen.precision in ("fp32", "fp16"):
+    if own and chosen.runner.name == "onnxruntime" and chosen.runner.precision in ("fp32", "fp16"):
         options = replace(options, backend="onnxruntime")
-    return with_runner(options, chosen), chosen.notes
+    return with_runner(options, chosen.runner), chosen.notes

@@ -20,10 +20,11 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.precision import QUANTIZED, SPECS, Precision
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.proof import output_limits
 from gmmvit_deploy.serving._label_configs import classify_config, labels_config
-from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend, CpuKernels, Runtime, runtime_from
+from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
 
 if TYPE_CHECKING:
@@ -34,13 +35,9 @@ __all__ = [
     "LABELS_FILE",
     "WARMUP_FILE",
     "WORKER_REQUESTS",
-    "Backend",
-    "CpuKernels",
     "RepositoryOptions",
-    "Runtime",
     "config_text",
     "model_configs",
-    "runtime_from",
 ]
 
 LABELS_FILE = "labels.txt"
@@ -51,18 +48,17 @@ WORKER_REQUESTS = 2
 """The number of requests of maximum size whose large images wait in the preprocessing model; more are refused."""
 
 
-def model_configs(
-    bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None, *, kernels: bool = False
-) -> dict[str, Any]:
+def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None) -> dict[str, Any]:
     """Return model name → ``ModelConfig`` protobuf for the models of a repository.
 
     A bundle without mean and std has only the network: preprocessing and ensembles need a normalisation. A bundle
     without logits has no labels.
     options: state a runner.  card: the report that ``gmmvit build`` wrote beside the engine, for the tensorrt backend.
-    kernels: True if the python backend runs the network with this project's CPU kernels. The library of the kernels is
-    stored beside the network.
     """
-    configs = {options.network: _network(bundle, options, card, kernels=kernels)}
+    runner = RunnerName(card.flavor, card.precision) if card is not None else options.runner
+    if runner is None:
+        raise RepositoryError(f"{bundle.path}: the options of the repository state no runner")
+    configs = {options.network: _network(bundle, options, runner, card)}
     if bundle.manifest.image.normalisation is not None:
         configs[options.preprocess] = _preprocess(bundle, options)
         configs[options.name] = ensemble = _ensemble(bundle, options)
@@ -72,9 +68,8 @@ def model_configs(
             configs[options.classify] = classify_config(
                 ensemble, options.classify, labels=options.labels, multi_label=multi
             )
-    runner = f"{card.flavor}:{card.precision}" if card is not None else options.runner(kernels=kernels)
     for config in configs.values():
-        config.parameters["gmmvit_runner"].string_value = runner
+        config.parameters["gmmvit_runner"].string_value = str(runner)
     return configs
 
 
@@ -123,17 +118,15 @@ def _add_outputs(config: Any, bundle: Bundle) -> None:
         config.output.add(name=output.name, data_type=_protobuf().TYPE_FP32, dims=output.shape, **labels)
 
 
-def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None, *, kernels: bool) -> Any:
+def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, card: EngineCard | None) -> Any:
     pb = _protobuf()
     config = _skeleton(bundle, options.network)
     if card is not None:
         config.max_batch_size = min(config.max_batch_size, card.max_batch)
         config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
-    precision = card.precision if card else options.precision
-    config.parameters["gmmvit_precision"].string_value = precision
-    limits = output_limits(bundle, precision, for_cpu=not options.on_gpu)
+    limits = output_limits(bundle, runner.precision, for_cpu=not options.on_gpu)
     config.parameters["reference_limits"].string_value = json.dumps(limits)
-    for key, value in _evidence(bundle, precision, options, card).items():
+    for key, value in _evidence(bundle, runner.precision, options, card).items():
         config.parameters[key].string_value = value
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
@@ -144,29 +137,23 @@ def _network(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None
         group.profile.extend(
             str(index) for index in range(len(card.profiles))
         )  # by default Triton uses only the first profile
-    if options.accelerator != "none":
+    if options.accelerator:
         accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name=options.accelerator)
         if options.accelerator == "cuda":
             accelerator.parameters["use_tf32"] = "0"  # as the runner onnxruntime-cuda
         else:
             # The graph states the data type of each tensor; this setting only permits the data types in the graph.
-            accelerator.parameters["precision_mode"] = SPECS[options.precision].tensorrt_mode
+            accelerator.parameters["precision_mode"] = SPECS[runner.precision].tensorrt_mode
     config.dynamic_batching.max_queue_delay_microseconds = options.max_queue_delay_us
     if options.backend == "onnxruntime":
-        config.parameters["cpu_kernels"].string_value = "off"  # only the python backend can use the kernels
         # Without a number, ONNX Runtime starts a thread for each core of the machine, and binds each thread to a core,
         # also to cores outside the affinity.
         config.parameters["intra_op_thread_count"].string_value = str(options.threads or cores())
     if options.backend == "python":
         settings = {
-            "runtime": options.runtime,
-            "cpu_kernels": "on" if kernels else "off",
             "threads": str(options.threads),
             "chunk": str(options.chunk),
         }
-        if options.runtime == "openvino":
-            settings["openvino_hint"] = SPECS[options.precision].openvino
-            settings["attention"] = SPECS[options.precision].attention
         for key, value in settings.items():
             config.parameters[key].string_value = value
     for batch in sorted({1, config.max_batch_size}):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from gmmvit_deploy.errors import InputError
-
 __all__ = [
     "ACCELERATORS",
     "BACKENDS",
@@ -20,14 +18,9 @@ __all__ = [
     "RUNTIMES",
     "TUNING_FILE",
     "Backend",
-    "CpuKernels",
-    "Runtime",
-    "runtime_from",
 ]
 
 Backend = Literal["onnxruntime", "python", "tensorrt"]
-Runtime = Literal["onnxruntime", "openvino"]
-CpuKernels = Literal["auto", "on", "off"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "cuda", "tensorrt")
 """Providers of the server's ONNX Runtime; with any but none, the network runs on the GPU."""
@@ -45,15 +38,4 @@ DEFAULT_AGREEMENT = 0.95
 TUNING_FILE = "gmmvit_tuning.json"
 """File in a repository of ``gmmvit tune``: all trials, and the rate and latency limit of the best."""
 RUNTIMES = ("onnxruntime", "openvino", "openvino+kernels")
-"""Runtimes of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""
-
-
-def runtime_from(name: str) -> tuple[Runtime, CpuKernels]:
-    """Split a runtime's name: ``openvino+kernels`` → (openvino, on); ``openvino`` → (openvino, off).
-
-    Errors: InputError when the name is unknown.
-    """
-    if name not in RUNTIMES:
-        raise InputError(f"runtime {name!r} is not known", hint=f"type one of {', '.join(RUNTIMES)}")
-    runtime, plus, _ = name.partition("+")
-    return runtime, "on" if plus else "off"  # type: ignore[return-value]  # checked above
+"""Runners of the python backend; with ``+kernels``, this project's CPU kernels compute the attentions."""

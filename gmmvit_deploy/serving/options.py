@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, Precision, precision_from
-from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
-from gmmvit_deploy.serving.names import ACCELERATORS, DEFAULT_REQUEST_PIXELS, Backend, CpuKernels, Runtime
+from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.runners.names import ON_GPUS
+from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, RUNTIMES, Backend
 
-__all__ = ["RepositoryOptions", "usual_runtime"]
+__all__ = ["RepositoryOptions"]
 
-_AUTO = cast("Runtime", "auto")
 _CHUNKS = tuple(1 << power for power in range(8))
-
-
-def usual_runtime(backend: str, precision: Precision) -> Runtime:
-    """Return the runtime of a network for which the user names none: OpenVINO where it can run, else ONNX Runtime."""
-    return "openvino" if backend == "python" and not why_no_openvino(precision) else "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryOptions:
     """Options of a repository.
 
-    backend: the Triton backend that runs the network.
-    runtime: the runtime that the python backend uses. ``auto`` takes the choice of the bundle for this machine
-    (`runners.chosen`), and with another precision or without the kernels `usual_runtime`.
-    cpu_kernels: states whether the python backend uses this project's CPU kernels. ``auto`` uses the kernels if they
-    are available, ``on`` fails if the kernels are not available, and ``off`` uses the runtime's built-in operators.
-    precision: the precision of the network, for the backends that run an ONNX graph.
-    accelerator: the provider of the server's ONNX Runtime: ``cuda`` on a GPU, without TF32, ``tensorrt`` on a GPU, with
-    an engine that the server builds when it loads the model, or ``none`` on the CPU.
+    backend: the Triton backend that runs the network. A runner on a GPU needs ``onnxruntime``.
+    runner: what computes the network, for the backends that run an ONNX graph. None takes the choice of the bundle for
+    this machine (`runners.chosen`), and with the onnxruntime backend ONNX Runtime in float32.
     name: the name of the ensemble; the names of the other models begin with this name.
     max_queue_delay_us: the maximum time that the batcher waits to fill a batch, in microseconds.
     instances: the number of copies of the network that run in parallel.
@@ -49,10 +39,7 @@ class RepositoryOptions:
     """
 
     backend: Backend = "python"
-    runtime: Runtime = _AUTO
-    cpu_kernels: CpuKernels = "auto"
-    precision: Precision = "fp32"
-    accelerator: str = "none"
+    runner: RunnerName | None = None
     name: str = "gmmvit"
     max_queue_delay_us: int = 0
     instances: int = 1
@@ -64,23 +51,8 @@ class RepositoryOptions:
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
             raise InputError(f"backend: expected one of {', '.join(get_args(Backend))}, got {self.backend!r}")
-        precision_from(self.precision)
-        if self.runtime == _AUTO and not self.leaves_runner_open:
-            object.__setattr__(self, "runtime", usual_runtime(self.backend, self.precision))
-        self._check_runtime()
-        if self.backend == "tensorrt" and self.precision != "fp32":
-            raise InputError(
-                "a precision does not go with --backend tensorrt, because the engine was built in a fixed precision",
-                hint="remove the precision, or type gmmvit build to build an engine in the precision that you need",
-            )
-        if self.accelerator not in ACCELERATORS:
-            raise InputError(
-                f"accelerator {self.accelerator!r} is not known", hint=f"type one of {', '.join(ACCELERATORS)}"
-            )
-        if self.accelerator != "none" and self.backend != "onnxruntime":
-            raise InputError(
-                f"--accelerator {self.accelerator} needs --backend onnxruntime, got --backend {self.backend}"
-            )
+        if self.runner is not None:
+            self._check(self.runner)
         if not self.name.replace("_", "").replace("-", "").isalnum() or not self.name.isascii():
             raise InputError(f"model name: expected only letters, digits, - and _, got {self.name!r}")
         for field in ("max_queue_delay_us", "threads", "preprocess_threads"):
@@ -96,48 +68,54 @@ class RepositoryOptions:
                 raise InputError(f"{field}: expected at least 1, got {getattr(self, field)}")
 
     @property
-    def leaves_runner_open(self) -> bool:
-        """Whether the bundle decides which runner computes, in which precision."""
-        return (self.runtime, self.backend, self.precision, self.cpu_kernels) == (_AUTO, "python", "fp32", "auto")
-
-    def runner(self, *, kernels: bool) -> str:
-        """Return runner and precision as ``--runner`` takes them: ``openvino+kernels:fp32``.
-
-        kernels: True if the network runs with this project's CPU kernels.
-        """
-        if self.accelerator != "none":
-            return f"onnxruntime-{self.accelerator}:{self.precision}"
-        return f"{self.runtime}{'+kernels' if kernels else ''}:{self.precision}"
+    def accelerator(self) -> str:
+        """The provider of the server's ONNX Runtime on a GPU, ``cuda`` or ``tensorrt``; "" on a CPU."""
+        return self.runner.runtime.partition("-")[2] if self.runner is not None else ""
 
     @property
     def on_gpu(self) -> bool:
         """Whether the network runs on a GPU."""
-        return self.backend == "tensorrt" or self.accelerator != "none"
+        return self.backend == "tensorrt" or bool(self.accelerator)
 
-    def _check_runtime(self) -> None:
-        if self.runtime not in get_args(Runtime) and not self.leaves_runner_open:
-            raise InputError(f"runtime: expected one of {', '.join(get_args(Runtime))}, got {self.runtime!r}")
-        if self.cpu_kernels not in get_args(CpuKernels):
+    def _check(self, runner: RunnerName) -> None:
+        if self.backend == "tensorrt":
             raise InputError(
-                f"cpu_kernels: expected one of {', '.join(get_args(CpuKernels))}, got {self.cpu_kernels!r}"
+                f"--runner {runner} does not go with --backend tensorrt, which runs the engine of --engine, built in a "
+                "fixed precision",
+                hint="remove --runner, or remove --backend and --engine",
             )
-        if self.cpu_kernels == "on" and self.backend != "python":
-            raise InputError(f"the CPU kernels need --backend python, got --backend {self.backend}")
-        if self.runtime == "openvino" and self.backend != "python":
-            raise InputError(f"--runner openvino needs --backend python, got --backend {self.backend}")
-        if self.runtime == "openvino" and self.precision not in OPENVINO_PRECISIONS:
-            raise InputError(f"OpenVINO computes in {', '.join(OPENVINO_PRECISIONS)} on a CPU, not in {self.precision}")
-        if self.runtime == "onnxruntime" and not self.on_gpu:
-            self._check_onnxruntime_on_a_cpu()
+        if runner.name in ON_GPUS:
+            if self.backend != "onnxruntime":
+                raise InputError(
+                    f"--runner {runner} needs --backend onnxruntime, got --backend {self.backend}",
+                    hint="type --backend onnxruntime, or remove --backend",
+                )
+        elif runner.name not in RUNTIMES:
+            raise InputError(f"runner: expected one of {', '.join((*RUNTIMES, *ON_GPUS))}, got {runner.name!r}")
+        elif runner.runtime == "openvino":
+            self._check_openvino(runner)
+        else:
+            self._check_onnxruntime_on_a_cpu(runner)
 
-    def _check_onnxruntime_on_a_cpu(self) -> None:
-        if self.precision not in ONNXRUNTIME_PRECISIONS:
+    def _check_openvino(self, runner: RunnerName) -> None:
+        if self.backend != "python":
             raise InputError(
-                f"ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, not in {self.precision}",
+                f"--runner {runner} needs --backend python, got --backend {self.backend}",
+                hint=f"type --backend onnxruntime --runner onnxruntime:{runner.precision}, or remove --backend",
+            )
+        if runner.precision not in OPENVINO_PRECISIONS:
+            raise InputError(
+                f"OpenVINO computes in {', '.join(OPENVINO_PRECISIONS)} on a CPU, not in {runner.precision}"
+            )
+
+    def _check_onnxruntime_on_a_cpu(self, runner: RunnerName) -> None:
+        if runner.precision not in ONNXRUNTIME_PRECISIONS:
+            raise InputError(
+                f"ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, not in {runner.precision}",
                 hint="for bf16, type --runner openvino:bf16; for fp8, build an engine on a GPU with "
                 "gmmvit build BUNDLE --precision fp8 --flavor tensorrt, then type --backend tensorrt --engine DIR",
             )
-        if self.precision == "int8" and self.backend == "onnxruntime":
+        if runner.precision == "int8" and self.backend == "onnxruntime":
             # Its products of int8 saturate on a CPU without VNNI, unless a session option prevents it, which only the
             # python backend can set (`onnxruntime_program`).
             raise InputError(

@@ -6,21 +6,23 @@ import io
 import shutil
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 import gmmvit_deploy.images.labels
 import gmmvit_deploy.images.preprocess
+import gmmvit_deploy.precision
+import gmmvit_deploy.runner_name
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
-from gmmvit_deploy.bundle.variants import how_to_convert, open_variant
+from gmmvit_deploy.bundle.variants import how_to_convert
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.images.spec import image_from_pixels
-from gmmvit_deploy.precision import graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
 from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, product_chains
@@ -33,6 +35,7 @@ from gmmvit_deploy.runtimes.programs import (
     reference_outputs,
 )
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
+from gmmvit_deploy.runtimes.runners.open import graph_of
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
@@ -42,27 +45,12 @@ from gmmvit_deploy.serving.model_configs import (
     model_configs,
 )
 
-__all__ = ["CpuKernelsUse", "Repository", "repository_from_bundle"]
+__all__ = ["Repository", "repository_from_bundle"]
 
 _TEMPLATES = Path(__file__).parent / "triton_models"
 # Names of packages in the folder of the network. Modules of a package use relative imports to import other modules.
 _OPENVINO = "gmmvit_openvino"
 _ONNXRUNTIME = "gmmvit_onnxruntime"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuKernelsUse:
-    """States whether a network uses this project's CPU kernels.
-
-    used: True if the network runs with the kernels. The library of the kernels is then stored beside the network.
-    why_not: the reason why the kernels are not used; empty if the kernels are used.
-    """
-
-    used: bool
-    why_not: str = ""
-
-    def __str__(self) -> str:
-        return "on" if self.used else f"off: {self.why_not}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +60,13 @@ class Repository:
     path: the folder to give to ``tritonserver --model-repository``.
     models: the names of the models; clients call the first model.
     skipped: a sentence for each model that could not be written, with the reason.
-    cpu_kernels: states whether the network uses this project's CPU kernels.
-    runner: the runner and the precision of the network, such as ``openvino+kernels:fp32``.
+    runner: the runner of the network, as the models state it.
     notes: why the runner that ``runners.json`` prefers, or a faster one, is not used.
     """
 
     path: Path
     models: tuple[str, ...]
     skipped: tuple[str, ...]
-    cpu_kernels: CpuKernelsUse
     runner: str
     notes: tuple[str, ...] = ()
 
@@ -111,18 +97,21 @@ def repository_from_bundle(
     """
     on_progress(Progress("check the graph"))
     options, said = resolved_options(bundle, options or RepositoryOptions())
-    source, target = _network_file(bundle, options, engine, server)
-    on_progress(Progress("find the attentions that the CPU kernels compute"))
-    library, why_not = _kernels(source, options)
-    kernels = CpuKernelsUse(used=library is not None, why_not=why_not)
-    if options.cpu_kernels == "on" and not kernels.used:
-        raise InputError(
-            f"runner {options.runtime}+kernels cannot run on this machine: {why_not}",
-            hint=f"type --runner {options.runner(kernels=False)} to run the same graph without this project's CPU "
-            "kernels",
-        )
+    runner, library = options.runner, None
+    if runner is None:
+        source, target = _plan(bundle, engine, server), "model.plan"
+    else:
+        if engine is not None:
+            raise RepositoryError(
+                f"--engine needs --backend tensorrt, got --backend {options.backend}",
+                hint="remove --engine, or add --backend tensorrt",
+            )
+        source, target = _graph(bundle, runner), "model.onnx"
+        if runner.kernels:
+            on_progress(Progress("find the attentions that the CPU kernels compute"))
+            library = _kernels(source, runner)
     on_progress(Progress("write the models"))
-    configs = model_configs(bundle, options, engine.card if engine else None, kernels=kernels.used)
+    configs = model_configs(bundle, options, engine.card if engine else None)
     with new_folder(out, force=force) as folder:
         for name, config in configs.items():
             model = folder / name
@@ -135,9 +124,9 @@ def repository_from_bundle(
         for file in weights:  # under the name that the graph states
             shutil.copyfile(file, folder / options.network / "1" / file.name)
         shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
-        if options.backend == "python":
+        if runner is not None and options.backend == "python":
             shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(options, folder / options.network / "1", library)
+            _copy_programs(runner, folder / options.network / "1", library)
             shutil.copyfile(str(reference_outputs.__file__), folder / options.network / "1" / "gmmvit_reference.py")
         if options.preprocess in configs:
             _write_preprocess(folder / options.preprocess, bundle)
@@ -154,7 +143,6 @@ def repository_from_bundle(
         path=out,
         models=tuple(ordered),
         skipped=skipped,
-        cpu_kernels=kernels,
         runner=configs[options.network].parameters["gmmvit_runner"].string_value,
         notes=said,
     )
@@ -166,24 +154,18 @@ _NO_PREPROCESSING = (
 )
 
 
-def _network_file(
-    bundle: Bundle, options: RepositoryOptions, engine: Engine | None, server: ServerTensorRT | None
-) -> tuple[Path, str]:
-    if options.backend != "tensorrt":
-        if engine is not None:
-            raise RepositoryError(
-                f"--engine needs --backend tensorrt, got --backend {options.backend}",
-                hint="remove --engine, or add --backend tensorrt",
-            )
-        precision = graph_precision(options.precision) if options.runtime == "openvino" else options.precision
-        graph = open_variant(bundle, precision, for_cpu=not options.on_gpu)
-        if graph.only_openvino and options.runtime != "openvino":
-            raise InputError(
-                f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
-                hint=f"type --runner openvino:{precision}, or "
-                f"{how_to_convert(bundle, precision).removeprefix('type ')}",
-            )
-        return graph.path, "model.onnx"
+def _graph(bundle: Bundle, runner: RunnerName) -> Path:
+    graph = graph_of(bundle, runner)
+    if graph.only_openvino and runner.runtime != "openvino":
+        raise InputError(
+            f"{graph.path}: OpenVINO alone quantises activations of this int8 graph, while it runs",
+            hint=f"type --runner openvino:{graph.precision}, or "
+            f"{how_to_convert(bundle, graph.precision).removeprefix('type ')}",
+        )
+    return graph.path
+
+
+def _plan(bundle: Bundle, engine: Engine | None, server: ServerTensorRT | None) -> Path:
     if engine is None:
         raise RepositoryError(
             f"{bundle.path}: --backend tensorrt needs an engine that was built from this bundle",
@@ -202,30 +184,30 @@ def _network_file(
             hint=f"type gmmvit build {bundle.path} --batch 1:8:{engine.card.max_batch} for an engine that accepts "
             "a batch of 1",
         )
-    return engine.plan_path, "model.plan"
+    return engine.plan_path
 
 
-def _kernels(network: Path, options: RepositoryOptions) -> tuple[Path | None, str]:
-    """Return the library of this project's CPU kernels for a network, or None and the reason to run without them."""
-    if options.backend != "python":
-        return None, f"only the python backend can use the CPU kernels, not the {options.backend} backend"
-    if options.cpu_kernels == "off":
-        return None, "not requested"
-    if options.runtime != "openvino":
-        return None, "the CPU kernels need OpenVINO"
-    kernels, why = kernels_for_graph(network, options.precision)
+def _kernels(network: Path, runner: RunnerName) -> Path:
+    """Return the library of this project's CPU kernels for a network.  Errors: InputError when they cannot run it."""
+    kernels, why = kernels_for_graph(network, runner.precision)
     library, _ = openvino_library()
-    return (library, "") if kernels is not None and library is not None else (None, why)
+    if kernels is None or library is None:
+        raise InputError(
+            f"runner {runner} cannot run on this machine: {why}",
+            hint=f"type --runner {replace(runner, kernels=False)} to run the same graph without this project's CPU "
+            "kernels",
+        )
+    return library
 
 
-def _copy_programs(options: RepositoryOptions, folder: Path, library: Path | None) -> None:
+def _copy_programs(runner: RunnerName, folder: Path, library: Path | None) -> None:
     """Copy the files that the network needs in the server into ``folder``.
 
     The source files of the runner are copied, so that the server runs the same code as a runner in this process.
     library: the library of this project's CPU kernels, which is also copied; None without the kernels.
     """
     modules: tuple[ModuleType, ...]
-    if options.runtime == "onnxruntime":
+    if runner.runtime == "onnxruntime":
         package, modules = _ONNXRUNTIME, (cores, int8_products, onnxruntime_program)
     else:
         package = _OPENVINO
@@ -233,6 +215,9 @@ def _copy_programs(options: RepositoryOptions, folder: Path, library: Path | Non
     (folder / package).mkdir()
     for file in (Path(str(module.__file__)) for module in modules):
         shutil.copyfile(file, folder / package / file.name)
+    for module in (gmmvit_deploy.precision, gmmvit_deploy.runner_name):
+        file = Path(str(module.__file__))
+        shutil.copyfile(file, folder / f"gmmvit_{file.name}")
     if library is not None:
         shutil.copyfile(library, folder / "openvino_kernels.so")
 

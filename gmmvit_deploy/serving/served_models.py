@@ -13,6 +13,7 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.serving._label_configs import answers_labels
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.gateway.options import HealthCheck
@@ -24,13 +25,14 @@ __all__ = ["ServedModels", "Tuned", "read_models", "read_tuning"]
 
 _RAW_ROW_BYTES = 64 * 1024
 """The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""
+_THREADS = ("threads", "intra_op_thread_count")
+"""The parameter of a network on a CPU that states its threads, in the python and in the onnxruntime backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
-    runner: the runner and the precision of the network, or "" for a bundle, or if the configurations state none
-    or several.
+    runner: the runner of the network, or "" for a bundle, or if the configurations state none or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
     ensemble: the model that answers encoded images with logits or features, or "".  classifies: True if it answers with
     logits.
@@ -82,7 +84,7 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     if (path / MANIFEST_FILE).is_file():
         bundle = open_bundle(path)
         options, _ = resolved_options(bundle, RepositoryOptions(name=name))
-        made = _served(list(model_configs(bundle, options, kernels=options.cpu_kernels == "on").values()))
+        made = _served(list(model_configs(bundle, options).values()))
         return replace(made, network_threads=None, runner="")  # a bundle states neither
     configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
     if not configs:
@@ -110,11 +112,15 @@ def _served(configs: Sequence[Any]) -> ServedModels:
         ensemble="" if ensemble is None else ensemble.name,
         classifies=ensemble is not None and any(output.name == "logits" for output in ensemble.output),
         backends={config.name: config.backend for config in configs if config.backend},
-        runtimes=frozenset(parameters["runtime"] for parameters in stated if parameters.get("runtime")),
+        runtimes=frozenset(
+            RunnerName.parse(parameters["gmmvit_runner"]).runtime
+            for config, parameters in zip(configs, stated, strict=True)
+            if config.backend == "python" and parameters.keys() >= {"gmmvit_runner", "threads"}
+        ),
         limits={
             config.name: json.loads(parameters["reference_limits"])
             for config, parameters in zip(configs, stated, strict=True)
-            if "reference_limits" in parameters and "runtime" not in parameters
+            if "reference_limits" in parameters and config.backend != "python"
         },
         on_gpu=any(group.kind == group.KIND_GPU for config in configs for group in config.instance_group),
         network_threads=_network_threads(configs),
@@ -122,12 +128,12 @@ def _served(configs: Sequence[Any]) -> ServedModels:
 
 
 def _network_threads(configs: Sequence[Any]) -> tuple[int, int] | None:
-    networks = [config for config in configs if "cpu_kernels" in config.parameters]
-    if len(networks) != 1:
+    stated = [(config, name) for config in configs for name in _THREADS if name in config.parameters]
+    if len(stated) != 1:
         return None
-    parameters = {name: value.string_value for name, value in networks[0].parameters.items()}
-    threads = parameters.get("threads") or parameters.get("intra_op_thread_count") or "0"
-    return sum(group.count for group in networks[0].instance_group), int(threads) if threads.isdecimal() else 0
+    network, name = stated[0]
+    threads = network.parameters[name].string_value
+    return sum(group.count for group in network.instance_group), int(threads) if threads.isdecimal() else 0
 
 
 def _parsed(file: Path) -> Any:

@@ -14,23 +14,18 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
-from gmmvit_deploy.errors import MissingDependencyError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving._local_http import MetricsEndpoint
 from gmmvit_deploy.serving._metric_text import filesystem_metrics
-from gmmvit_deploy.serving._supervisor import Supervisor
-from gmmvit_deploy.serving.front.options import (
-    CLASSIFY_PATH,
-    DEFAULT_BODY_BYTES,
-    DEFAULT_BUFFERED_BYTES,
-    FrontOptions,
-)
+from gmmvit_deploy.serving._replica import Replica, why_no_classify
+from gmmvit_deploy.serving.front.options import CLASSIFY_PATH
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, is_loopback
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["Service", "metric_sources", "started_front"]
+__all__ = ["Service", "metric_sources"]
 
 _LOOPBACK = "127.0.0.1"
 
@@ -39,10 +34,8 @@ class Service:
     """A Triton server with what belongs to it.  Use it in the main thread, inside ``with service:``.
 
     server_options: the options with which the caller makes the `TritonServer` for `start`.
-    gateway: HAProxy before the server, or None.  front: the service behind ``/classify``, or None.
+    gateway: HAProxy before the server, or None.
     """
-
-    server: TritonServer
 
     def __init__(
         self,
@@ -60,9 +53,8 @@ class Service:
         self._options, self._classify_port = options, classify_port
         self._note = on_gateway_line or (lambda line: None)
         self._opened = ExitStack()
-        self._supervisor: Supervisor | None = None
+        self._replica: Replica | None = None
         self._endpoint: MetricsEndpoint | None = None
-        self.front: FrontProcess | None = None
         self.gateway: Gateway | None = None
         if settings is None:
             self.server_options = replace(options, metrics_host=_LOOPBACK, metrics_port=0)
@@ -84,6 +76,18 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def server(self) -> TritonServer:
+        """The server.  Errors: ServerError before `start`."""
+        if self._replica is None:
+            raise ServerError("the service has no server; it is starting")
+        return self._replica.server
+
+    @property
+    def front(self) -> FrontProcess | None:
+        """The service behind ``/classify``, or None."""
+        return self._replica.front if self._replica is not None else None
 
     @property
     def http_url(self) -> str:
@@ -112,31 +116,28 @@ class Service:
 
         Errors: those of `TritonServer.start`, and of `Gateway.start` with a gateway.
         """
-        self.server = server
-        self._supervisor = supervisor = Supervisor(server)
+        self._replica = replica = Replica(server)
         listener = None
         if self.gateway is None:
             server.check_repository()  # a mistake in the path is named before a port that is in use
-            self._endpoint = MetricsEndpoint(self._options.host, self._options.metrics_port, self._metrics_text)
+            self._endpoint = MetricsEndpoint(
+                self._options.host,
+                self._options.metrics_port,
+                lambda: filesystem_metrics() + replica.metrics_text(),
+            )
             self._opened.callback(self._endpoint.close)
             listener = self._classify_listener(server)
-        self._opened.callback(server.stop)  # after front and gateway, so that requests in progress reach the server
-        server.start(cancelled=cancelled)
-        if cancelled():
-            return
-        if self.gateway is not None or listener is not None:
-            self.front = started_front(self.gateway, server, listener=listener, note=self._note, cancelled=cancelled)
-        if self.front is not None:
-            self._opened.callback(self.front.stop)
-        elif listener is not None:
+        self._opened.callback(replica.stop)  # after the gateway, so that requests in progress reach front and server
+        replica.start(self.gateway, listener=listener, note=self._note, cancelled=cancelled)
+        if listener is not None and replica.front is None:
             listener.close()  # so that clients are refused, and do not wait for an answer
-        if self.gateway is None:
+        if self.gateway is None or cancelled():
             return
-        sources = {"supervisor": supervisor.metrics.text, **metric_sources(self.gateway)}
-        if self.front is not None:
-            sources["front"] = self.front.metrics_text
+        sources = {"supervisor": replica.supervisor.metrics.text, **metric_sources(self.gateway)}
+        if replica.front is not None:
+            sources["front"] = replica.front.metrics_text
         self._opened.callback(self.gateway.stop)
-        self.gateway.start(server, front=self.front.front if self.front else None, sources=sources)
+        self.gateway.start(server, front=replica.front.front if replica.front else None, sources=sources)
 
     def _classify_listener(self, server: TritonServer) -> socket.socket | None:
         """Open the port of the front; None, with a note, if the repository has no model that classifies images.
@@ -151,11 +152,6 @@ class Service:
         host = self._options.host if is_loopback(self._options.host) else _LOOPBACK
         return self._opened.enter_context(listening_socket(host, self._classify_port, "classify"))
 
-    def _metrics_text(self) -> str:
-        """Return the metrics without a gateway."""
-        server = self._supervisor.metrics_text() if self._supervisor is not None else ""
-        return filesystem_metrics() + server + (self.front.metrics_text() if self.front is not None else "")
-
     def run(self, stopped: Callable[[], bool]) -> None:
         """Watch all parts until ``stopped`` returns True.  Errors: ServerError when a part does not stay alive."""
 
@@ -167,8 +163,8 @@ class Service:
                     part.step()
             return False
 
-        if self._supervisor is not None:
-            self._supervisor.run(over)
+        if self._replica is not None:
+            self._replica.supervisor.run(over)
 
     def stop(self) -> None:
         """Complete the requests in progress, and end all parts.  It may be called again."""
@@ -178,65 +174,11 @@ class Service:
         """Kill all parts at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
         if self.gateway is not None:
             self.gateway.kill_now()
-        if self.front is not None:
-            self.front.kill_now()
-        if self._supervisor is not None:
-            self._supervisor.server.kill_now()
+        if self._replica is not None:
+            self._replica.kill_now()
 
 
 def metric_sources(gateway: Gateway) -> dict[str, Callable[[], str]]:
     """Return the sources of a service's metrics that are no part of it: the file systems that it writes to."""
     log = gateway.settings.access_log
     return {"filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))}
-
-
-def why_no_classify(server: TritonServer) -> str:
-    """Return why a server has no model for ``POST /classify``; "" if there is one."""
-    if not server.models.ensemble:
-        return "no model of the repository takes encoded images"
-    if not server.models.classifies:
-        return "the model has no classes, only features"
-    return ""
-
-
-def started_front(
-    gateway: Gateway | None,
-    server: TritonServer,
-    *,
-    note: Callable[[str], None],
-    listener: socket.socket | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> FrontProcess | None:
-    """Start the front of a ready server, and wait until it answers, or until ``cancelled`` returns True.
-
-    listener: the socket of a front without a gateway.
-    Returns None if no model takes encoded images, a running gateway has no place for a front, or a package of the front
-    is not installed; ``note`` gets the reason.
-    Errors: ServerError when the front does not start.
-    """
-    model = server.models.ensemble
-    if not model:
-        note("HTTP endpoint: POST /classify is not offered: no model of the repository takes encoded images")
-        return None
-    if gateway is not None and gateway.places is not None and not gateway.places.with_fronts:
-        note("HTTP endpoint: POST /classify is not offered before a restart: the first bundle takes no images")
-        return None
-    body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
-    options = FrontOptions(
-        triton_url=server.grpc_url,
-        model=model,
-        max_body_bytes=body_bytes,
-        max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, body_bytes),
-    )
-    secret = None if gateway is None else gateway.front_secret
-    try:
-        front = FrontProcess(options, secret, listener=listener, on_log_line=note)
-    except MissingDependencyError as exc:
-        note(f"HTTP endpoint: POST /classify is not offered: {exc}")
-        return None
-    try:
-        front.wait_ready(cancelled=cancelled)
-    except BaseException:
-        front.stop()
-        raise
-    return front

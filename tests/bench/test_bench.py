@@ -428,7 +428,7 @@ def test_bench_of_a_live_server_from_the_command_line(
     assert parts["unexplained"] > 0
     assert any(name.startswith("gmmvit_preprocess ") for name in steps["triton-grpc + decoding"]["parts"])
     assert all(cell["outputs"]["right"] for cell in result["cells"])
-    stated = {"backend": "python", "runtime": "openvino", "instances": "1", "queue delay": "0 µs"}
+    stated = {"backend": "python", "threads": "0", "instances": "1", "queue delay": "0 µs"}
     for name in ("triton-grpc", "triton-http"):
         assert stated.items() <= result["runners"][name].items()
     assert page.read_text().startswith("<!doctype html>")

@@ -19,7 +19,7 @@ from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
@@ -45,25 +45,22 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     out = tmp_path / "tuned"
     ours = our_kernels("fp32")[0] is not None
     names = ["onnxruntime", "openvino+kernels" if ours else "openvino"]
-    options = TuneOptions(bound_ms=2000, runtimes=tuple((name, "fp32") for name in names))
+    options = TuneOptions(bound_ms=2000, runners=tuple(map(RunnerName.parse, names)))
     tuned = tune(bundle, out, options)
     assert tuned.best is not None
     assert tuned.best.rate == max(trial.rate for trial in tuned.trials) > 0
     settings = [trial.settings for trial in tuned.trials]
-    tried = [(each.runtime, each.instances) for each in settings]
-    assert tried[:2] == [("onnxruntime", 1), ("openvino", 1)]
-    # as the names of the settings state
-    assert all(trial.cpu_kernels.used == (ours and trial.settings.runtime == "openvino") for trial in tuned.trials)
+    tried = [(str(each.runner), each.instances) for each in settings]
+    assert tried[:2] == [(name, 1) for name in names]
     assert len(tried) == len(set(tried)) >= 2
     assert all(trial.load.outputs.right for trial in tuned.trials)
     notes = json.loads((out / TUNING_FILE).read_text())
     assert notes["rate"] == tuned.best.rate
     assert notes["peak_bytes"] == tuned.best.peak_bytes > 2**26  # Triton, ONNX Runtime and Python take more than 64 MiB
     assert read_tuning(out) == Tuned(rate=tuned.best.rate, bound_ms=2000)  # what bounds the queue of a gateway
-    assert notes["best"]["runtime"] == tuned.best.settings.runtime
-    assert notes["best"]["cpu_kernels"]["used"] == tuned.best.cpu_kernels.used
+    assert notes["best"]["runner"] == str(tuned.best.settings.runner)
     config = (out / "gmmvit_network" / "config.pbtxt").read_text()
-    assert f'string_value: "{tuned.best.settings.runtime}"' in config
+    assert f'string_value: "{tuned.best.settings.runner}"' in config
     with TritonServer(out, options=PORTS) as server, TritonRunner(bundle, server.grpc_url) as runner:
         report = check_parity(bundle, [runner])
     assert report.passed, report.failures()
@@ -75,26 +72,24 @@ def test_our_kernels_behind_triton_give_the_models_answers(
     precision: Precision, precise_bundle: Bundle, tmp_path: Path
 ) -> None:
     library = "openvino_kernels.so"
-    options = RepositoryOptions(runtime="openvino", precision=precision, instances=2, threads=1)
+    here = our_kernels("int8")[0] is not None
+    options = RepositoryOptions(runner=RunnerName("openvino", precision, kernels=here), instances=2, threads=1)
     repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
     kernel = repository.path / "gmmvit_network" / "1" / library
-    here = our_kernels("int8")[0] is not None
-    assert kernel.exists() == (openvino_library()[0] is not None)
+    assert kernel.exists() == here
     log: list[str] = []
     served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
     with served as server, TritonRunner(precise_bundle, server.grpc_url) as runner:
         assert runner.precision == precision
-        assert runner.settings["cpu_kernels"] == ("on" if repository.cpu_kernels.used else "off")
+        assert runner.settings["runner"] == repository.runner == str(options.runner)
         report = check_parity(precise_bundle, [runner])
         if precision != "int8" or not int8_saturates():
             assert report.passed, report.failures()
         assert runner.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
-    assert any("cpu_kernels on" in line for line in log) == here == repository.cpu_kernels.used
+    assert any("attention is computed by our own kernel" in line for line in log) == here
     if here:
         kernel.write_bytes(b"no library")  # as unusable as a library compiled for another OpenVINO or machine
-        with pytest.raises(
-            ServerError, match=f"cpu_kernels is on, and our kernels cannot run on this server: .*{library}"
-        ):
+        with pytest.raises(ServerError, match=f"our kernels cannot run on this server: .*{library}"):
             TritonServer(repository.path, options=PORTS).start()
 
 
@@ -140,7 +135,7 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
     for arguments, message in (
         (("--bound-ms", "0"), "more than 0"),
         (("--bound-ms", "10", "--runner", "tensorflow"), "'tensorflow' is not known"),
-        (("--bound-ms", "10", "--runner", "openvino,openvino"), "distinct runtimes"),
+        (("--bound-ms", "10", "--runner", "openvino,openvino"), "distinct runners"),
         (("--bound-ms", "10", "--protocol", "smtp"), "grpc or http"),
         (("--bound-ms", "10", "--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8"),
     ):
@@ -152,9 +147,12 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
 
 def test_options_of_a_runtime() -> None:
     for options, message in (
-        ({"runtime": "openvino", "backend": "onnxruntime"}, "needs --backend python"),
-        ({"runtime": "openvino", "precision": "fp16"}, "not in fp16"),
-        ({"runtime": "tvm"}, "runtime: expected one of onnxruntime, openvino, got 'tvm'"),
+        ({"runner": RunnerName("openvino"), "backend": "onnxruntime"}, "needs --backend python"),
+        ({"runner": RunnerName("openvino", "fp16")}, "not in fp16"),
+        (
+            {"runner": RunnerName("tvm")},
+            "runner: expected one of onnxruntime, openvino, openvino.kernels, .*, got 'tvm'",
+        ),
     ):
         with pytest.raises(InputError, match=message):
-            RepositoryOptions(**options)
+            RepositoryOptions(**options)  # type: ignore[arg-type]

@@ -21,19 +21,18 @@ from gmmvit_deploy.bundle.choices import (
     read_choices,
     write_choice,
 )
+from gmmvit_deploy.runner_name import RunnerName
 
 CHOICE = Choice(
     machine=Machine(cpu="A processor", cores=2),
     goal="latency",
     batch=1,
-    base="onnxruntime:fp32",
+    base=RunnerName("onnxruntime"),
     gate=Gate(kind="accuracy ratio", least=0.99),
     images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=True, copies=0, batches=(1, 16)),
     candidates=(
         Candidate(
-            runner="openvino+kernels",
-            precision="int8",
-            form="static",
+            runner=RunnerName.parse("openvino+kernels:int8-static"),
             graph_sha256="cd",
             passed=True,
             accuracy=0.9,
@@ -41,7 +40,7 @@ CHOICE = Choice(
             images_to_settle=4000,
             speed=Measured(value=2.0, low=1.9, high=2.1),
         ),
-        Candidate(runner="onnxruntime", precision="bf16", passed=False, reason="ONNX Runtime has no bf16"),
+        Candidate(runner=RunnerName("onnxruntime", "bf16"), passed=False, reason="ONNX Runtime has no bf16"),
     ),
     versions={"openvino": "1"},
     made_at="2030-01-01T00:00:00Z",

@@ -83,7 +83,7 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
     assert f"runner: {only['runner']}" == stated  # both take the choice of export
     assert only["bundle"] == open_bundle(bundle).sha256
     plain = gmmvit("classify", tmp_path / "image.png", "--bundle", bundle, "--runner", "openvino", "--json")
-    assert json.loads(plain.stdout)[0]["runner"] == "openvino:fp32"
+    assert json.loads(plain.stdout)[0]["runner"] == "openvino"
     for arguments, message in (
         (("--bundle", bundle, "--runner", "openvino+"), "runner 'openvino+' is not known"),
         (("--url", "grpc://localhost:1", "--runner", "openvino"), "--runner needs --bundle"),

@@ -24,6 +24,7 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._quantised import QuantisedGraph
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
@@ -110,9 +111,9 @@ def test_each_graph_has_its_own_errors_and_calibration(copied: Bundle) -> None:
 @pytest.mark.parametrize(
     ("options", "file"),
     [
-        (RepositoryOptions(precision="int8"), CPU),
-        (RepositoryOptions(precision="int8", runtime="openvino"), CPU),
-        (RepositoryOptions(precision="int8", backend="onnxruntime", accelerator="cuda"), GPU),
+        (RepositoryOptions(runner=RunnerName("onnxruntime", "int8")), CPU),
+        (RepositoryOptions(runner=RunnerName("openvino", "int8")), CPU),
+        (RepositoryOptions(backend="onnxruntime", runner=RunnerName("onnxruntime-cuda", "int8")), GPU),
     ],
 )
 def test_a_repository_has_the_graph_of_its_device(

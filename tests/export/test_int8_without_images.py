@@ -20,6 +20,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.quantize import DYNAMIC, DYNAMIC_COLUMNS, quantize_graph
 from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.int8_products import has_vnni
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
@@ -62,13 +63,13 @@ def test_the_only_graph_is_for_cpus(dynamic: Bundle) -> None:
         (lambda bundle, _: open_runner("onnxruntime", bundle, precision="int8"), RunnerUnavailableError),
         (
             lambda bundle, out: repository_from_bundle(
-                bundle, out, RepositoryOptions(precision="int8", runtime="onnxruntime")
+                bundle, out, RepositoryOptions(runner=RunnerName("onnxruntime", "int8"))
             ),
             InputError,
         ),
         (
             lambda bundle, out: repository_from_bundle(
-                bundle, out, RepositoryOptions(precision="int8", backend="onnxruntime", accelerator="tensorrt")
+                bundle, out, RepositoryOptions(backend="onnxruntime", runner=RunnerName("onnxruntime-tensorrt", "int8"))
             ),
             BundleError,
         ),
@@ -104,7 +105,7 @@ def test_parity_and_a_repository_need_no_further_word(dynamic: Bundle, tmp_path:
         (runner,) = check_parity(dynamic, runners).runners
     verdicts = {check.name: check.verdict for check in runner.checks}
     assert (verdicts["numeric"], verdicts["calibration"]) == ("passed", "passed")
-    options = RepositoryOptions(precision="int8", runtime="openvino")
+    options = RepositoryOptions(runner=RunnerName("openvino", "int8"))
     repository_from_bundle(dynamic, tmp_path / "r", options)
     program = OpenVinoProgram(tmp_path / "r" / options.network / "1" / "model.onnx", hint="f32")
     assert program.quantization == {DYNAMIC: str(DYNAMIC_COLUMNS)}

@@ -18,6 +18,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.graphs import weights
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -81,7 +82,7 @@ def test_a_damaged_file_of_weights_is_refused(change, large: Bundle, tmp_path: P
 @pytest.mark.rest
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
 def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(runtime=runtime, threads=1)  # type: ignore[arg-type]
+    options = RepositoryOptions(runner=RunnerName(runtime), threads=1)
     repository = repository_from_bundle(large, tmp_path / "models", options)
     inputs, logits = large.golden()
     with (

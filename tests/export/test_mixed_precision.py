@@ -18,6 +18,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.quantize import projections_of
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -132,7 +133,7 @@ def test_tensorrt_takes_the_products_in_their_types(converted: tuple[Bundle, Ans
 
 def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     bundle, _ = converted
-    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(precision="int8", runtime="openvino"))
+    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(runner=RunnerName("openvino", "int8")))
     text = (tmp_path / "r" / "gmmvit_network" / "config.pbtxt").read_text()
     parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
     assert parameters["gmmvit_record_sha256"].string_value == sha256_of_file(bundle.path / "model.int8.json")

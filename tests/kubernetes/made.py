@@ -47,7 +47,7 @@ def tuning_file(
     bundle: Bundle, file: Path, *, instances: int = 2, threads: int = 3, cores: int = 8, sha256: str = ""
 ) -> Path:
     """Write the fields of a file of ``gmmvit tune`` that manifests read; `test_tune.py` holds them to the writer."""
-    best = {"backend": "python", "runtime": "onnxruntime", "precision": "fp32", "cpu_kernels": {"used": False}}
+    best = {"backend": "python", "runner": "onnxruntime"}
     data = {
         "best": {**best, "instances": instances, "threads": threads, "max_queue_delay_us": 500},
         "rate": 400.0,

@@ -16,6 +16,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.kubernetes.options import ManifestOptions, place, tag_warnings
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.documented import PAGES
@@ -70,9 +71,9 @@ def test_without_a_measurement_every_size_must_be_filled_in(bundle: Bundle, tmp_
 @pytest.mark.parametrize(
     ("options", "image", "gpus"),
     [
-        ({"runtime": "onnxruntime"}, "cpu", None),
+        ({"runner": RunnerName("onnxruntime")}, "cpu", None),
         ({"backend": "onnxruntime"}, "nvidia", None),
-        ({"backend": "onnxruntime", "accelerator": "cuda"}, "nvidia", "1"),
+        ({"backend": "onnxruntime", "runner": RunnerName("onnxruntime-cuda")}, "nvidia", "1"),
     ],
     ids=["python", "onnxruntime", "cuda"],
 )
@@ -166,11 +167,13 @@ def test_a_measurement_of_another_bundle_or_that_is_incomplete_is_refused(bundle
 def test_a_repository_with_other_settings_than_the_measurement_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     """The repository was written without threads: in a pod, each instance would take a thread for each core."""
     file = tuning_file(bundle, tmp_path / "tuned.json")
-    unstated = repository_from_bundle(bundle, tmp_path / "unstated", RepositoryOptions(runtime="onnxruntime"))
+    unstated = repository_from_bundle(
+        bundle, tmp_path / "unstated", RepositoryOptions(runner=RunnerName("onnxruntime"))
+    )
     with pytest.raises(InputError, match=r"1 instances with 0 threads .* --tuned states 2 with 3"):
         manifests_from_bundle(unstated.path, tmp_path / "out", OPTIONS, tuned=file)
     for runtime in ("onnxruntime", "openvino"):
-        options = RepositoryOptions(instances=2, threads=3, runtime=runtime)
+        options = RepositoryOptions(instances=2, threads=3, runner=RunnerName(runtime))
         repository_from_bundle(bundle, tmp_path / runtime, options)
     assert manifests_from_bundle(tmp_path / "onnxruntime", tmp_path / "out", OPTIONS, tuned=file).complete
     with pytest.raises(InputError, match="runs in openvino, but --tuned states onnxruntime"):

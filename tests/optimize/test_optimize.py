@@ -19,6 +19,7 @@ from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.judgement import judgement_of
 from gmmvit_deploy.parity.report import RunnerReport
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
@@ -65,8 +66,8 @@ def _int8_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_race, "seconds_in_turn", seconds)
 
 
-def of(choice: Choice, runner: str, precision: str, form: str = "") -> Candidate:
-    return next(one for one in choice.candidates if (one.runner, one.precision, one.form) == (runner, precision, form))
+def of(choice: Choice, runner: str) -> Candidate:
+    return next(one for one in choice.candidates if one.runner == RunnerName.parse(runner))
 
 
 def optimized(bundle: Bundle, *arguments: str | Path) -> tuple[Choice, Answer]:
@@ -97,7 +98,7 @@ def test_the_choice_is_written_beside_the_proven_files(
         bundle, "--data", f"array:{labelled}", "--gate", "0.5", "--report", tmp_path / "page.html"
     )
     best = choice.candidates[0]
-    assert (best.passed, best.precision, best.form) == (True, "int8", "static")
+    assert (best.passed, best.runner.precision, best.runner.form) == (True, "int8", "static")
     assert best.speed is not None
     assert best.speed.low > 1
     assert best.judged is not None
@@ -106,15 +107,15 @@ def test_the_choice_is_written_beside_the_proven_files(
     assert (choice.gate.kind, choice.gate.least) == ("accuracy ratio", 0.5)
     assert choice.images is not None
     assert choice.images.count == 500  # evenly spread over the 520
-    slow = of(choice, "onnxruntime", "fp16")
+    slow = of(choice, "onnxruntime:fp16")
     assert not slow.passed
     assert slow.reason.startswith("slower than ")
     assert slow.judged is None  # it cannot win, so no image was spent on it
-    dynamic = of(choice, "openvino", "int8", "dynamic")
+    dynamic = of(choice, "openvino:int8-dynamic")
     assert "the bundle holds int8 static" in dynamic.reason
     assert read_choices(bundle.path)[0][0] == other
     assert open_bundle(bundle.path).sha256 == precise_bundle.sha256
-    assert f"chosen: {best.runner} int8 static" in answer.out
+    assert f"chosen: {best.runner}" in answer.out
     page = (tmp_path / "page.html").read_text()
     assert "CHOSEN" in page
     assert slow.reason in page
@@ -125,11 +126,11 @@ def test_the_choice_is_written_beside_the_proven_files(
 def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
     bundle = planted(precise_bundle, FAULTS["a range cut to a third"][0], tmp_path)
     choice, _ = optimized(bundle, "--data", f"array:{labelled}", "--gate", "0.01")
-    wrong = of(choice, "onnxruntime", "int8", "static")
+    wrong = of(choice, "onnxruntime:int8-static")
     assert not wrong.passed
     assert "its input saturates outside" in wrong.reason
-    assert choice.candidates[0].precision == "fp32"
-    other = of(choice, "openvino", "int8", "dynamic")  # it would take the place of the user's graph
+    assert choice.candidates[0].runner.precision == "fp32"
+    other = of(choice, "openvino:int8-dynamic")  # it would take the place of the user's graph
     assert other.reason == f"the bundle holds int8 static; remove {bundle.path}/model.int8* to try every form"
     assert wrong.graph_sha256 == open_variant(open_bundle(bundle.path), "int8", for_cpu=True).sha256
 
@@ -143,15 +144,15 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
     assert choice.gate is not None
     assert (choice.gate.kind, choice.gate.least) == ("kept decisions", 0.97)
     for form in ("static", "mixed"):
-        missing = of(choice, "openvino", "int8", form)
+        missing = of(choice, f"openvino:int8-{form}")
         assert not missing.passed
         assert "--calibration" in missing.reason
     assert "--calibration" in answer.out
-    dynamic = of(choice, "openvino", "int8", "dynamic")
+    dynamic = of(choice, "openvino:int8-dynamic")
     assert dynamic.judged is not None
     assert dynamic.images_to_settle is not None or dynamic.judged.high < 0.97
     assert "0.97" in dynamic.reason  # 24 images cannot show that 97 % of the decisions are kept
-    assert choice.candidates[0].precision == "fp32"
+    assert choice.candidates[0].runner.precision == "fp32"
     written = json.loads((copy.path / "runners.json").read_text())
     assert [entry["machine"]["cpu"] for entry in written["machines"]] == [choice.machine.cpu]
 
@@ -164,13 +165,15 @@ def test_with_calibration_every_form_is_tried_and_the_chosen_graph_is_kept(
     np.savez(tmp_path / "calibration.npz", images=photographs(7, 64))
     arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "calibration.npz", "--gate", "0.1")
     choice, _ = optimized(copy, *arguments)
-    forms = {each.form for each in choice.candidates if each.precision == "int8" and each.judged is not None}
+    forms = {
+        each.runner.form for each in choice.candidates if each.runner.precision == "int8" and each.judged is not None
+    }
     best = choice.candidates[0]
-    assert (best.passed, best.precision) == (True, "int8")
-    assert best.form in forms
+    assert (best.passed, best.runner.precision) == (True, "int8")
+    assert best.runner.form in forms
     assert best.graph_sha256 == open_variant(open_bundle(copy.path), "int8", for_cpu=True).sha256
     for candidate in choice.candidates:
-        assert candidate.form in ("", best.form) or not candidate.passed
+        assert candidate.runner.form in ("", best.runner.form) or not candidate.passed
 
 
 def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> None:
@@ -198,7 +201,7 @@ def test_a_program_that_is_wrong_for_single_images_is_left_out(
     assert choice.images.batches == (1, 8)
     assert "judged on 500 images of" in answer.out
     assert "at batch 1 and 8" in answer.out
-    wrong = of(choice, "onnxruntime", "int8", "static")
+    wrong = of(choice, "onnxruntime:int8-static")
     assert not wrong.passed
     assert "accuracy ratio 0." in wrong.reason
 
@@ -227,7 +230,7 @@ def test_labels_that_cannot_judge_are_refused(
         assert not (bundle.path / "runners.json").exists()
     choice, _ = optimized(bundle, *words[2:], "--keep-decisions", "0.5")
     assert choice.gate is not None
-    assert (choice.gate.kind, choice.candidates[0].precision) == ("kept decisions", "int8")
+    assert (choice.gate.kind, choice.candidates[0].runner.precision) == ("kept decisions", "int8")
 
 
 def test_decisions_are_kept_beside_an_accuracy() -> None:

@@ -10,8 +10,8 @@ import pytest
 from gmmvit_deploy.bundle.choices import Candidate
 from gmmvit_deploy.errors import RunnerUnavailableError
 from gmmvit_deploy.optimize import _race
-from gmmvit_deploy.optimize._programs import Program
 from gmmvit_deploy.parity.judgement import Judgement
+from gmmvit_deploy.runner_name import RunnerName
 
 
 class Timed:
@@ -42,8 +42,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, rounds: int = 8, **runners: Timed) ->
     monkeypatch.setattr(_race, "seconds_in_turn", seconds)
     opened: Any = {}
     for name, runner in runners.items():
-        runner_name, _, precision = name.partition("__")
-        opened[Program(runner_name.replace("_", "-"), precision)] = runner  # type: ignore[arg-type]
+        opened[RunnerName.parse(name.replace("__", ":").replace("_", "-"))] = runner
     race = _race.Race(opened, {})
     race.look(np.zeros((1, 1)))
     race.judge([Judgement()] * len(race.runners))
@@ -53,7 +52,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, rounds: int = 8, **runners: Timed) ->
 
 def test_a_program_that_fails_while_it_runs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = raced(monkeypatch, onnxruntime__fp32=Timed(1, 1), openvino__bf16=Timed())
-    assert (first.runner, first.passed) == ("onnxruntime", True)
+    assert (str(first.runner), first.passed) == ("onnxruntime", True)
     assert second.reason == "it fails when it runs: no memory left"
 
 
@@ -65,10 +64,10 @@ def test_on_a_gpu_programs_of_cpus_remain_and_engines_are_only_reported(monkeypa
         onnxruntime_cuda__fp32=Timed(1, 1),
         tensorrt__fp16=Timed(0.1, 0.1),
     )
-    assert [one.label for one in candidates if one.passed] == [
-        "onnxruntime-cuda:fp32",
+    assert [str(one.runner) for one in candidates if one.passed] == [
+        "onnxruntime-cuda",
         "openvino:bf16",
-        "onnxruntime:fp32",
+        "onnxruntime",
     ]
     engine = candidates[-1]
     assert "gmmvit repository --backend tensorrt --engine" in engine.reason
@@ -78,15 +77,15 @@ def test_on_a_gpu_programs_of_cpus_remain_and_engines_are_only_reported(monkeypa
 
 def test_few_rounds_choose_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     best, other = raced(monkeypatch, rounds=5, onnxruntime__fp32=Timed(1, 1), openvino__bf16=Timed(0.5, 0.5))
-    assert best.precision == "fp32"
-    assert other.reason == "not clearly faster than onnxruntime fp32"
+    assert best.runner.precision == "fp32"
+    assert other.reason == "not clearly faster than onnxruntime in float32"
 
 
 def test_all_speeds_are_relative_to_the_base_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates = raced(
         monkeypatch, onnxruntime__fp32=Timed(1, 1.5), openvino__fp32=Timed(1.1, 1), onnxruntime__fp16=Timed(2.2)
     )
-    assert candidates[0].label == "openvino:fp32"
+    assert str(candidates[0].runner) == "openvino"
     speed = candidates[-1].speed
     assert speed is not None
     assert speed.value == pytest.approx(0.5)

@@ -92,6 +92,6 @@ def test_the_gate_of_the_choice_decides_not_that_of_parity_and_float32_is_judged
 ) -> None:
     bundle = chosen_bundle(precise_bundle, tmp_path / "int8", "onnxruntime:int8")
     assert judged(bundle, images=40, missed=True).verdict == "passed"
-    bundle = chosen_bundle(precise_bundle, tmp_path / "fp32", "onnxruntime:fp32", versions={"onnxruntime": "1.0.0"})
+    bundle = chosen_bundle(precise_bundle, tmp_path / "fp32", "onnxruntime", versions={"onnxruntime": "1.0.0"})
     check = judged(bundle, images=40, precision="fp32")
     assert (check.verdict, check.details["now"]) == ("passed", 1.0)

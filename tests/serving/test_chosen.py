@@ -28,7 +28,7 @@ def test_the_choice_is_served_and_stated(precise_bundle: Bundle, tmp_path: Path)
         where = service.ready()
         assert (where["bundle"], where["runner"]) == (bundle.sha256, "onnxruntime:fp16")
         with TritonRunner(bundle, where["grpc"]) as network, TritonClassifier(where["grpc"]) as classifier:
-            assert (network.precision, network.settings["runtime"]) == ("fp16", "onnxruntime")
+            assert (network.precision, network.settings["runner"]) == ("fp16", "onnxruntime:fp16")
             assert (classifier.runner, classifier.bundle) == ("onnxruntime:fp16", bundle.sha256)
     finally:
         service.process.send_signal(signal.SIGTERM)
@@ -78,11 +78,11 @@ def test_a_server_runs_what_its_own_backend_can_run_there(precise_bundle: Bundle
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
     usual = RepositoryOptions()
     for served, server, typed, expected in (
-        (bundle, install, None, ("onnxruntime", "fp16", "none")),
-        (precise_bundle, install, None, ("onnxruntime", "fp32", "none")),
-        (bundle, install, "openvino:bf16", ("python", "bf16", "none")),
-        (bundle, install, "onnxruntime-cuda:fp16", ("onnxruntime", "fp16", "cuda")),
-        (bundle, find_server(), None, ("python", "fp16", "none")),
+        (bundle, install, None, ("onnxruntime", "onnxruntime:fp16")),
+        (precise_bundle, install, None, ("onnxruntime", "onnxruntime")),
+        (bundle, install, "openvino:bf16", ("python", "openvino:bf16")),
+        (bundle, install, "onnxruntime-cuda:fp16", ("onnxruntime", "onnxruntime-cuda:fp16")),
+        (bundle, find_server(), None, ("python", "onnxruntime:fp16")),
     ):
         options, _ = options_for_server(served, usual, server, typed)
-        assert (options.backend, options.precision, options.accelerator) == expected
+        assert (options.backend, str(options.runner)) == expected

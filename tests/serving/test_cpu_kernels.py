@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,6 +10,8 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -21,36 +22,42 @@ from tests.conftest import FREE_PORTS
 pytestmark = [pytest.mark.server, pytest.mark.rest]
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
-@pytest.mark.parametrize("mode", ["auto", "off"])
+needs_kernel = pytest.mark.skipif(our_kernels("fp32")[0] is None, reason="our kernels are not available here")
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk", "by"),
+    [
+        ("onnxruntime", 2, "ONNX Runtime"),
+        ("openvino", 0, "OpenVINO"),
+        pytest.param("openvino+kernels", 2, "our own kernel", marks=needs_kernel),
+    ],
+)
 def test_settings_and_log_state_whether_the_kernels_run(
-    runtime: Literal["onnxruntime", "openvino"], mode: Literal["auto", "off"], bundle: Bundle, tmp_path: Path
+    name: str, chunk: int, by: str, bundle: Bundle, tmp_path: Path
 ) -> None:
-    options = RepositoryOptions(runtime=runtime, cpu_kernels=mode, threads=1, chunk=2 if mode == "auto" else 0)
+    options = RepositoryOptions(runner=RunnerName.parse(name), threads=1, chunk=chunk)
     repository = repository_from_bundle(bundle, tmp_path / "models", options)
-    used = repository.cpu_kernels.used
-    assert mode == "auto" or not used
     log: list[str] = []
     with (
         TritonServer(repository.path, options=ServerOptions(**FREE_PORTS), on_log_line=log.append) as server,
         TritonRunner(bundle, server.grpc_url) as runner,
     ):
-        stated = "on" if used else "off"
-        assert runner.settings["cpu_kernels"] == runner.provenance()["cpu_kernels"] == stated
+        assert runner.settings["runner"] == runner.provenance()["runner"] == name
         assert runner.settings["chunk"] == str(options.chunk)
         inputs = fresh_inputs(bundle, 5)  # in chunks of 2, the last chunk has a single image
-        with open_runner(runtime, bundle) as local:
+        with open_runner(name, bundle) as local:
             np.testing.assert_allclose(runner.run(inputs), local.run(inputs), atol=1e-5)
-    assert any(f"cpu_kernels {stated}: attention is computed by" in line for line in log)
+    assert any(f"attention is computed by {by}" in line for line in log)
 
 
+@needs_kernel
 def test_a_server_without_the_kernels_that_its_config_states_does_not_start(bundle: Bundle, tmp_path: Path) -> None:
-    repository = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(runtime="openvino", threads=1))
-    if not repository.cpu_kernels.used:
-        pytest.skip(f"our kernels are not available here: {repository.cpu_kernels.why_not}")
+    options = RepositoryOptions(runner=RunnerName("openvino", kernels=True), threads=1)
+    repository = repository_from_bundle(bundle, tmp_path / "models", options)
     library = repository.path / "gmmvit_network" / "1" / "openvino_kernels.so"
     library.write_bytes(b"compiled for another machine")
-    with pytest.raises(ServerError, match="cpu_kernels is on, and our kernels cannot run on this server") as caught:
+    with pytest.raises(ServerError, match=r"runner openvino\+kernels: our kernels cannot run on this server") as caught:
         TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)).start()
     assert library.name in str(caught.value)
     assert "--runner openvino to run without" in str(caught.value)

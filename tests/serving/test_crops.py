@@ -14,6 +14,7 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -71,7 +72,7 @@ def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory)
     models.mkdir()
     sources = {**bundles, "wide": wide(bundles["center"], WIDE)}
     for name, bundle in sources.items():
-        options = RepositoryOptions(name=name, threads=1, cpu_kernels="off")
+        options = RepositoryOptions(name=name, threads=1, runner=RunnerName("openvino"))
         written = repository_from_bundle(bundle, models.parent / name, options)
         for folder in written.path.iterdir():
             if name != "wide" or folder.name == "wide_preprocess":

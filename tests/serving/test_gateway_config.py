@@ -18,6 +18,7 @@ import pytest
 from gmmvit_deploy import doctor
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_transport
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
@@ -280,7 +281,9 @@ class TestModels:
     def test_no_configuration_has_a_queue_policy(self, backend: Any, bundle: Bundle) -> None:
         """A queue policy makes Triton 2.51 wait for its timer of 500 ms, so requests wait in the gateway instead."""
         policy = re.compile(r"queue_policy|priority_levels|priority_queue|max_queue_size|timeout_microseconds")
-        for config in model_configs(bundle, RepositoryOptions(backend=backend, max_queue_delay_us=100)).values():
+        for config in model_configs(
+            bundle, RepositoryOptions(backend=backend, runner=RunnerName("onnxruntime"), max_queue_delay_us=100)
+        ).values():
             assert policy.search(pbtxt(config)) is None
 
 

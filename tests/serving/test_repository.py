@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
 from gmmvit_deploy.runtimes.programs import cores
@@ -52,41 +53,38 @@ def test_every_backend_gives_five_models(backend: str, engine: Engine, precise_b
     assert [sample.batch_size for sample in network.model_warmup] == [1, 8]
     ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()
     expected = {
-        "python": {"model.py", "model.onnx", "golden.npz", "gmmvit_reference.py", "gmmvit_openvino", *ours},
+        "python": {
+            *("model.py", "model.onnx", "golden.npz", "gmmvit_reference.py", "gmmvit_runner_name.py"),
+            *("gmmvit_precision.py", "gmmvit_openvino", *ours),
+        },
         "onnxruntime": {"model.onnx", "golden.npz"},
         "tensorrt": {"model.plan", "golden.npz"},
     }
     assert {file.name for file in (tmp_path / "r" / "m_network" / "1").iterdir()} == expected[backend]
     gpu = model_config_pb2.ModelInstanceGroup.KIND_GPU
     assert (network.instance_group[0].kind == gpu) == (backend == "tensorrt")
-    precision = "fp16" if backend == "tensorrt" else "fp32"
-    assert network.parameters["gmmvit_precision"].string_value == precision
+    runner = {
+        "python": f"openvino{'+kernels' if ours else ''}",
+        "onnxruntime": "onnxruntime",
+        "tensorrt": "tensorrt:fp16",
+    }
+    assert network.parameters["gmmvit_runner"].string_value == written.runner == runner[backend]
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
-def test_without_kernels_there_is_nothing_of_them(runtime: str, bundle: Bundle, tmp_path: Path) -> None:
-    for name, mode in (("off", "off"), ("auto", "auto")):
-        written = repository_from_bundle(bundle, tmp_path / name, RepositoryOptions(runtime=runtime, cpu_kernels=mode))
-        network = tmp_path / name / "gmmvit_network"
-        ours = [path.name for path in (network / "1").iterdir() if path.suffix == ".so"]
-        assert bool(ours) == written.cpu_kernels.used
-        stated = config(network / "config.pbtxt").parameters["cpu_kernels"].string_value
-        assert stated == ("on" if written.cpu_kernels.used else "off")
-        plus = "+kernels" if written.cpu_kernels.used else ""
-        assert read_models(tmp_path / name).runner == written.runner == f"{runtime}{plus}:fp32"
-        if name == "off":
-            assert not ours
-            assert str(written.cpu_kernels) == "off: not requested"
-        elif not written.cpu_kernels.used:
-            assert written.cpu_kernels.why_not
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "openvino+kernels"])
+def test_only_a_runner_with_kernels_has_their_library(name: str, bundle: Bundle, tmp_path: Path) -> None:
+    runner = RunnerName.parse(name)
+    if runner.kernels and kernels_for_graph(bundle.onnx_path, "fp32")[0] is None:
+        pytest.skip("our kernels are not available here")
+    written = repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(runner=runner))
+    ours = [path.name for path in (tmp_path / "r" / "gmmvit_network" / "1").iterdir() if path.suffix == ".so"]
+    assert ours == ["openvino_kernels.so"] * runner.kernels
+    assert read_models(tmp_path / "r").runner == written.runner == name
 
 
-def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -> None:
-    """Triton's own backend runs without our kernels, as its configuration states; other repositories state nothing."""
+def test_what_repositories_state_about_the_runner(bundle: Bundle, tmp_path: Path) -> None:
     repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime"))
-    stated = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt").parameters["cpu_kernels"].string_value
-    assert stated == "off"
-    assert read_models(tmp_path / "r").runner == "onnxruntime:fp32"
+    assert read_models(tmp_path / "r").runner == "onnxruntime"
     by_hand = tmp_path / "foreign" / "network" / "config.pbtxt"
     by_hand.parent.mkdir(parents=True)
     by_hand.write_text('backend: "python"\nof_a_newer_triton: 1')
@@ -94,29 +92,30 @@ def test_what_repositories_state_about_kernels(bundle: Bundle, tmp_path: Path) -
     assert (foreign.runner, dict(foreign.backends)) == ("", {"network": "python"})
 
 
-@pytest.mark.parametrize("runtime", ["openvino"])
-def test_kernels_that_must_be_there_and_cannot(runtime: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    options = RepositoryOptions(runtime=runtime, cpu_kernels="on")
-    with pytest.raises(InputError, match=rf"runner {runtime}\+kernels cannot run on this machine: ") as caught:
-        repository_from_bundle(tensor_bundles["eanet_performer"], tmp_path / "r", options)  # no Q Kᵀ
-    assert f"type --runner {runtime}:fp32 to run the same graph" in caught.value.hint
+def test_kernels_that_must_be_there_and_cannot(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    bundle = tensor_bundles["eanet_performer"]  # no Q Kᵀ
+    options = RepositoryOptions(runner=RunnerName("openvino", kernels=True))
+    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot run on this machine: ") as caught:
+        repository_from_bundle(bundle, tmp_path / "r", options)
+    assert "type --runner openvino to run the same graph" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-    auto = repository_from_bundle(tensor_bundles["eanet_performer"], tmp_path / "r", RepositoryOptions(runtime=runtime))
-    assert not auto.cpu_kernels.used
-    assert auto.cpu_kernels.why_not
+    assert "+kernels" not in repository_from_bundle(bundle, tmp_path / "r").runner
 
 
 def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path) -> None:
     for words, runner in (
-        (("--runner", "openvino"), "openvino:fp32"),
-        (("--runner", "onnxruntime-cuda"), "onnxruntime-cuda:fp32"),
-        (("--backend", "onnxruntime", "--runner", "onnxruntime:fp32"), "onnxruntime:fp32"),
+        (("--runner", "openvino:fp32"), "openvino"),
+        (("--runner", "onnxruntime-cuda"), "onnxruntime-cuda"),
+        (("--backend", "onnxruntime", "--runner", "onnxruntime:fp32"), "onnxruntime"),
+        (("--backend", "onnxruntime", "--accelerator", "cuda"), "onnxruntime-cuda"),
     ):
         written = gmmvit("repository", bundle.path, "-o", tmp_path / "r", "--force", "--json", *words)
         assert json.loads(written.stdout)["runner"] == runner, written.stderr
     for arguments, message in (
         (("--runner", "onnxruntime+", "--json"), "runner 'onnxruntime+' is not known"),
         (("--runner", "eager"), "--runner eager: this command cannot use this runner"),
+        (("--runner", "openvino:fp4"), "'fp4' is not known"),
+        (("--accelerator", "cuda"), "--accelerator cuda needs --backend onnxruntime, got --backend python"),
         (("--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8 on a CPU, not in fp16"),
         (("--runner", "openvino", "--backend", "onnxruntime"), "--backend onnxruntime --runner onnxruntime:fp32"),
         (
@@ -193,7 +192,7 @@ def test_the_doctor_states_the_oldest_server_that_reads_a_graph(precise_bundle: 
 
 
 def test_the_servers_onnxruntime_may_run_on_a_gpu(precise_bundle: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(backend="onnxruntime", accelerator="cuda", instances=2, precision="fp16")
+    options = RepositoryOptions(backend="onnxruntime", runner=RunnerName("onnxruntime-cuda", "fp16"), instances=2)
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
     path = tmp_path / "r" / "gmmvit_network" / "config.pbtxt"
     text = " ".join(path.read_text().split())
@@ -211,7 +210,7 @@ def test_the_servers_onnxruntime_may_run_on_a_gpu(precise_bundle: Bundle, tmp_pa
 
 
 def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(backend="onnxruntime", accelerator="tensorrt", precision="fp16")
+    options = RepositoryOptions(backend="onnxruntime", runner=RunnerName("onnxruntime-tensorrt", "fp16"))
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
     network = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt")
     (accelerator,) = network.optimization.execution_accelerators.gpu_execution_accelerator
@@ -276,21 +275,20 @@ def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:
         ({"preprocess_threads": -1}, "preprocess_threads: expected at least 0, got -1"),
         ({"chunk": 3}, "chunk: expected 0, or one of 1, 2, "),
         ({"chunk": 4, "backend": "onnxruntime"}, "with --backend onnxruntime"),
-        ({"accelerator": "cuda"}, "--accelerator cuda needs --backend onnxruntime, got --backend python"),
-        ({"accelerator": "rocm", "backend": "onnxruntime"}, "'rocm' is not known"),
-        ({"backend": "tensorrt", "precision": "fp16"}, "the engine was built in a fixed precision"),
-        ({"precision": "fp4"}, "'fp4' is not known"),
-        ({"precision": "fp8"}, NOT_ON_A_CPU),
-        ({"precision": "bf16", "runtime": "onnxruntime"}, NOT_ON_A_CPU),
-        ({"precision": "bf16", "backend": "onnxruntime"}, NOT_ON_A_CPU),
-        ({"precision": "fp8", "backend": "onnxruntime"}, NOT_ON_A_CPU),
-        ({"precision": "int8", "backend": "onnxruntime"}, "multiplies int8 in float32, so int8 is slower than fp32"),
+        ({"runner": "onnxruntime-cuda"}, "needs --backend onnxruntime, got --backend python"),
+        ({"backend": "tensorrt", "runner": "onnxruntime:fp16"}, "the engine of --engine, built in a fixed precision"),
+        ({"runner": "eager"}, "runner: expected one of onnxruntime, openvino, .*, got 'eager'"),
+        ({"runner": "onnxruntime:fp8"}, NOT_ON_A_CPU),
+        ({"runner": "onnxruntime:bf16"}, NOT_ON_A_CPU),
+        ({"runner": "onnxruntime:bf16", "backend": "onnxruntime"}, NOT_ON_A_CPU),
+        ({"runner": "onnxruntime:int8", "backend": "onnxruntime"}, "multiplies int8 in float32, so int8 is slower"),
     ],
     ids=str,
 )
 def test_options_that_cannot_be(options: dict[str, object], message: str) -> None:
+    runner = {"runner": RunnerName.parse(str(options["runner"]))} if "runner" in options else {}
     with pytest.raises(InputError, match=message):
-        RepositoryOptions(**options)
+        RepositoryOptions(**options | runner)  # type: ignore[arg-type]
 
 
 def test_the_committed_repository_is_what_we_write(tmp_path: Path, bundle: Bundle) -> None:

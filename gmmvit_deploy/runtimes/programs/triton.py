@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_refusal, error_from_transport
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection", "label_set_from"]
+__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection"]
 
 DEFAULT_MODEL = "gmmvit"
 _ADDRESS_HINT = "type --url and the address of a Triton server: grpc://HOST:PORT or http://HOST:PORT"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-_STATED = ("runtime", "cpu_kernels", "threads", "chunk", "intra_op_thread_count")
-"""The parameters of a model's configuration that determine the model's speed."""
+_RUNNER = "gmmvit_runner"
+_STATED = {"runner": _RUNNER, "threads": "threads", "chunk": "chunk", "intra_op_thread_count": "intra_op_thread_count"}
+"""Setting → the parameter of a model's configuration that states it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class ServedModel:
     preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads, 0 for a thread
     per core; None for other models.
     precision: the precision of the graph or engine that the model runs.
-    runner: the runner and the precision of the network, such as ``openvino+kernels:fp32``; "" if it is not stated.
+    runner: the runner of the network, such as ``openvino+kernels``; "" if it is not stated.
     on_gpu: true if the server runs an instance of the model on a GPU.
     settings: the settings that determine the model's speed, such as backend, instances, threads and queue delay.
     """
@@ -289,27 +291,13 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         max_batch=int(config.get("max_batch_size", 0)),
         inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
         outputs=tuple(output["name"] for output in config["output"]),
-        label_set=label_set_from(parameters),
+        label_set=LabelSet.from_parameters(parameters),
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
         preprocessing=json.loads(parameters.get("preprocessing", "null")),
-        precision=parameters.get("gmmvit_precision", "fp32"),
-        runner=parameters.get("gmmvit_runner", ""),
+        precision=RunnerName.parse(parameters.get(_RUNNER, "")).precision,
+        runner=parameters.get(_RUNNER, ""),
         on_gpu=any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", [])),
         settings=_settings(config, parameters),
-    )
-
-
-def label_set_from(parameters: Mapping[str, str]) -> LabelSet:
-    """Return the labels that the parameters of a served model state.
-
-    A model without the parameters has no labels, and a model without a task is single-label.
-    Errors: ValueError when the parameters contradict each other.
-    """
-    task: Any = parameters.get("gmmvit_task", "single-label")
-    return LabelSet(
-        labels=tuple(json.loads(parameters.get("gmmvit_labels", "[]"))),
-        task=task,
-        thresholds=tuple(json.loads(parameters.get("gmmvit_thresholds", "[]"))),
     )
 
 
@@ -319,5 +307,5 @@ def _settings(config: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[
         "backend": config.get("backend") or config.get("platform", ""),
         "instances": str(sum(int(group.get("count", 1)) for group in config.get("instance_group", []))),
         "queue delay": f"{delay} µs",
-        **{name: parameters[name] for name in _STATED if name in parameters},
+        **{name: parameters[stated] for name, stated in _STATED.items() if stated in parameters},
     }

@@ -16,24 +16,23 @@ from functools import cache
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Candidate, Choice, Machine, read_choices
-from gmmvit_deploy.bundle.variants import Variant, open_variant
+from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, SPECS, Precision, graph_precision
+from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, SPECS
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import CUDA, TENSORRT, require_provider
 from gmmvit_deploy.runtimes.programs.openvino import has_bf16, kernels_for_graph, why_no_openvino
-from gmmvit_deploy.runtimes.runners.names import KERNELS_SUFFIX, ON_CPUS, ON_GPUS, runner_of
-from gmmvit_deploy.runtimes.runners.open import fastest_runner
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
+from gmmvit_deploy.runtimes.runners.open import fastest_runner, graph_of
 
 __all__ = [
     "ChosenRunner",
     "changed_versions",
     "choice_of_this_machine",
     "choose_runner",
-    "graph_of",
-    "runner_from",
     "runtime_versions",
     "this_machine",
 ]
@@ -43,28 +42,16 @@ _PROVIDERS = {"onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenRunner:
-    """A runner in a precision.
+    """The runner to take.
 
     notes: what the user should know: why a faster runner is not used, or why ``runners.json`` is not.
     measured: True if ``runners.json`` names it for this machine.  judged: True if it passed a gate there.
     """
 
-    runner: str
-    precision: Precision = "fp32"
+    runner: RunnerName
     notes: tuple[str, ...] = ()
     measured: bool = False
     judged: bool = False
-
-    @property
-    def label(self) -> str:
-        """Runner and precision: ``openvino+kernels:fp32``."""
-        return f"{self.runner}:{self.precision}"
-
-
-def runner_from(text: str, known: Collection[str] = (*ON_CPUS, *ON_GPUS)) -> ChosenRunner:
-    """Read ``NAME[:PRECISION]``.  known, errors: as for `names.runner_of`."""
-    name, precision = runner_of(text, known)
-    return ChosenRunner(runner=name, precision=precision)
 
 
 @cache
@@ -82,11 +69,11 @@ def runtime_versions() -> dict[str, str]:
     return tool_versions("openvino") | ({"driver": gpu.driver} if gpu is not None else {})
 
 
-def changed_versions(choice: Choice, runner: str) -> list[str]:
+def changed_versions(choice: Choice, runner: RunnerName) -> list[str]:
     """Return ``openvino 1 → 2`` for each version of what the runner loads that differs from that of the choice."""
     now = runtime_versions()
-    runtimes = ("openvino",) if runner.startswith("openvino") else ("onnxruntime", "onnxruntime-gpu")
-    names = (*runtimes, "numpy", "pillow", "gmmvit-deploy", *(("driver",) if runner in ON_GPUS else ()))
+    runtimes = ("openvino",) if runner.runtime == "openvino" else ("onnxruntime", "onnxruntime-gpu")
+    names = (*runtimes, "numpy", "pillow", "gmmvit-deploy", *(("driver",) if runner.name in ON_GPUS else ()))
     return [
         f"{name} {choice.versions.get(name, 'absent')} → {now.get(name, 'absent')}"
         for name in names
@@ -119,57 +106,48 @@ def choose_runner(bundle: Bundle, runners: Collection[str] = (*ON_CPUS, *ON_GPUS
             judged = choice is not None and choice.gate is not None
             if choice is not None and judged and (changed := changed_versions(choice, candidate.runner)):
                 notes.append(
-                    f"{candidate.label} was judged with other versions: {', '.join(changed)}; type gmmvit optimize "
+                    f"{candidate.runner} was judged with other versions: {', '.join(changed)}; type gmmvit optimize "
                     f"{bundle.path} to judge it with those of now"
                 )
-            return ChosenRunner(
-                runner=candidate.runner,
-                precision=candidate.precision,
-                notes=tuple(notes),
-                measured=True,
-                judged=judged,
-            )
-        notes.append(f"{candidate.label} is not used, though {CHOICES_FILE} prefers it on this machine: {reason}")
+            return ChosenRunner(runner=candidate.runner, notes=tuple(notes), measured=True, judged=judged)
+        notes.append(f"{candidate.runner} is not used, though {CHOICES_FILE} prefers it on this machine: {reason}")
     name, slower = fastest_runner(bundle)
-    return ChosenRunner(runner=name, notes=(*notes, *([f"not the fastest runner: {slower}"] if slower else [])))
-
-
-def graph_of(bundle: Bundle, runner: str, precision: Precision) -> Variant:
-    """Open the graph that a runner loads to compute in a precision.  Errors: as `open_variant`."""
-    graph = graph_precision(precision) if runner.startswith("openvino") else precision
-    return open_variant(bundle, graph, for_cpu=runner in ON_CPUS)
+    if slower:
+        notes.append(f"not the fastest runner: {slower}")
+    return ChosenRunner(runner=RunnerName.parse(name), notes=tuple(notes))
 
 
 def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> str:
     """Return why a candidate cannot be taken; "" if it can."""
-    if candidate.runner not in runners:
+    runner = candidate.runner
+    if runner.name not in runners:
         return f"only {', '.join(runners)} can be used here"
     try:
-        graph = graph_of(bundle, candidate.runner, candidate.precision)
+        graph = graph_of(bundle, runner)
     except BundleError as exc:
         return str(exc)
     if graph.sha256 != candidate.graph_sha256:
         return f"{graph.path.name} is not the graph that was judged; type gmmvit optimize {bundle.path} to judge it"
-    if candidate.runner.startswith("openvino"):
-        return _why_not_openvino(candidate, graph)
+    if runner.runtime == "openvino":
+        return _why_not_openvino(runner, graph)
     try:
-        if candidate.runner in _PROVIDERS:
-            require_provider(_PROVIDERS[candidate.runner])
+        if runner.name in _PROVIDERS:
+            require_provider(_PROVIDERS[runner.name])
         else:
             require_onnxruntime()
     except (MissingDependencyError, RunnerUnavailableError) as exc:
         return str(exc)
-    if candidate.runner in ON_CPUS and (candidate.precision not in ONNXRUNTIME_PRECISIONS or graph.only_openvino):
+    if runner.name in ON_CPUS and (runner.precision not in ONNXRUNTIME_PRECISIONS or graph.only_openvino):
         return f"ONNX Runtime cannot run {graph.path.name} on a CPU"
     return ""
 
 
-def _why_not_openvino(candidate: Candidate, graph: Variant) -> str:
-    if why := why_no_openvino(candidate.precision, dynamic=graph.dynamic):
+def _why_not_openvino(runner: RunnerName, graph: Variant) -> str:
+    if why := why_no_openvino(runner.precision, dynamic=graph.dynamic):
         return why
-    if SPECS[candidate.precision].openvino == "bf16" and not has_bf16():
+    if SPECS[runner.precision].openvino == "bf16" and not has_bf16():
         return "this CPU has no bf16"
-    if candidate.runner.endswith(KERNELS_SUFFIX):
-        kernels, why = kernels_for_graph(graph.path, candidate.precision)
+    if runner.kernels:
+        kernels, why = kernels_for_graph(graph.path, runner.precision)
         return "" if kernels is not None else why
     return ""

@@ -19,8 +19,8 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
 from gmmvit_deploy.runtimes.programs.retries import with_retries
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection
-from gmmvit_deploy.runtimes.runners.chosen import choose_runner, runner_from
-from gmmvit_deploy.runtimes.runners.names import IN_PROCESS
+from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
+from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_from
 from gmmvit_deploy.runtimes.runners.open import open_runner
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ DEFAULT_RETRY_S = 30.0
 class Classification:
     """The result for a file: predictions in order of decreasing probability, or an error.
 
-    runner: the runner that computed the predictions, and its precision: ``openvino+kernels:fp32``.
+    runner: the runner that computed the predictions, such as ``openvino+kernels``.
     bundle: the SHA-256 of the bundle; "" if a server states none.
     features: the features (D,), if they were asked for.
     error: the reason why the file has no answer; empty if there is an answer.
@@ -202,9 +202,9 @@ class BundleClassifier(Classifier):
             )
         self._bundle = bundle
         self._image = bundle.manifest.image
-        chosen = choose_runner(bundle) if runner is None else runner_from(runner, IN_PROCESS)
-        self.runner, self.notice, self.bundle = chosen.label, "; ".join(chosen.notes), bundle.sha256
-        self._runner = open_runner(chosen.runner, bundle, precision=chosen.precision)
+        chosen = choose_runner(bundle) if runner is None else ChosenRunner(runner=runner_from(runner, IN_PROCESS))
+        self.runner, self.notice, self.bundle = str(chosen.runner), "; ".join(chosen.notes), bundle.sha256
+        self._runner = open_runner(chosen.runner, bundle)
         self.label_set, self.max_batch = bundle.manifest.label_set, bundle.manifest.max_batch
         self.outputs, self.source = bundle.manifest.output_names, str(bundle.path)
 

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import precision_behind
+from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.runner_name import FORMS, RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.precision import Precision
-
-__all__ = [
-    "DEFAULT_URLS",
-    "IN_PROCESS",
-    "KERNELS_SUFFIX",
-    "ON_CPUS",
-    "ON_GPUS",
-    "RUNNERS",
-    "require_runner",
-    "runner_of",
-]
-
-KERNELS_SUFFIX = "+kernels"
-"""Suffix of a runner's name: the graph runs with this project's CPU kernels."""
+__all__ = ["DEFAULT_URLS", "IN_PROCESS", "ON_CPUS", "ON_GPUS", "RUNNERS", "runner_from"]
 
 RUNNERS = (
     "eager",
@@ -53,22 +38,23 @@ IN_PROCESS = tuple(name for name in RUNNERS if name not in FLAVORS and name not 
 """Runners that need neither a server nor an engine's folder."""
 
 
-def require_runner(name: str) -> None:
-    """Check the name of a runner.  Errors: InputError when no runner has this name."""
-    if name not in RUNNERS:
-        raise InputError(f"runner {name!r} is not known", hint=f"use one or more of {', '.join(RUNNERS)}")
+def runner_from(text: str, known: Collection[str] = RUNNERS, *, precision: Precision = "fp32") -> RunnerName:
+    """Read the name of a runner that a user typed, such as ``openvino+kernels:bf16``.
 
-
-def runner_of(text: str, known: Collection[str]) -> tuple[str, Precision]:
-    """Split ``NAME[:PRECISION]`` into name and precision, fp32 if there is none.
-
-    known: the runners that the command can use.
-    Errors: InputError when the runner or the precision is unknown, or the command cannot use the runner.
+    known: the runners that the command can use.  precision: of a name without a precision.
+    Errors: InputError when the runner, the precision or the form is unknown, or the command cannot use the runner.
     """
-    name, precision = precision_behind(text)
-    require_runner(name)
-    if name not in known:
+    runner = RunnerName.parse(text, precision)
+    if runner.name not in RUNNERS:
+        raise InputError(f"runner {runner.name!r} is not known", hint=f"use one or more of {', '.join(RUNNERS)}")
+    if runner.name not in known:
         raise InputError(
-            f"--runner {name}: this command cannot use this runner", hint=f"type one of {', '.join(known)}"
+            f"--runner {runner.name}: this command cannot use this runner", hint=f"type one of {', '.join(known)}"
         )
-    return name, precision or "fp32"
+    precision_from(runner.precision)
+    if runner.form and (runner.precision != "int8" or runner.form not in FORMS):
+        raise InputError(
+            f"--runner {text}: {runner.precision} has no form {runner.form!r}",
+            hint=f"type the precision alone; only int8 has forms: {', '.join(FORMS)}",
+        )
+    return runner

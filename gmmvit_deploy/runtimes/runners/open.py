@@ -3,20 +3,22 @@
 A runner is a runtime, engine or server that computes the logits. ``onnxruntime`` and ``openvino`` run a graph of the
 bundle unchanged, with the runtime's built-in operators. ``openvino+kernels`` runs the graph with this project's CPU
 kernels, ``onnxruntime-cuda`` and ``onnxruntime-tensorrt`` run it on a GPU. A precision may follow each of these five
-names after a colon, as in ``openvino+kernels:bf16``.
+names (`RunnerName`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import Variant, open_variant, record_of
-from gmmvit_deploy.errors import InputError, RunnerUnavailableError
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, Precision, graph_precision, precision_behind
+from gmmvit_deploy.errors import BundleError, InputError, RunnerUnavailableError
+from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, Precision, graph_precision
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, protocol_of
@@ -25,18 +27,16 @@ from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners._engine import EngineRunner
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.eager import CompiledRunner, EagerRunner
-from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, KERNELS_SUFFIX, RUNNERS, require_runner
+from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, ON_CPUS, ON_GPUS, RUNNERS, runner_from
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner, cuda_runner, tensorrt_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 
-__all__ = ["RUNNERS", "default_runners", "fastest_runner", "open_runner", "open_runners", "proof_programs"]
+__all__ = ["RUNNERS", "default_runners", "fastest_runner", "graph_of", "open_runner", "open_runners", "proof_programs"]
 
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
 _OF_A_GPU = {"onnxruntime-cuda": cuda_runner, "onnxruntime-tensorrt": tensorrt_runner}
-_OF_GRAPHS = tuple(
-    name for name in RUNNERS if name in _OF_A_GPU or name.removesuffix(KERNELS_SUFFIX) in ("onnxruntime", "openvino")
-)
+_OF_GRAPHS = tuple(name for name in RUNNERS if name in (*ON_CPUS, *ON_GPUS))
 _GOES_WITH = f"--precision, or a precision after the name, is only for {', '.join(_OF_GRAPHS)}"
 
 
@@ -128,7 +128,7 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
 
 
 def open_runner(
-    name: str,
+    name: str | RunnerName,
     bundle: Bundle,
     *,
     url: str | None = None,
@@ -139,12 +139,13 @@ def open_runner(
     takes_other_bundle: bool = False,
     threads: int = 0,
 ) -> Runner:
-    """Open a runner by its name on the command line.
+    """Open a runner by its name.
 
+    name: as on the command line, such as ``openvino:bf16``.
     url: address of a Triton server; the protocol must match the runner's name.  model: name of the server's ensemble.
     access: the client's key and trusted certificates, for a server.
     engine: folder of an engine, for the runners ``tensorrt`` and ``tensorrt-rtx``.
-    precision: precision of the graph that ONNX Runtime or OpenVINO runs; for bf16, OpenVINO runs the float32 graph.
+    precision: of a name without a precision. For bf16, OpenVINO runs the float32 graph.
     takes_other_bundle: as in `TritonRunner`.
     threads: number of threads of ONNX Runtime or OpenVINO on a CPU; 0 uses a thread per core.
     Errors: InputError when the name is unknown, or when an option does not fit the runner.
@@ -152,7 +153,8 @@ def open_runner(
     ONNX Runtime cannot run the graph on the GPU.
     Every other error that the runner raises when it opens.
     """
-    require_runner(name)
+    runner = runner_from(name, precision=precision) if isinstance(name, str) else name
+    name = runner.name
     if name in DEFAULT_URLS:
         address = url or DEFAULT_URLS[name]
         protocol = name.removeprefix("triton-")
@@ -163,7 +165,7 @@ def open_runner(
         raise InputError(f"runner {name} runs in this process; --url is only for triton-grpc and triton-http")
     if (engine is not None) != (name in FLAVORS):
         raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no --engine'}")
-    if precision != "fp32" and name not in _OF_GRAPHS:
+    if runner.precision != "fp32" and name not in _OF_GRAPHS:
         raise InputError(f"runner {name} has a fixed precision; {_GOES_WITH}")
     if engine is not None:
         opened = open_engine(engine)
@@ -173,14 +175,27 @@ def open_runner(
     of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
     if of_module is not None:
         return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
+    graph = graph_of(bundle, runner)
     if name in _OF_A_GPU:
-        return _OF_A_GPU[name](bundle, open_variant(bundle, precision))
-    if name.removesuffix(KERNELS_SUFFIX) == "openvino":
-        kernels = name.endswith(KERNELS_SUFFIX)
-        variant = open_variant(bundle, graph_precision(precision), for_cpu=True)
-        return OpenVinoRunner(bundle, variant, precision=precision, threads=threads, kernels=kernels)
-    variant = open_variant(bundle, precision, for_cpu=True)
-    return OnnxRuntimeRunner(bundle, variant=variant, threads=threads)
+        return _OF_A_GPU[name](bundle, graph)
+    if runner.runtime == "openvino":
+        return OpenVinoRunner(bundle, graph, precision=runner.precision, threads=threads, kernels=runner.kernels)
+    return OnnxRuntimeRunner(bundle, variant=graph, threads=threads)
+
+
+def graph_of(bundle: Bundle, runner: RunnerName) -> Variant:
+    """Open the graph that a runner loads.
+
+    Errors: as `open_variant`; BundleError when the graph has another form than ``runner`` states.
+    """
+    precision = graph_precision(runner.precision) if runner.runtime == "openvino" else runner.precision
+    graph = open_variant(bundle, precision, for_cpu=runner.name in ON_CPUS)
+    if runner.form and graph.record is not None and graph.record.form != runner.form:
+        raise BundleError(
+            f"{graph.path}: expected {precision} in the form {runner.form}, got the form {graph.record.form}",
+            hint=f"type --runner {replace(runner, form='')} to run this graph",
+        )
+    return graph
 
 
 @contextmanager
@@ -197,7 +212,7 @@ def open_runners(
 ) -> Iterator[list[Runner]]:
     """Open several runners with the options that apply to each runner, and close all runners at the end.
 
-    names: names of runners; ONNX Runtime and OpenVINO may have a precision after a colon, as in ``openvino:bf16``.
+    names: names of runners, as on the command line.
     urls: addresses of Triton servers, at most one address for each protocol.  access: as in `TritonRunner`.
     precision: precision of ONNX Runtime and OpenVINO if the runner's name contains no precision.
     takes_other_bundle: as in `TritonRunner`. With True, parity can report that the server serves another bundle,
@@ -205,10 +220,8 @@ def open_runners(
     Errors: InputError when a runner is named twice, or when an option applies to no runner.
     """
     requested = [_with_precision(name, precision) for name in names]
-    bare = [name for name, _ in requested]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"runner {', '.join(repeated)} is named more than once")
-    if repeated := sorted({f"{name}:{own}" for name, own in requested if requested.count((name, own)) > 1}):
+    bare = [runner.name for runner in requested]
+    if repeated := sorted({str(runner) for runner in requested if requested.count(runner) > 1}):
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {protocol_of(url): url for url in urls}
     if len(by_protocol) < len(urls):
@@ -228,27 +241,22 @@ def open_runners(
         raise InputError(f"runner {', '.join(bare)} has a fixed precision; {_GOES_WITH}")
     with ExitStack() as stack:
         opened = []
-        for name, own in requested:
+        for runner_name in requested:
+            name = runner_name.name
             runner = open_runner(
-                name,
+                runner_name,
                 bundle,
                 url=by_protocol.get(name.removeprefix("triton-")) if name in DEFAULT_URLS else None,
                 model=model,
                 access=access,
                 engine=engine if name in FLAVORS else None,
-                precision=own,
                 takes_other_bundle=takes_other_bundle,
             )
             opened.append(stack.enter_context(runner))
         yield opened
 
 
-def _with_precision(name: str, usual: Precision) -> tuple[str, Precision]:
-    """Split ``openvino:bf16`` into (openvino, bf16); a name without precision gets the precision ``usual``.
-
-    Errors: InputError when the runner takes no precision.
-    """
-    bare, own = precision_behind(name)
-    if own is not None and bare not in _OF_GRAPHS:
-        raise InputError(f"runner {name!r}: {bare} has a fixed precision; {_GOES_WITH}")
-    return bare, own or (usual if bare in _OF_GRAPHS else "fp32")
+def _with_precision(text: str, usual: Precision) -> RunnerName:
+    """Read a runner's name; a name without a precision gets the precision ``usual``, if the runner takes one."""
+    runner = runner_from(text)
+    return runner_from(text, precision=usual) if runner.name in _OF_GRAPHS else runner

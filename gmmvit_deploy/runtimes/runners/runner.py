@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runner_name import RunnerName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -165,8 +166,8 @@ class Runner:
 
     @property
     def label(self) -> str:
-        """Name and precision, such as ``openvino:bf16``; for float32, only the name."""
-        return self.name if self.precision == "fp32" else f"{self.name}:{self.precision}"
+        """The `RunnerName` as text, such as ``openvino:bf16``."""
+        return str(RunnerName.parse(self.name, self.precision))
 
     def provenance(self) -> dict[str, str]:
         """Return name → value of the program's hashes, versions and settings, which identify the program."""

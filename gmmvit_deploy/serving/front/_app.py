@@ -46,10 +46,18 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gmmvit_deploy.images.labels import DEFAULT_TOP
 from gmmvit_deploy.serving.front._guards import Guard, only_gateway, only_this_machine
 from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Triton
-from gmmvit_deploy.serving.front._uploads import Refusal, Room, body_length, boundary_of, images_from_body, receive_body
+from gmmvit_deploy.serving.front._uploads import (
+    Refusal,
+    UploadBudget,
+    body_length,
+    boundary_of,
+    images_from_body,
+    receive_body,
+)
 from gmmvit_deploy.serving.front.options import (
     BUNDLE_HEADER,
     CLASSIFY_PATH,
@@ -63,7 +71,6 @@ __all__ = ["front_app", "main"]
 
 _EXIT_TIMEOUT_S = 15
 _MOST_CONNECTIONS = 1024
-_DEFAULT_TOP = 5
 _log = logging.getLogger(__name__)
 
 
@@ -90,7 +97,7 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
 class _Front:
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
-        self._room = Room(options.max_buffered_bytes, options.max_requests)
+        self._budget = UploadBudget(options.max_buffered_bytes, options.max_requests)
         self._triton: Triton
 
     @asynccontextmanager
@@ -104,7 +111,7 @@ class _Front:
 
     async def classify(self, request: Request) -> JSONResponse:
         boundary, length = boundary_of(request), body_length(request, self._options.max_body_bytes)
-        with self._room.taken(length):
+        with self._budget.taken(length):
             body = await receive_body(request, length, self._options.body_timeout_s)
             model = await self._triton.model()
             if not model.classifies:
@@ -154,7 +161,7 @@ def _top(request: Request, classes: int) -> int:
 
     Errors: Refusal, 400.
     """
-    text = request.query_params.get("top", str(_DEFAULT_TOP))
+    text = request.query_params.get("top", str(DEFAULT_TOP))
     if not (text.isascii() and text.isdigit() and len(text) < 1000 and int(text) >= 1):
         raise Refusal(400, f"top: expected a whole number of at least 1, got {text[:20]!r}")
     return min(int(text), classes)

@@ -16,7 +16,6 @@ import numpy as np  # here, so that no request waits for the imports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.runtimes.programs.triton import label_set_from
 from gmmvit_deploy.serving.front._uploads import Refusal, overloaded
 from gmmvit_deploy.serving.front.options import FrontOptions
 
@@ -35,7 +34,7 @@ _CHANNEL = (
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
-"""The begin of an error of a model inside the ensemble."""
+"""How an error of a model inside an ensemble begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +137,7 @@ class Triton:
 def _model(config: Any) -> Model:
     parameters = {name: value.string_value for name, value in config.parameters.items()}
     return Model(
-        label_set=label_set_from(parameters),
+        label_set=LabelSet.from_parameters(parameters),
         bundle=parameters["gmmvit_bundle_sha256"],
         runner=parameters.get("gmmvit_runner", ""),
         max_batch=config.max_batch_size,

@@ -1,7 +1,7 @@
 """Read the images of a request: the body is an image, or multipart/form-data with an image in each part.
 
-A body is received into memory, never into a file. `Room` bounds the bytes in memory; a request takes its room before
-its body is received.
+A body is received into memory, never into a file. `UploadBudget` bounds the bytes in memory; a request takes its
+share before its body is received.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from gmmvit_deploy.serving.front.options import RETRY_AFTER_S
 
-__all__ = ["Refusal", "Room", "body_length", "boundary_of", "images_from_body", "overloaded", "receive_body"]
+__all__ = ["Refusal", "UploadBudget", "body_length", "boundary_of", "images_from_body", "overloaded", "receive_body"]
 
 MULTIPART = "multipart/form-data"
 _IMAGES = ("application/octet-stream", "application/x-www-form-urlencoded")
@@ -46,22 +46,22 @@ def overloaded(reason: str) -> Refusal:
     return Refusal(503, reason, headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
-class Room:
+class UploadBudget:
     """Counts the requests in progress, and the bytes of their bodies in memory.
 
     HAProxy limits both, but no longer counts a request whose client left while Triton computes its answer.
     """
 
-    def __init__(self, most_bytes: int, most_requests: int) -> None:
-        self._most_bytes, self._most_requests = most_bytes, most_requests
+    def __init__(self, max_bytes: int, max_requests: int) -> None:
+        self._max_bytes, self._max_requests = max_bytes, max_requests
         self._bytes = self._requests = 0
 
     @contextmanager
     def taken(self, length: int) -> Iterator[None]:
-        """Take the room of a body of ``length`` bytes.  Errors: Refusal, 503, when there is no room."""
-        if self._requests >= self._most_requests:
-            raise overloaded(f"{self._most_requests} requests are in progress; send the request again later")
-        if self._bytes + length > self._most_bytes:
+        """Take the share of a body of ``length`` bytes.  Errors: Refusal, 503, when too little is left."""
+        if self._requests >= self._max_requests:
+            raise overloaded(f"{self._max_requests} requests are in progress; send the request again later")
+        if self._bytes + length > self._max_bytes:
             raise overloaded("the bodies of other requests fill the memory; send the request again later")
         self._requests += 1
         self._bytes += length
@@ -92,18 +92,18 @@ def boundary_of(request: Request) -> bytes:
     return b""
 
 
-def body_length(request: Request, most_bytes: int) -> int:
+def body_length(request: Request, max_bytes: int) -> int:
     """Return the length of the body that the client states.
 
-    Errors: Refusal, 411, without a length; Refusal, 413, above ``most_bytes``; Refusal, 415, for a compressed body.
+    Errors: Refusal, 411, without a length; Refusal, 413, above ``max_bytes``; Refusal, 415, for a compressed body.
     """
     if "content-encoding" in request.headers:
         raise Refusal(415, "compressed requests are refused")
     if "content-length" not in request.headers:
         raise Refusal(411, "the body needs a content-length, and must not be chunked")
     length = int(request.headers["content-length"])  # the parser of HTTP takes only digits
-    if length > most_bytes:
-        raise Refusal(413, f"the request is too large; the limit is {most_bytes} bytes")
+    if length > max_bytes:
+        raise Refusal(413, f"the request is too large; the limit is {max_bytes} bytes")
     return length
 
 

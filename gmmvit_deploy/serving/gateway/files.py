@@ -22,8 +22,8 @@ from gmmvit_deploy.serving.gateway.options import (
     DEFAULT_IN_FLIGHT,
     DEFAULT_QUEUE_TIMEOUT_MS,
     FRONT_HEADER,
-    NOWHERE,
     RUNNER_HEADER,
+    UNUSED_ADDRESS,
     Front,
     GatewayOptions,
     GatewaySettings,
@@ -111,7 +111,7 @@ def config_text(options: GatewayOptions) -> str:
         runner_header=RUNNER_HEADER,
         client_header=CLIENT_HEADER,
         front_header=FRONT_HEADER,
-        nowhere=NOWHERE,
+        unused=UNUSED_ADDRESS,
     )
     return re.sub(r" +$|(?<=\n)\n+(?=    )", "", text, flags=re.MULTILINE)  # a macro leaves an empty line behind it
 

@@ -18,9 +18,9 @@ __all__ = [
     "BUNDLE_HEADER",
     "CLIENT_HEADER",
     "FRONT_HEADER",
-    "NOWHERE",
     "PLACES",
     "RUNNER_HEADER",
+    "UNUSED_ADDRESS",
     "Front",
     "GatewayOptions",
     "GatewaySettings",
@@ -35,7 +35,7 @@ CLIENT_HEADER = "x-gmmvit-client"
 
 PLACES = ("blue", "green")
 """The names of the two servers of a service with rollouts."""
-NOWHERE = "127.0.0.1:1"
+UNUSED_ADDRESS = "127.0.0.1:1"
 """The address of a free place; nothing is sent to it."""
 MOST_BODY_BYTES = 999_999_999
 """HAProxy compares lengths as signed numbers of 32 bits, so the gateway refuses a length of more than 9 digits."""

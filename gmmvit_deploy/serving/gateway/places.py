@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy
-from gmmvit_deploy.serving.gateway.options import NOWHERE, PLACES, Front, Upstream
+from gmmvit_deploy.serving.gateway.options import PLACES, UNUSED_ADDRESS, Front, Upstream
 from gmmvit_deploy.serving.server import TritonServer
 
 __all__ = ["Places", "first_upstreams"]
@@ -38,7 +38,9 @@ def first_upstreams(server: TritonServer, *, front: Front | None = None, rollout
     port = front.port if front is not None else 0
     if not rollouts:
         return (_upstream("triton", server, port),)
-    free = Upstream(name=PLACES[1], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, bundle="", weight=0)
+    free = Upstream(
+        name=PLACES[1], http=UNUSED_ADDRESS, grpc=UNUSED_ADDRESS, metrics=UNUSED_ADDRESS, bundle="", weight=0
+    )
     return _upstream(PLACES[0], server, port), free
 
 
@@ -111,7 +113,7 @@ class Places:
         for backend in self._backends:
             self._command(f"set server {backend}/{name} state maint")
         self._upstreams[name] = replace(
-            self._upstreams[name], http=NOWHERE, grpc=NOWHERE, metrics=NOWHERE, front="", weight=0
+            self._upstreams[name], http=UNUSED_ADDRESS, grpc=UNUSED_ADDRESS, metrics=UNUSED_ADDRESS, front="", weight=0
         )
 
     def _command(self, text: str, *, expected: str | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving._metric_text import metric_text
-from gmmvit_deploy.serving.rollout._slots import Slots
+from gmmvit_deploy.serving.rollout._replicas import Replicas
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout._steps import RolloutOptions, roll_out
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send
@@ -59,8 +59,8 @@ class Rollouts:
     service completes its requests after the end of this object.
     """
 
-    def __init__(self, slots: Slots, state: State, *, on_log_line: Callable[[str], None] | None = None) -> None:
-        self._slots, self._state = slots, state
+    def __init__(self, replicas: Replicas, state: State, *, on_log_line: Callable[[str], None] | None = None) -> None:
+        self._replicas, self._state = replicas, state
         self._log = on_log_line or (lambda line: None)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._busy = threading.Lock()
@@ -93,7 +93,7 @@ class Rollouts:
     def _work(self) -> None:
         while True:
             order = self._orders.get()
-            order.carry_out(self._slots, self._state, self._report(order))
+            order.carry_out(self._replicas, self._state, self._report(order))
             self._step = ""
 
     def _report(self, order: _Order) -> Callable[[str], None]:
@@ -134,7 +134,7 @@ class Rollouts:
             )
         order.aborted.set()
         order.ended.wait()
-        served = self._slots.served
+        served = self._replicas.served
         if order.error is None:
             raise ServerError(
                 f"too late: the rollout has promoted bundle {served.sha256[:12]}",
@@ -145,7 +145,7 @@ class Rollouts:
     def _status(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
         before = self._before()
         status = {
-            "bundle": self._slots.served.sha256,
+            "bundle": self._replicas.served.sha256,
             "before": before.name if before else "",
             "before_path": str(before) if before else "",
             "step": self._step,
@@ -188,9 +188,9 @@ class _Order:
                 hint="type gmmvit rollout with the same version of gmmvit as gmmvit serve",
             ) from exc
 
-    def carry_out(self, slots: Slots, state: State, report: Callable[[str], None]) -> None:
+    def carry_out(self, replicas: Replicas, state: State, report: Callable[[str], None]) -> None:
         try:
-            bundle = roll_out(self._bundle, slots, state, self._options, report=report, aborted=self.aborted.is_set)
+            bundle = roll_out(self._bundle, replicas, state, self._options, report=report, aborted=self.aborted.is_set)
             self.served = bundle.sha256
         except GmmvitError as exc:
             self.error = exc

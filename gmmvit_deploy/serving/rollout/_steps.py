@@ -19,7 +19,7 @@ from gmmvit_deploy.serving.rollout._checks import (
     require_same_contract,
     require_same_labels,
 )
-from gmmvit_deploy.serving.rollout._slots import Slots
+from gmmvit_deploy.serving.rollout._replicas import Replicas
 from gmmvit_deploy.serving.rollout._state import State
 
 __all__ = ["RolloutOptions", "roll_out"]
@@ -50,7 +50,7 @@ class RolloutOptions:
 
 def roll_out(
     path: Path,
-    slots: Slots,
+    replicas: Replicas,
     state: State,
     options: RolloutOptions,
     *,
@@ -67,7 +67,7 @@ def roll_out(
         OutputError: the state folder cannot be written.
     """
     bundle = open_bundle(path)
-    old = slots.served
+    old = replicas.served
     if bundle.sha256 == old.sha256:
         raise InputError(
             f"{path}: the service serves this bundle already ({bundle.sha256[:12]})",
@@ -85,32 +85,32 @@ def roll_out(
     def go_on() -> None:
         if aborted():
             raise ServerError("the rollout was aborted", hint="the old server has all of the traffic")
-        if death := slots.death_of_new():
+        if death := replicas.death_of_new():
             raise _died(death)
 
     report("start the new server beside the old server")
     try:
-        slots.start_new(copied, aborted)
+        replicas.start_new(copied, aborted)
         go_on()
-        report(require_golden_answers(copied, slots.urls()[1], go_on))
+        report(require_golden_answers(copied, replicas.urls()[1], go_on))
         if options.images:
-            report(require_same_labels(options.images, *slots.urls(), options.agreement, go_on))
+            report(require_same_labels(options.images, *replicas.urls(), options.agreement, go_on))
         go_on()
         report("all traffic to the new server")
-        slots.switch()
-        slots.require_serving()
+        replicas.switch()
+        replicas.require_serving()
         go_on()
         state.promote(copied)
     except BaseException as exc:
-        death = slots.death_of_new()
+        death = replicas.death_of_new()
         report(f"go back to bundle {old.sha256[:12]}")
-        slots.end_new()
+        replicas.end_new()
         if death and isinstance(exc, GmmvitError):
             raise _died(death) from exc
         raise
     report("end the old server when its requests are answered")
     try:
-        slots.end_old()
+        replicas.end_old()
     except GmmvitError as exc:  # the old server has ended, and all requests go to the new server
         report(f"the gateway keeps the settings of the rollout: {exc}")
     return copied

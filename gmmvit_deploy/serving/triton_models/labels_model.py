@@ -19,9 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_labels import LabelSet
-
-DEFAULT_TOP = 5
+from gmmvit_labels import DEFAULT_TOP, LabelSet
 
 
 class TritonPythonModel:
@@ -30,11 +28,7 @@ class TritonPythonModel:
         stated = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.max_batch = config["max_batch_size"]
         (self.classes,) = map(int, config["input"][0]["dims"])
-        self.label_set = LabelSet(
-            labels=tuple(json.loads(stated["gmmvit_labels"])),
-            task=stated["gmmvit_task"],  # LabelSet checks it
-            thresholds=tuple(json.loads(stated["gmmvit_thresholds"])),
-        )
+        self.label_set = LabelSet.from_parameters(stated)
         self.labels = np.array([label.encode() for label in self.label_set.labels], dtype=np.object_)
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -10,11 +10,16 @@ Triton's dynamic batcher passes several requests at once. The model runs these r
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gmmvit_precision import SPECS
+from gmmvit_runner_name import RunnerName
 
 
 class TritonPythonModel:
@@ -27,10 +32,9 @@ class TritonPythonModel:
         threads = int(parameters["threads"])  # 0 uses a thread per core
         chunk = int(parameters["chunk"])  # 0 uses the default of the runtime
         graph = str(Path(__file__).with_name("model.onnx"))
-        kernels = parameters["cpu_kernels"] == "on"  # `gmmvit repository` writes this parameter
-        if parameters["runtime"] == "openvino":
-            types = parameters["openvino_hint"], parameters["attention"]
-            network = _openvino(graph, threads, chunk, *types, kernels)
+        runner = RunnerName.parse(parameters["gmmvit_runner"])
+        if runner.runtime == "openvino":
+            network = _openvino(graph, threads, chunk, runner)
         else:
             network = _onnxruntime(graph, threads, chunk)
         network.prepare(self.max_batch)
@@ -79,7 +83,7 @@ def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
     import onnxruntime
     from gmmvit_onnxruntime.onnxruntime_program import OnnxRuntimeProgram, session_options
 
-    _log_attention("ONNX Runtime", kernels=False)
+    _log_attention("ONNX Runtime")
 
     def session(number: int) -> Any:
         return onnxruntime.InferenceSession(graph, session_options(number), providers=["CPUExecutionProvider"])
@@ -87,36 +91,33 @@ def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
     return OnnxRuntimeProgram(session, threads=threads, chunk=chunk)
 
 
-def _openvino(graph: str, threads: int, chunk: int, hint: str, attention: str, kernels: bool) -> Any:
+def _openvino(graph: str, threads: int, chunk: int, runner: RunnerName) -> Any:
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # OpenVINO would report its import
     from gmmvit_openvino.openvino_program import OpenVinoProgram, UnusedKernelsError
 
-    if not kernels:
-        _log_attention("OpenVINO", kernels)
+    hint = SPECS[runner.precision].openvino
+    if not runner.kernels:
+        _log_attention("OpenVINO")
         return OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk)
     from gmmvit_openvino.openvino_kernels import kernels_from
 
-    ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), attention)
-    _require_kernels("" if ours else why)
+    ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), SPECS[runner.precision].attention)
+    if not ours:
+        raise _without_kernels(runner, why)
     try:
         program = OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk, kernels=ours)
     except UnusedKernelsError as exc:
-        _require_kernels(str(exc))
-        raise
-    _log_attention("OpenVINO", kernels)
+        raise _without_kernels(runner, str(exc)) from exc
+    _log_attention("our own kernel")
     return program
 
 
-def _require_kernels(why: str) -> None:
-    """Refuse to load the model if our kernels cannot run: clients rely on the parameter cpu_kernels.
-
-    why: the reason why our kernels cannot run; empty if our kernels can run.
-    """
-    if why:
-        raise pb_utils.TritonModelException(
-            f"cpu_kernels is on, and our kernels cannot run on this server: {why}; type gmmvit repository on this "
-            "machine to write the repository again, or type --runner openvino to run without our kernels"
-        )
+def _without_kernels(runner: RunnerName, why: str) -> Exception:
+    """Return the error with which the model is not loaded: clients rely on the runner that it states."""
+    return pb_utils.TritonModelException(  # type: ignore[no-any-return]
+        f"runner {runner}: our kernels cannot run on this server: {why}; type gmmvit repository on this machine to "
+        f"write the repository again, or type --runner {replace(runner, kernels=False)} to run without our kernels"
+    )
 
 
 def _require_reference_outputs(program: Any, limits: dict[str, float], max_batch: int) -> None:
@@ -138,8 +139,5 @@ def _require_reference_outputs(program: Any, limits: dict[str, float], max_batch
             )
 
 
-def _log_attention(runtime: str, kernels: bool) -> None:
-    if kernels:
-        pb_utils.Logger.log_info("cpu_kernels on: attention is computed by our own kernel")
-    else:
-        pb_utils.Logger.log_info(f"cpu_kernels off: attention is computed by {runtime}")
+def _log_attention(by: str) -> None:
+    pb_utils.Logger.log_info(f"attention is computed by {by}")

@@ -83,7 +83,10 @@ def test_neither_package_names_both_extras() -> None:
 def test_a_server_that_needs_onnx_runtime_is_not_started(tmp_path: Path) -> None:
     model = tmp_path / "models" / "gmmvit_network"
     model.mkdir(parents=True)
-    stated = 'parameters { key: "runtime" value { string_value: "onnxruntime" } }'
+    parameters = {"gmmvit_runner": "onnxruntime", "threads": "0"}
+    stated = "\n".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+    )
     (model / "config.pbtxt").write_text(f'name: "gmmvit_network"\nbackend: "python"\n{stated}\n')
     (tmp_path / "backends" / "python").mkdir(parents=True)
     wheel = ServerInstall(kind="wheel", binary=tmp_path / "tritonserver", backends=tmp_path / "backends")

@@ -221,7 +221,8 @@ def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> Non
     for wrong, message in (
         (["eager:bf16"], "eager has a fixed precision"),
         (["openvino:fp12"], "fp12"),
-        (["openvino", "openvino:fp32"], "openvino:fp32 is named more than once"),
+        (["openvino:fp32-static"], "fp32 has no form 'static'"),
+        (["openvino", "openvino:fp32"], "openvino is named more than once"),
     ):
         with pytest.raises(InputError, match=message), open_runners(wrong, precise_bundle):
             pass

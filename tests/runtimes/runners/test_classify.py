@@ -193,8 +193,8 @@ def test_answers_carry_the_reason_why_our_kernels_are_not_used(
     with BundleClassifier(bundle) as opened:
         answers = classify_files(opened, [folder / "0.png", folder / "1.png"])
     assert [(answer.runner, answer.notice) for answer in answers] == [
-        ("openvino:fp32", "not the fastest runner: openvino+kernels: no C++ compiler")
+        ("openvino", "not the fastest runner: openvino+kernels: no C++ compiler")
     ] * 2
     with BundleClassifier(bundle, runner="openvino") as opened:
         (answer,) = classify_files(opened, [folder / "0.png"])
-    assert (answer.runner, answer.notice) == ("openvino:fp32", "")
+    assert (answer.runner, answer.notice) == ("openvino", "")

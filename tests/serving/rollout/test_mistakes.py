@@ -57,8 +57,8 @@ def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
 
 def test_a_refused_order_is_no_failed_rollout(tmp_path: Path) -> None:
     lines: list[str] = []
-    slots: Any = SimpleNamespace(served=SimpleNamespace(sha256="ab" * 32))
-    with Rollouts(slots, State(tmp_path), on_log_line=lines.append) as rollouts:
+    replicas: Any = SimpleNamespace(served=SimpleNamespace(sha256="ab" * 32))
+    with Rollouts(replicas, State(tmp_path), on_log_line=lines.append) as rollouts:
         (answer,) = send_order(tmp_path, {**ORDER, "bundle": str(tmp_path / "nowhere")})
         assert "nowhere" in answer["error"]
         text = rollouts.metrics_text()

@@ -168,11 +168,11 @@ def _stated_args(record: TrainingRecord, typed: Mapping[str, Any]) -> dict[str, 
     """
     if record.config:
         config = record.config
-        args = {k: v for k, v in dict(config.get("model_args") or {}).items() if v is not None}
+        args: dict[str, Any] = {k: v for k, v in dict(config.get("model_args") or {}).items() if v is not None}
         if isinstance(config.get("global_pool"), str):
             args.setdefault("global_pool", config["global_pool"])
         return {k: v for k, v in args.items() if not k.startswith("drop_")}
-    args: dict[str, Any] = {k: v for k, v in record.args.arguments("model_kwargs", typed).items() if v is not None}
+    args = {k: v for k, v in record.args.arguments("model_kwargs", typed).items() if v is not None}
     if isinstance(pool := record.args.get("gp"), str) and pool:
         args["global_pool"] = pool
     if is_train_script(record):

@@ -16,9 +16,8 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
-from gmmvit_deploy.serving._supervisor import Supervisor
+from gmmvit_deploy.serving._replica import Replica
 from gmmvit_deploy.serving.chosen import options_for_server
-from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.options import PLACES, Front
 from gmmvit_deploy.serving.gateway.places import Places
 from gmmvit_deploy.serving.gateway.service import Gateway
@@ -26,9 +25,8 @@ from gmmvit_deploy.serving.installs import ServerInstall
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import started_front
 
-__all__ = ["Slots"]
+__all__ = ["Replicas"]
 
 _WEIGHT = 256
 """HAProxy's weight of the server that gets the requests; the other has 0."""
@@ -40,22 +38,16 @@ _DRAIN_S = 95.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
-    """A running server.
-
-    place: its place in the gateway.  front: its service behind ``/classify``.  resources: closes the server and the
-    front, and removes their files.
-    """
+class _Placed:
+    """A running server in a place of the gateway.  resources: ends the server, and removes its files."""
 
     place: str
     bundle: Bundle
-    server: TritonServer
-    supervisor: Supervisor
-    front: FrontProcess | None
+    replica: Replica
     resources: ExitStack
 
 
-class Slots:
+class Replicas:
     """The old server of a service, and during a rollout the new server beside it.
 
     Servers are started by the threads that call `start_first` and `start_new`; these threads must live as long as the
@@ -81,8 +73,8 @@ class Slots:
         self._gateway, self._install, self._options = gateway, install, options
         self._written, self._runner, self._note, self._on_log_line = written, runner, note, on_log_line
         self._lock = threading.RLock()  # held while a server restarts or ends
-        self._old: _Slot | None = None
-        self._new: _Slot | None = None
+        self._old: _Placed | None = None
+        self._new: _Placed | None = None
         self._new_death = ""
 
     @property
@@ -99,12 +91,12 @@ class Slots:
     @property
     def server(self) -> TritonServer:
         """The served server."""
-        return self._served().server
+        return self._served().replica.server
 
     @property
     def front(self) -> Front | None:
         """The service behind ``/classify`` of the served server."""
-        keeper = self._served().front
+        keeper = self._served().replica.front
         return keeper.front if keeper is not None else None
 
     def start_first(self, bundle: Bundle, *, cancelled: Callable[[], bool]) -> None:
@@ -114,17 +106,18 @@ class Slots:
     def start_new(self, bundle: Bundle, aborted: Callable[[], bool]) -> None:
         """Start the new server, without traffic, and wait until it is ready.  Errors: ServerError."""
         place = next(place for place in PLACES if place != self._served().place)
-        slot = self._started(place, bundle, aborted)
+        placed = self._started(place, bundle, aborted)
         with self._lock:
-            self._new, self._new_death = slot, ""
+            self._new, self._new_death = placed, ""
         if aborted():
             return
-        self._gateway.serve([self.server.models, slot.server.models])
-        self._places.put(place, slot.server, front_port=slot.front.port if slot.front else 0)
+        replica = placed.replica
+        self._gateway.serve([self.server.models, replica.server.models])
+        self._places.put(place, replica.server, front_port=replica.front.port if replica.front else 0)
 
     def urls(self) -> tuple[str, str]:
         """Return the gRPC URLs of the old and of the new server."""
-        return self._served().server.grpc_url, self._begun().server.grpc_url
+        return self._served().replica.server.grpc_url, self._begun().replica.server.grpc_url
 
     def switch(self) -> None:
         """Send all new requests to the new server."""
@@ -135,7 +128,7 @@ class Slots:
         new = self._new
         if new is not None and not self._new_death:
             try:
-                new.server.require_running()
+                new.replica.server.require_running()
             except ServerError as exc:
                 self._new_death = str(exc).partition("\n")[0]
         return self._new_death
@@ -175,36 +168,33 @@ class Slots:
         """
         with self._lock:
             if self._old is not None:
-                self._old.supervisor.step(stopped)
-            for slot in (self._old, self._new):
-                if slot is not None and slot.front is not None:
-                    slot.front.step()
+                self._old.replica.supervisor.step(stopped)
+            for placed in (self._old, self._new):
+                if placed is not None and placed.replica.front is not None:
+                    placed.replica.front.step()
             if self._new is not None and not self._new_death:
-                problem = self._new.supervisor.look()
+                problem = self._new.replica.supervisor.look()
                 self._new_death = problem[1] if problem else ""
 
     def metrics_text(self) -> str:
         """Return the metrics of the served server, of its supervisor and of its front."""
-        served = self._served()
-        return served.supervisor.metrics_text() + (served.front.metrics_text() if served.front else "")
+        return self._served().replica.metrics_text()
 
     def stop(self) -> None:
         """End both servers.  The gateway must have ended before."""
         with self._lock:
-            slots, self._old, self._new = (self._new, self._old), None, None
-            for slot in slots:
-                if slot is not None:
-                    slot.resources.close()
+            both, self._old, self._new = (self._new, self._old), None, None
+            for placed in both:
+                if placed is not None:
+                    placed.resources.close()
 
     def kill_now(self) -> None:
         """Kill both servers and their fronts at once.  A signal handler may call it; call `stop` afterwards."""
-        for slot in (self._old, self._new):
-            if slot is not None:
-                slot.server.kill_now()
-                if slot.front is not None:
-                    slot.front.kill_now()
+        for placed in (self._old, self._new):
+            if placed is not None:
+                placed.replica.kill_now()
 
-    def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Slot:
+    def _started(self, place: str, bundle: Bundle, cancelled: Callable[[], bool]) -> _Placed:
         with ExitStack() as opened:
             folder: Path = opened.enter_context(temporary_folder("repository"))
             options, notes = options_for_server(bundle, self._written, self._install, self._runner)
@@ -214,42 +204,29 @@ class Slots:
             on_line = self._on_log_line
             log = None if on_line is None else lambda line: on_line(f"{place}: {line}")
             server = TritonServer(repository.path, install=self._install, options=self._options, on_log_line=log)
-            opened.callback(server.stop)
-            server.start(cancelled=cancelled)
-            supervisor = Supervisor(server)
-            opened.callback(supervisor.close)
-            front = None
-            if not cancelled():
-                front = started_front(self._gateway, server, note=self._note, cancelled=cancelled)
-            if front is not None:
-                opened.callback(front.stop)
-            return _Slot(
-                place=place,
-                bundle=bundle,
-                server=server,
-                supervisor=supervisor,
-                front=front,
-                resources=opened.pop_all(),
-            )
+            replica = Replica(server)
+            opened.callback(replica.stop)
+            replica.start(self._gateway, note=self._note, cancelled=cancelled)
+            return _Placed(place=place, bundle=bundle, replica=replica, resources=opened.pop_all())
 
-    def _end(self, slot: _Slot) -> None:
+    def _end(self, ended: _Placed) -> None:
         """Wait until the gateway has no request for the server, then end the server."""
         deadline = time.monotonic() + _DRAIN_S
         try:
-            while (self._gateway.leaving or self._places.in_progress(slot.place)) and time.monotonic() < deadline:
+            while (self._gateway.leaving or self._places.in_progress(ended.place)) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            self._places.free(slot.place)
+            self._places.free(ended.place)
             self._gateway.serve([self.server.models])
         finally:
             with self._lock:
-                slot.resources.close()
+                ended.resources.close()
 
-    def _served(self) -> _Slot:
+    def _served(self) -> _Placed:
         if self._old is None:
             raise ServerError("the service has no server; it is starting or ending")
         return self._old
 
-    def _begun(self) -> _Slot:
+    def _begun(self) -> _Placed:
         if self._new is None:
             raise ServerError("the service has no new server")
         return self._new

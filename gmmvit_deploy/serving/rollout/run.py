@@ -12,12 +12,12 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.installs import find_server
+from gmmvit_deploy.serving.rollout._replicas import Replicas
 from gmmvit_deploy.serving.rollout._service import Rollouts, first_bundle
-from gmmvit_deploy.serving.rollout._slots import Slots
 from gmmvit_deploy.serving.rollout._state import State
+from gmmvit_deploy.serving.run import Signals, repository_options
 from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.service import metric_sources
-from gmmvit_deploy.serving.serving import Signals, repository_options
 
 __all__ = ["serve_with_state"]
 
@@ -33,7 +33,7 @@ def serve_with_state(
     runner: str | None = None,
     request_pixels: int | None = None,
     tritonserver: Path | None = None,
-    on_ready: Callable[[Gateway, Slots], None] = lambda gateway, slots: None,
+    on_ready: Callable[[Gateway, Replicas], None] = lambda gateway, replicas: None,
     on_log_line: Callable[[str], None] | None = None,
     on_gateway_line: Callable[[str], None] | None = None,
     on_progress: OnProgress = ignore,
@@ -41,9 +41,9 @@ def serve_with_state(
     """Serve the bundle that was promoted last in a state folder, and carry out the orders of ``gmmvit rollout``.
 
     path: the first bundle; None for a folder in which a bundle was promoted.  folder: the state folder.
-    options, settings, runner, request_pixels, tritonserver: as for `serving.serve_path`.
+    options, settings, runner, request_pixels, tritonserver: as for `serving.run.serve_path`.
     on_ready: called when the service is ready.
-    Errors: those of `serving.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
+    Errors: those of `serving.run.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
     """
     note = on_gateway_line or (lambda line: None)
     given = None if path is None else open_bundle(path)
@@ -61,26 +61,26 @@ def serve_with_state(
         install = find_server(tritonserver, on_progress=on_progress)  # after the checks, because it may download it
         behind = behind_gateway(options, gateway.admin_secret)
         written = repository_options(request_pixels)
-        slots = Slots(gateway, install, behind, written, runner=runner, note=note, on_log_line=on_log_line)
-        opened.callback(slots.stop)  # after the gateway, so that requests in progress reach front and server
+        replicas = Replicas(gateway, install, behind, written, runner=runner, note=note, on_log_line=on_log_line)
+        opened.callback(replicas.stop)  # after the gateway, so that requests in progress reach front and server
 
         def kill_now() -> None:
             gateway.kill_now()
-            slots.kill_now()
+            replicas.kill_now()
 
         signals = opened.enter_context(Signals(on_second=kill_now))
         on_progress(Progress("start the server and load the models"))
-        slots.start_first(bundle, cancelled=signals.any_seen)
+        replicas.start_first(bundle, cancelled=signals.any_seen)
         if signals.any_seen():
             return
         on_progress(Progress("start the gateway"))
-        rollouts = Rollouts(slots, state, on_log_line=note)
-        sources = {"server": slots.metrics_text, "rollouts": rollouts.metrics_text, **metric_sources(gateway)}
+        rollouts = Rollouts(replicas, state, on_log_line=note)
+        sources = {"server": replicas.metrics_text, "rollouts": rollouts.metrics_text, **metric_sources(gateway)}
         opened.callback(gateway.stop)
-        gateway.start(slots.server, front=slots.front, sources=sources, rollouts=True)
+        gateway.start(replicas.server, front=replicas.front, sources=sources, rollouts=True)
         opened.enter_context(rollouts)
-        on_ready(gateway, slots)
+        on_ready(gateway, replicas)
         while not signals.any_seen():
-            slots.step(signals.any_seen)
+            replicas.step(signals.any_seen)
             gateway.step()
             time.sleep(_POLL_S)

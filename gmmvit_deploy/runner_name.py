@@ -1,0 +1,61 @@
+"""The name of a runner: what computes the network, and in which precision.
+
+    RUNTIME[+kernels][:PRECISION[-FORM]]        openvino, onnxruntime-cuda:fp16, openvino+kernels:int8-mixed
+
+The same text follows ``--runner``, and stands in ``runners.json``, in the configuration of a Triton model, in a served
+answer and in reports. Float32 is not written.
+
+``gmmvit repository`` copies this file into the folder of a served model, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.precision import Precision
+
+__all__ = ["FORMS", "KERNELS_SUFFIX", "Form", "RunnerName"]
+
+KERNELS_SUFFIX = "+kernels"
+Form = Literal["", "static", "dynamic", "mixed"]
+FORMS: tuple[Form, ...] = get_args(Form)[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerName:
+    """The name of a runner.
+
+    runtime: the name without ``+kernels``, such as ``openvino``, ``onnxruntime-cuda`` or ``eager``.
+    precision: of the computation.
+    kernels: True if this project's CPU kernels compute the attentions.
+    form: of an int8 graph: activations have static ranges, are quantised while the network runs (dynamic), or both
+    (mixed); "" for the form that the bundle has, and for another precision.
+    """
+
+    runtime: str
+    precision: Precision = "fp32"
+    kernels: bool = False
+    form: Form = ""
+
+    @classmethod
+    def parse(cls, text: str, precision: Precision = "fp32") -> RunnerName:
+        """Read a name.  Whether such a runner exists is not checked: `runtimes.runners.names.runner_from` does.
+
+        precision: of a name without a precision.
+        """
+        name, colon, stated = text.strip().partition(":")
+        kernels = name.endswith(KERNELS_SUFFIX)
+        parts: list[Any] = stated.split("-", 1) if colon else [precision]
+        return cls(name.removesuffix(KERNELS_SUFFIX), parts[0], kernels, *parts[1:])
+
+    def __str__(self) -> str:
+        if self.precision == "fp32":
+            return self.name
+        return f"{self.name}:{self.precision}{f'-{self.form}' if self.form else ''}"
+
+    @property
+    def name(self) -> str:
+        """The name without the precision, such as ``openvino+kernels``."""
+        return f"{self.runtime}{KERNELS_SUFFIX if self.kernels else ''}"
