@@ -24,19 +24,15 @@ import pytest
 import timm
 import torch
 
-from gmmvit_cli.models import hints_from
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
 from tests.checkpoints.test_training_files import OWN as OWN_CLASS
 from tests.conftest import GOLDEN
 
 OWN = {"model": "net.py:Net", "image_size": 32}
-TINY = {
-    "model": "vit_tiny_patch16_224",
-    "model_args": '{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}',
-}
 TINY_ARGS: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+TINY = {"model": "vit_tiny_patch16_224", "model_args": TINY_ARGS}
 
 
 def own_net() -> Any:
@@ -151,11 +147,6 @@ CASES = {
 }
 
 
-def typed(options: dict[str, Any], settings: tuple[str, ...]) -> LoadHints:
-    empty = {"preset": None, "image_size": None, "resize_to": None, "model": None, "model_args": None, "head": None}
-    return hints_from(**{**empty, **options}, settings=list(settings))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_hint_works_when_it_is_followed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,7 +155,7 @@ def test_the_hint_works_when_it_is_followed(name: str, tmp_path: Path, monkeypat
     case.write()
     path, settings = Path("file.pth"), case.settings
     with pytest.raises(GmmvitError) as caught:
-        load_checkpoint(path, typed(case.options, settings))
+        load_checkpoint(path, LoadHints(**case.options, **settings_from(settings)))
     hint = caught.value.hint.replace(*case.fill) if case.fill[0] else caught.value.hint
     if "type python -c " in hint:
         assert "runs code in the file" in hint
@@ -178,4 +169,4 @@ def test_the_hint_works_when_it_is_followed(name: str, tmp_path: Path, monkeypat
         new = added[:1] if not removed else []
         names = removed | {text.partition("=")[0] for text in new}
         settings = (*(text for text in settings if text.partition("=")[0] not in names), *new)
-    assert load_checkpoint(path, typed(case.options, settings)).spec.classes in (3, 10)
+    assert load_checkpoint(path, LoadHints(**case.options, **settings_from(settings))).spec.classes in (3, 10)

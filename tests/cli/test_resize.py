@@ -62,7 +62,7 @@ def test_a_bundle_of_an_earlier_version_opens(gmmvit: Gmmvit, checkpoint: Path, 
         (("--crop-pct", "0", "--resize", "center-bicubic"), "--crop-pct: expected a number above 0 and at most 1", ""),
         (("--crop-pct", "1.15", "--resize", "center-bicubic"), "at most 1, got 1.15", ""),
         (("--crop-pct", "nan", "--resize", "center-bicubic"), "--crop-pct: expected a number, got nan", ""),
-        (("--resize", "center-lanczos"), "resize rule: expected stretch-bilinear, ", ""),
+        (("--resize", "center-lanczos"), "--resize: expected stretch-bilinear, ", ""),
         (("--resize", "border-bicubic"), "the resize rule border-bicubic needs the mean of each channel", "--mean"),
     ],
 )
