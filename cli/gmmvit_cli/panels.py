@@ -67,8 +67,8 @@ class Panel:
                 )
             return value
 
-        if names:
-            more["autocompletion"] = completion(names)
+        if names:  # typer would refuse other values of a Literal itself, in words of its own
+            more |= {"parser": str, "autocompletion": completion(names)}
         return typer.Option(
             default,
             *filter(None, name.split(",")),
