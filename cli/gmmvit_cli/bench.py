@@ -1,22 +1,34 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import DATA, access_from, require_output_file
+from gmmvit_cli.models import ClassOfBundle
+from gmmvit_cli.options import (
+    DEFAULT_NAME,
+    AsJson,
+    Ca,
+    Data,
+    EngineFolder,
+    KeyFile,
+    ModelName,
+    Report,
+    access_from,
+    require_output_file,
+    require_report,
+)
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel, together
+from gmmvit_cli.panels import INPUT, OUTPUT, Panel
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import OpenedRunners, opened_runners, runner_option
+from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
 from gmmvit_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bench.compare import Comparison
-    from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html
 gmmvit bench bundle --runner eager,openvino --synthetic --output a.json
@@ -27,7 +39,7 @@ _MEASUREMENT = Panel("Measurement")
 
 def bench(
     bundle: Path | None = INPUT.argument("BUNDLE", "The bundle to measure. Leave it out with --compare.", default=None),
-    data: str | None = DATA,
+    data: Data = None,
     synthetic: bool = INPUT.flag(
         "--synthetic", "Measure on generated random inputs instead of --data. The result records this choice."
     ),
@@ -36,12 +48,17 @@ def bench(
         "A.json B.json",
         "Measure nothing; compare two files that --output wrote, and list what is faster or slower in B.",
     ),
-    runner: str | None = runner_option(
+    runner: Sequence[str] | None = runner_option(
         "eager, onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize or export",
         "Runners to measure",
     ),
-    access: partial[Access] = together(access_from),
-    open_runners: partial[OpenedRunners] = together(opened_runners),
+    key_file: KeyFile = None,
+    ca: Ca = None,
+    precision: PrecisionOfRunners = "fp32",
+    engine: EngineFolder = None,
+    url: Urls = None,
+    served_name: ModelName = DEFAULT_NAME,
+    model: ClassOfBundle = None,
     batch: str = _MEASUREMENT.option("LIST", "Batch sizes to measure, separated by commas.", default="1,8,64"),
     rounds: int = _MEASUREMENT.option("N", "Number of rounds; each round measures every runner.", default=10),
     seconds: float = _MEASUREMENT.option(
@@ -64,9 +81,9 @@ def bench(
         default=True,
     ),
     output: Path | None = OUTPUT.option("FILE.json", "Write the result with a run card: machine, versions, settings."),
-    report: Path | None = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots."),
+    report: Report = None,
     force: bool = OUTPUT.flag("--force", "Replace the result and the report if they exist."),
-    as_json: bool = JSON_OPTION,
+    as_json: AsJson = False,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as
     PyTorch, ONNX Runtime, an engine or a server. The runners take turns; MLPerf LoadGen sends the queries. Ratios are
@@ -75,8 +92,8 @@ def bench(
     if compare is not None:
         _compare(*compare, bundle=bundle, as_json=as_json)
         return
-    for path in (output, report):
-        require_output_file(path, force=force)
+    require_output_file(output, force=force)
+    require_report(report, force=force)
     if bundle is None:
         raise InputError("expected a bundle, or --compare A.json B.json", hint=f"type {EXAMPLE.splitlines()[0]}")
     if (data is None) != synthetic:
@@ -91,10 +108,7 @@ def bench(
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.files.writing import new_file
         from gmmvit_deploy.parity.inputs import open_images_of
-        from gmmvit_deploy.reports.pages import require_page
 
-        if report is not None:
-            require_page(report, force=force)
         options = BenchOptions(
             plan=Plan(batches=_batches(batch), rounds=rounds, seconds=seconds),
             data=open_images_of(data) if data else None,
@@ -104,7 +118,18 @@ def bench(
             waterfall=waterfall,
         )
         opened = open_bundle(bundle)
-        with open_runners(opened, runner, access=access, first=("eager",), timed=True) as (runners, _):
+        with opened_runners(
+            opened,
+            runner,
+            precision=precision,
+            engine=engine,
+            urls=url,
+            served_name=served_name,
+            model=model,
+            access=access_from(key_file, ca),
+            first=("eager",),
+            timed=True,
+        ) as (runners, _):
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()
         if output is not None:

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import require_output, require_output_file
+from gmmvit_cli.options import AsJson, require_output, require_report
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, PRECISION, Panel, listed, output_option
+from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import PRECISIONS, precision_from
-from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, require_flavor
-from gmmvit_deploy.runtimes.engines.options import HARDWARE_COMPATIBILITIES
+from gmmvit_deploy.precision import PRECISIONS, Precision, precision_from
+from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
+from gmmvit_deploy.runtimes.engines.options import HARDWARE_COMPATIBILITIES, HardwareCompatibility
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
@@ -21,7 +21,6 @@ EXAMPLE = """gmmvit build bundle --precision fp16 --compute-capability 8.9
 gmmvit build bundle --batch 1 --batch 2:8:64 --require-fused"""
 
 _ENGINE, _CHECKS = Panel("Engine"), Panel("Checks")
-_FLAVORS = ("auto", *FLAVORS)
 
 
 def build(
@@ -31,13 +30,13 @@ def build(
         "TensorRT's timing cache, which shortens later builds: read if it exists, written after the build. "
         "Only with flavor tensorrt.",
     ),
-    precision: str = PRECISION.option(
+    precision: Precision = PRECISION.option(
         "NAME",
         f"Precision of the engine: {listed(PRECISIONS)}. Except for fp32, first write the bundle's graph in this "
         "precision with gmmvit convert.",
         default="fp16",
-        names=PRECISIONS,
-        read=precision_from,
+        autocompletion=completion(PRECISIONS),
+        parser=precision_from,
     ),
     tf32: bool = PRECISION.flag(
         "--tf32/--no-tf32",
@@ -48,8 +47,7 @@ def build(
         "TensorRT package. tensorrt: builds on the GPU that will run the engine. tensorrt-rtx: builds on any "
         "machine, also without a GPU. auto: tensorrt if it is installed and a GPU is present, else tensorrt-rtx.",
         default="auto",
-        names=_FLAVORS,
-        read=require_flavor,
+        names=("auto", *FLAVORS),
     ),
     batch: list[str] = _ENGINE.option(
         "MIN:OPT:MAX",
@@ -72,7 +70,7 @@ def build(
         "--version-compatible/--no-version-compatible",
         "Let later TensorRT releases of the same major version load the engine. Only with flavor tensorrt.",
     ),
-    hardware_compatible: str = _ENGINE.option(
+    hardware_compatible: HardwareCompatibility = _ENGINE.option(
         "MODE",
         f"Other GPUs that can run the engine: {listed(HARDWARE_COMPATIBILITIES)}. ampere+ is Ampere and later; "
         "same-cc is GPUs of the same compute capability. Only with flavor tensorrt.",
@@ -106,13 +104,14 @@ def build(
     log: Path | None = OUTPUT.option("FILE", "Write TensorRT's complete build log to this file."),
     report: Path | None = OUTPUT.option("FILE.html", "Write the report as a self-contained HTML page."),
     force: bool = OUTPUT.flag("--force", "Replace the engine and the report if they exist."),
-    as_json: bool = JSON_OPTION,
+    as_json: AsJson = False,
 ) -> None:
     """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The
     command prints the report and stores it as card.json in the folder of the engine.
     """
-    require_output(out, force=force)
-    require_output_file(report, force=force)
+    if out is not None:
+        require_output(out, force=force)
+    require_report(report, force=force, plots=False)
     if source.suffix == ".onnx" and out is None:
         raise InputError(
             "--output, the folder to write the engine to, is required for an ONNX file",
@@ -121,53 +120,31 @@ def build(
     with progress("build") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.bundle.variants import open_variant
-        from gmmvit_deploy.reports.pages import require_page
         from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
         from gmmvit_deploy.runtimes.engines.flavors import find_flavor
         from gmmvit_deploy.runtimes.engines.options import BuildOptions, profile_from
         from gmmvit_deploy.runtimes.engines.page import write_page
 
-        if report is not None:
-            require_page(report, force=force, plots=False)
-
         options = BuildOptions(
-            precision=precision_from(precision),
+            precision=precision,
             profiles=tuple(profile_from(text) for text in batch),
             capabilities=tuple(compute_capability),
             optimization_level=optimization_level,
             timing_cache=timing_cache,
             version_compatible=version_compatible,
-            hardware_compatible=hardware_compatible,  # type: ignore[arg-type]  # checked by its callback
+            hardware_compatible=hardware_compatible,
             tf32=tf32,
             workspace_mib=workspace_mib,
             require_fused=require_fused,
             require_precision=require_precision,
         )
         library = find_flavor(flavor)
+        how: dict[str, Any] = {"mask_cost": mask_cost, "log": log, "force": force, "on_progress": on_progress}
         if out is not None and source.suffix == ".onnx":
-            engine = engine_from_onnx(
-                source,
-                options,
-                library,
-                out=out,
-                mask_cost=mask_cost,
-                log=log,
-                force=force,
-                on_progress=on_progress,
-            )
+            engine = engine_from_onnx(source, options, library, out=out, **how)
         else:
             bundle = open_bundle(source)
-            engine = engine_from_bundle(
-                bundle,
-                open_variant(bundle, options.precision),
-                options,
-                library,
-                out=out,
-                mask_cost=mask_cost,
-                log=log,
-                force=force,
-                on_progress=on_progress,
-            )
+            engine = engine_from_bundle(bundle, open_variant(bundle, precision), options, library, out=out, **how)
         if report is not None:
             write_page(engine, report, force=force)
     if as_json:
@@ -181,17 +158,11 @@ def build(
 
 def print_card(engine: Engine) -> None:
     """Print the card of an engine as tables on the terminal."""
+    from gmmvit_deploy.runtimes.engines.page import facts_of
+
     card = engine.card
-    target = ", ".join(card.target["capabilities"])
-    if card.target["gpu"]:
-        target = f"{card.target['gpu']} ({target}), driver {card.target['driver']}"
-    flags = [f"{name}={value}" for name, value in card.flags.items() if value not in (None, False, "none")]
     rows = [
-        ("engine", f"{card.precision}, {card.flavor} {card.tensorrt_version}, for {target}"),
-        ("profiles", ", ".join(map(str, card.profiles))),
-        ("input", f"{card.tensor['name']}: {card.tensor['dtype']} (B, {', '.join(map(str, card.tensor['shape']))})"),
-        ("size", f"{card.size_bytes / 2**20:.2f} MiB, built in {card.build_seconds:.1f} s"),
-        ("options", ", ".join(flags) or "defaults; TF32 off"),
+        *facts_of(card).items(),
         *_proof_rows(card),
         ("masks", f"{len(card.masks)} constants; the SHA-256 of each is in card.json"),
         *((f"{name} SHA-256", digest) for name, digest in card.sha256.items()),

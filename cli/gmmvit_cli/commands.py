@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gmmvit_cli.output import set_verbosity
-from gmmvit_cli.panels import GENERAL, with_single_options
+from gmmvit_cli.panels import GENERAL
 from gmmvit_deploy.errors import InputError
 
 JOBS: Mapping[str, Mapping[str, str]] = {
@@ -120,28 +120,27 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
-def _every_command(
+def _common_options(
     quiet: bool = GENERAL.flag("-q,--quiet", "Print data and errors only."),
     verbose: bool = GENERAL.flag("-v,--verbose", "Print every step, and log messages of libraries."),
 ) -> None:
-    """Declare the options that every command has; `Command.invoke` reads these options."""
+    """Declare the options that every command has, which `Command.invoke` reads."""
 
 
 def _command(name: str) -> Any:
     """Import the command ``name`` and add the options of every command."""
     module = _module_of(name)
-    app = _single(with_single_options(getattr(module, name)), name)
-    command: Any = typer.main.get_command(app)
+    function = getattr(module, name)
+    command = _single(function, help=f"{SUMMARIES[name]}\n\n{inspect.getdoc(function)}")
     command.example = module.EXAMPLE
-    command.params += typer.main.get_command(_single(_every_command, name)).params
+    command.params += _single(_common_options).params
     return command
 
 
-def _single(function: Any, name: str) -> typer.Typer:
+def _single(function: Any, **more: Any) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    details = inspect.getdoc(function) or ""
-    app.command(name, cls=Command, help=f"{SUMMARIES[name]}\n\n{details}")(function)
-    return app
+    app.command(function.__name__, cls=Command, **more)(function)
+    return typer.main.get_command(app)
 
 
 class Commands(TyperGroup):
@@ -192,7 +191,7 @@ def _nearest(name: str) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def collect_rarely() -> None:
+def collect_garbage_rarely() -> None:
     """Let Python's garbage collector run rarely, in a command that ends after its work.
 
     PyTorch and its exporter create millions of objects that live until the process ends. The collector reads them again

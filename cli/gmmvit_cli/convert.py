@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
-from gmmvit_cli.options import CALIBRATION, CALIBRATION_IMAGES, require_calibration
+from gmmvit_cli.models import ClassToConvert, permit_class
+from gmmvit_cli.options import AsJson, Calibration, CalibrationImages, require_calibration
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, PRECISION, listed
+from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.gates import Gate
-from gmmvit_deploy.precision import PRECISIONS, precisions_from
+from gmmvit_deploy.precision import PRECISIONS, Precision, precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant, VariantRecord
@@ -25,17 +25,17 @@ gmmvit convert bundle --precision int8 --calibration digits --snr-db 25"""
 
 def convert(
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to add graphs to."),
-    precision: str = PRECISION.option(
+    precisions: Sequence[Precision] = PRECISION.option(
         "LIST",
         f"Precisions to write, separated by commas: {listed(PRECISIONS[1:])}. For int8 with calibration "
         "images, the command writes a graph for GPUs and a graph for CPUs; without, only the one for CPUs.",
         default=...,
-        names=PRECISIONS,
-        several=True,
-        read=precisions_from,
+        name="--precision",
+        autocompletion=completion(PRECISIONS, several=True),
+        parser=precisions_from,
     ),
-    calibration: str | None = CALIBRATION,
-    calibration_images: int = CALIBRATION_IMAGES,
+    calibration: Calibration = None,
+    calibration_images: CalibrationImages = 512,
     keep_decisions: float | None = PRECISION.option(
         "SHARE",
         "For int8: move projections (linear maps) to more exact forms, dynamic and then float32, until the graph for "
@@ -56,14 +56,13 @@ def convert(
         "tensors. Padding changes the logits only by rounding.",
         default=True,
     ),
-    model: str | None = CLASS_TO_CONVERT,
+    model: ClassToConvert = None,
     force: bool = OUTPUT.flag("--force", "Replace existing graphs of these precisions."),
-    as_json: bool = JSON_OPTION,
+    as_json: AsJson = False,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. Each graph is written into the bundle as model.PRECISION.onnx.
     Printed tables compare the logits and masks of each graph with those in fp32.
     """
-    precisions = precisions_from(precision)
     require_calibration(precisions, calibration)
     typed = {"--keep-decisions": keep_decisions, "--snr-db": snr_db, "--accuracy": accuracy}
     gates = [option for option, value in typed.items() if value is not None]

@@ -6,11 +6,11 @@ from typing import get_args
 
 import typer
 
-from gmmvit_cli.options import TRITONSERVER, require_output
+from gmmvit_cli.options import AsJson, Force, Tritonserver, require_output
 from gmmvit_cli.output import print_json, print_table
-from gmmvit_cli.panels import FORCE, JSON_OPTION, MODEL, listed, output_option
+from gmmvit_cli.panels import MODEL, listed, output_option
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.models.specs import MaskKind, mask_kind_named
+from gmmvit_deploy.models.specs import MaskKind
 
 EXAMPLE = """gmmvit demo --output demo-output
 gmmvit demo --output demo-output --model timm:test_vit --mask gmm"""
@@ -24,7 +24,7 @@ def demo(
         "Train a classifier of timm, such as test_vit or timm:test_vit, in place of this project's GMM-ViT. "
         "Requires the extra timm. Large architectures train for hours on a CPU.",
     ),
-    mask: str = MODEL.option(
+    mask: MaskKind = MODEL.option(
         "KIND",
         f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
         "learned matrix, decay a bias that decreases with the distance of two patches, which needs --model.",
@@ -32,9 +32,9 @@ def demo(
         names=_MASKS,
     ),
     out: Path = output_option("FOLDER", "Folder for all files of the demo.", default=Path("demo-output")),
-    force: bool = FORCE,
-    tritonserver: Path | None = TRITONSERVER,
-    as_json: bool = JSON_OPTION,
+    force: Force = False,
+    tritonserver: Tritonserver = None,
+    as_json: AsJson = False,
 ) -> None:
     """The model is a GMM-ViT (a vision transformer with Gaussian mixture masks on the attention scores), trained on
     handwritten digits for about a minute on two cores. With --model, the model is a classifier of timm, which is saved
@@ -44,14 +44,7 @@ def demo(
     with progress("demo") as on_progress:
         from gmmvit_deploy.demo.run import run_demo
 
-        result = run_demo(
-            out,
-            force=force,
-            tritonserver=tritonserver,
-            model=model,
-            mask=mask_kind_named(mask),
-            on_progress=on_progress,
-        )
+        result = run_demo(out, force=force, tritonserver=tritonserver, model=model, mask=mask, on_progress=on_progress)
     if as_json:
         print_json(asdict(result))
         return

@@ -1,21 +1,24 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from gmmvit_cli.options import access_from, server_from
+from gmmvit_cli.options import (
+    AsJson,
+    Ca,
+    KeyFile,
+    ServerRelease,
+    ServerTensorRTVersion,
+    ServerUrl,
+    access_from,
+    server_from,
+)
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, JSON_OPTION, Panel, together
+from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError, OutputError
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
-    from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit doctor
 gmmvit doctor bundle --server-version 25.04"""
@@ -30,14 +33,17 @@ def doctor(
         "Check the graphs and engines of this bundle, instead of the packages and runners of this machine.",
         default=None,
     ),
-    server: partial[ServerTensorRT | None] = together(server_from),
-    access: partial[Access] = together(access_from),
+    server_version: ServerRelease = None,
+    server: ServerUrl = None,
+    server_tensorrt: ServerTensorRTVersion = None,
+    key_file: KeyFile = None,
+    ca: Ca = None,
     empty_kernel_cache: bool = _KERNELS.flag(
         "--empty-kernel-cache/--no-empty-kernel-cache",
         "First delete the compiled CPU kernels (this project's code for attention) and the record of compilations "
         "that failed. The kernels are then compiled again.",
     ),
-    as_json: bool = JSON_OPTION,
+    as_json: AsJson = False,
 ) -> None:
     """Tries every package, runner, CPU kernel, engine builder and server. A runner is a program that computes logits,
     such as ONNX Runtime. A bundle is the folder that gmmvit export writes. If a bundle and a server option are given,
@@ -49,8 +55,8 @@ def doctor(
 
         if empty_kernel_cache:
             _empty_kernel_cache()
-        there = server(access())
-        if bundle is None and there is not None:
+        target = server_from(server_version, server, server_tensorrt, access_from(key_file, ca))
+        if bundle is None and target is not None:
             raise InputError(
                 "expected a bundle, because the server options check which engines of a bundle the server can load",
                 hint="type gmmvit doctor BUNDLE with --server-version, --server or --server-tensorrt",
@@ -58,8 +64,8 @@ def doctor(
         if bundle is None:
             checks = examine(on_progress=on_progress)
         else:
-            checks = examine_bundle(open_bundle(bundle), there, on_progress=on_progress)
-    failed = there is not None and not any(check.kind == "server" and check.works for check in checks)
+            checks = examine_bundle(open_bundle(bundle), target, on_progress=on_progress)
+    failed = target is not None and not any(check.kind == "server" and check.works for check in checks)
     if as_json:
         print_json([asdict(check) for check in checks])
         raise typer.Exit(int(failed))

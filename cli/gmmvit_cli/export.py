@@ -1,18 +1,19 @@
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import typer
 
-from gmmvit_cli.commands import collect_rarely
+from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.convert import note_disagreements, print_variants
-from gmmvit_cli.models import hints_from
+from gmmvit_cli.models import Architecture, Head, ImageSize, ModelArgs, Preset, ResizeTo, Settings
 from gmmvit_cli.options import (
-    CALIBRATION,
-    CALIBRATION_IMAGES,
-    DATASET,
+    AsJson,
+    Calibration,
+    CalibrationImages,
+    Force,
     labels_from,
     normalisation_from,
     require_calibration,
@@ -20,24 +21,25 @@ from gmmvit_cli.options import (
     thresholds_from,
 )
 from gmmvit_cli.output import print_json, print_table
-from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, PRECISION, listed, output_option, together
+from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.resize_rules import RESIZE_RULES, resize_rule_from
+from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
 from gmmvit_deploy.models.families import FAMILIES
-from gmmvit_deploy.precision import PRECISIONS, precisions_from
+from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
+from gmmvit_deploy.precision import PRECISIONS, Precision, precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.images.labels import Task
-    from gmmvit_deploy.models.sources.hints import LoadHints
     from gmmvit_deploy.models.specs import OutputName
 
 EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
 gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
 
-_INPUT_KINDS = ("pixels", "tensor")
+_InputKind = Literal["pixels", "tensor"]
 _TASKS: dict[str, Task] = {"single": "single-label", "multi": "multi-label"}
 _OUTPUTS: dict[str, tuple[OutputName, ...]] = {
     "logits": ("logits",),
@@ -52,7 +54,11 @@ def export(
     checkpoint: Path = INPUT.argument(
         "CHECKPOINT", "A PyTorch checkpoint, a safetensors file, or a model folder of timm."
     ),
-    dataset: str | None = DATASET,
+    dataset: str | None = INPUT.option(
+        "NAME",
+        f"Use the mean, standard deviation and labels of a data set: {listed(tuple(DATASETS))}.",
+        names=tuple(DATASETS),
+    ),
     mean: str | None = INPUT.option(
         "NUMBERS", "Mean of each channel in training, with pixels scaled to 0..1, such as 0.49,0.48,0.45."
     ),
@@ -64,14 +70,13 @@ def export(
         "Class labels: a text file with a label, or an index and a label, on each line; a JSON file; or labels "
         "separated by commas. Without this option: what the checkpoint or --dataset states, else the class indices.",
     ),
-    resize: str | None = INPUT.option(
+    resize: ResizeRule | None = INPUT.option(
         "METHOD",
         f"How images were resized when the model was evaluated: {listed(RESIZE_RULES)}. stretch does not keep "
         "the aspect ratio and does not crop. center, squash and border are timm's crop modes. Without this option: "
         f"what the checkpoint states; otherwise stretch-bilinear for the families {listed(_STRETCHED)}. Required for a "
         "checkpoint of another family that does not state the method, unless --input tensor is given.",
         names=RESIZE_RULES,
-        read=resize_rule_from,
     ),
     crop_pct: float | None = INPUT.option(
         "NUMBER",
@@ -79,12 +84,12 @@ def export(
         "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option: what the checkpoint states, "
         "else 1.",
     ),
-    input_kind: str = INPUT.option(
+    input_kind: _InputKind = INPUT.option(
         "KIND",
         "Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
         default="pixels",
         name="--input",
-        names=_INPUT_KINDS,
+        names=get_args(_InputKind),
     ),
     task: str | None = INPUT.option(
         "TASK",
@@ -104,51 +109,66 @@ def export(
         default="logits",
         names=tuple(_OUTPUTS),
     ),
-    read_hints: partial[LoadHints] = together(hints_from),
-    precision: str = PRECISION.option(
+    preset: Preset = None,
+    image_size: ImageSize = None,
+    resize_to: ResizeTo = None,
+    model: Architecture = None,
+    model_args: ModelArgs = None,
+    head: Head = None,
+    settings: Settings = None,
+    precisions: Sequence[Precision] = PRECISION.option(
         "LIST",
         f"Precisions to write, separated by commas: {listed(PRECISIONS)}. fp32 is always written.",
         default="fp32",
-        names=PRECISIONS,
-        several=True,
-        read=precisions_from,
+        name="--precision",
+        autocompletion=completion(PRECISIONS, several=True),
+        parser=precisions_from,
     ),
-    calibration: str | None = CALIBRATION,
-    calibration_images: int = CALIBRATION_IMAGES,
+    calibration: Calibration = None,
+    calibration_images: CalibrationImages = 512,
     out: Path = output_option("BUNDLE", "Folder to write the bundle to."),
     max_batch: int = OUTPUT.option("N", "Largest batch size that the graph accepts.", default=64),
-    force: bool = FORCE,
-    as_json: bool = JSON_OPTION,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """The result is a bundle: the folder that most other commands read. The bundle holds the ONNX graph, the weights,
     and recorded inputs with PyTorch's logits for comparison. The attention masks are computed once and stored in the
     graph as constants. If a step fails, no files are left behind.
     """
     require_output(out, force=force)
-    hints = read_hints(only_features=outputs == "features", only_tensors=input_kind == "tensor")
+    hints = LoadHints(
+        preset=preset,
+        image_size=image_size,
+        resize_to=resize_to,
+        model=model,
+        model_args=model_args or {},
+        head=head,
+        **settings_from(settings or ()),
+        only_features=outputs == "features",
+        only_tensors=input_kind == "tensor",
+    )
     if outputs == "features" and labels is not None:
         raise InputError(
             "--labels names the classes of the logits, and --outputs features writes no logits",
             hint="leave --labels out, or type --outputs both",
         )
     normalisation = normalisation_from(dataset, mean, std)
-    names = labels_from(labels) or normalisation.labels
-    limits = thresholds_from(thresholds)
-    precisions = precisions_from(precision)
+    names = normalisation.labels if labels is None else labels_from(labels)
+    limits = None if thresholds is None else thresholds_from(thresholds)
     require_calibration(precisions, calibration)
     require_checkpoint(checkpoint)
-    collect_rarely()
+    collect_garbage_rarely()
     with progress("export") as on_progress:
         from gmmvit_deploy.bundle.variants import first_variant
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
         from gmmvit_deploy.export.fastest import record_fastest
 
         options = ExportOptions(
-            input_kind="pixels" if input_kind == "pixels" else "tensor",
+            input_kind=input_kind,
             max_batch=max_batch,
             mean=normalisation.mean,
             std=normalisation.std,
-            resize=resize,  # type: ignore[arg-type]  # checked by its callback
+            resize=resize,
             crop_pct=crop_pct,
             labels=names,
             labels_source=f"--labels {labels}" if labels else f"--dataset {dataset}",

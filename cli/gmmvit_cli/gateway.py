@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import typer
 
-from gmmvit_cli.options import NAME, require_output
+from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, require_output
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, TARGET, Panel, output_option, together
+from gmmvit_cli.panels import INPUT, TARGET, Panel, output_option
 from gmmvit_deploy.errors import InputError
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.front.options import DEFAULT_BODY_BYTES
+from gmmvit_deploy.serving.gateway.options import DEFAULT_QUEUE_LIMIT, GatewaySettings
 
 EXAMPLE = """gmmvit gateway bundle -o gateway --keys keys.txt
 gmmvit gateway models -o gateway --keys keys.txt --tls-cert cert.pem"""
@@ -21,77 +19,89 @@ GATEWAY = Panel("Gateway")
 LOOPBACK = "127.0.0.1"
 
 
-def settings_from(
-    *,
-    access_log: Path | None = None,
-    listen: str | None = GATEWAY.option(
+Listen = Annotated[
+    str | None,
+    GATEWAY.option(
         "ADDRESS",
         "Address for the gateway to listen on; 0.0.0.0 means all addresses. Any address but loopback needs --tls-cert "
         "or --insecure.",
+        default=...,
         show_default=LOOPBACK,
     ),
-    keys: Path | None = GATEWAY.option(
+]
+Keys = Annotated[
+    Path | None,
+    GATEWAY.option(
         "FILE",
         "Key file with a line NAME KEY for each client, required for a gateway. 'gmmvit serve' reloads a changed file.",
+        default=...,
         must_exist=True,
     ),
-    tls_cert: Path | None = GATEWAY.option("FILE", "PEM file of the certificate and its chain.", must_exist=True),
-    tls_key: Path | None = GATEWAY.option(
+]
+TlsCert = Annotated[
+    Path | None,
+    GATEWAY.option("FILE", "PEM file of the certificate and its chain.", default=..., must_exist=True),
+]
+TlsKey = Annotated[
+    Path | None,
+    GATEWAY.option(
         "FILE",
         "PEM file of the private key, without a password.",
+        default=...,
         must_exist=True,
         show_default="in the file of --tls-cert",
     ),
-    insecure: bool = GATEWAY.flag(
-        "--insecure", "Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway."
+]
+Insecure = Annotated[
+    bool,
+    GATEWAY.flag(
+        "--insecure",
+        "Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway.",
+        default=...,
     ),
-    max_body: int = GATEWAY.option("BYTES", "Maximum size of a request in bytes.", default=16 * 2**20, min=1024),
-    allow_json: int = GATEWAY.option(
+]
+MaxBody = Annotated[int, GATEWAY.option("BYTES", "Maximum size of a request in bytes.", default=..., min=1024)]
+AllowJson = Annotated[
+    int,
+    GATEWAY.option(
         "BYTES",
         "Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
         "input, Triton reads 300 in JSON as 44, without an error.",
-        default=0,
+        default=...,
         min=0,
     ),
-    in_flight: int | None = GATEWAY.option(
+]
+InFlight = Annotated[
+    int | None,
+    GATEWAY.option(
         "N",
         "Maximum number of requests that Triton gets at the same time, for each of HTTP, gRPC and "
         "POST /classify; further requests wait in the gateway.",
+        default=...,
         min=1,
         show_default="from the measurement of gmmvit tune, else 16",
     ),
-    queue_limit: int = GATEWAY.option(
+]
+QueueLimit = Annotated[
+    int,
+    GATEWAY.option(
         "N",
         "Maximum number of requests that wait in the gateway, all protocols together; further requests are refused "
         "at once.",
-        default=256,
+        default=...,
         min=0,
     ),
-    queue_timeout: int | None = GATEWAY.option(
+]
+QueueTimeout = Annotated[
+    int | None,
+    GATEWAY.option(
         "MS",
         "Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
+        default=...,
         min=1,
         show_default="the latency limit of gmmvit tune, else 250",
     ),
-) -> GatewaySettings:
-    """Return the settings of a gateway.  Errors: InputError for invalid settings, and without a key file."""
-    from gmmvit_deploy.serving.gateway.options import GatewaySettings
-
-    if keys is None:
-        raise InputError("a gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
-    return GatewaySettings(
-        keys=keys,
-        listen=listen or LOOPBACK,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure,
-        max_body_bytes=max_body,
-        json_bytes=allow_json,
-        in_flight=in_flight,
-        queue_limit=queue_limit,
-        queue_timeout_ms=queue_timeout,
-        access_log=access_log,
-    )
+]
 
 
 def gateway(
@@ -99,17 +109,28 @@ def gateway(
         "BUNDLE_OR_REPOSITORY", "The bundle or Triton model repository that your Triton server serves."
     ),
     out: Path = output_option(
-        "FOLDER", "Folder to write to: haproxy.cfg and the files that it needs.", default=Path("gateway")
+        "FOLDER",
+        "Folder to write to: haproxy.cfg and the files that it needs.",
+        default=Path("gateway"),
     ),
     triton: str = TARGET.option(
         "HOST", "Host of the Triton server. Only the gateway must be able to reach Triton's ports.", default=LOOPBACK
     ),
     triton_ports: str = TARGET.option("PORTS", "Triton's ports for HTTP, gRPC and metrics.", default="8000,8001,8002"),
     ports: str = GATEWAY.option("PORTS", "The gateway's ports for HTTP, gRPC and metrics.", default="8443,8444,8445"),
-    name: str = NAME,
-    settings: partial[GatewaySettings] = together(settings_from),
-    force: bool = FORCE,
-    as_json: bool = JSON_OPTION,
+    name: ModelName = DEFAULT_NAME,
+    listen: Listen = None,
+    keys: Keys = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
+    max_body: MaxBody = DEFAULT_BODY_BYTES,
+    allow_json: AllowJson = 0,
+    in_flight: InFlight = None,
+    queue_limit: QueueLimit = DEFAULT_QUEUE_LIMIT,
+    queue_timeout: QueueTimeout = None,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """With this configuration, HAProxy checks keys, does TLS, refuses requests that Triton must not get, and limits
     how long requests wait. If HAProxy is installed, the command checks the configuration with 'haproxy -c'. Start
@@ -121,13 +142,25 @@ def gateway(
     from gmmvit_deploy.serving.served_models import read_models
 
     read_models(path, name=name)  # a wrong path is reported before a missing option
+    settings = GatewaySettings(
+        keys=required_keys(keys),
+        listen=listen or LOOPBACK,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+        max_body_bytes=max_body,
+        json_bytes=allow_json,
+        in_flight=in_flight,
+        queue_limit=queue_limit,
+        queue_timeout_ms=queue_timeout,
+    )
     written = gateway_folder(
         path,
         out,
-        settings(),
-        ports=_three("--ports", ports),
+        settings,
+        ports=_ports_from("--ports", ports),
         triton=triton,
-        triton_ports=_three("--triton-ports", triton_ports),
+        triton_ports=_ports_from("--triton-ports", triton_ports),
         name=name,
         force=force,
     )
@@ -139,7 +172,14 @@ def gateway(
     typer.echo(written.config)
 
 
-def _three(option: str, text: str) -> tuple[int, int, int]:
+def required_keys(keys: Path | None) -> Path:
+    """Return the key file.  Errors: InputError without one."""
+    if keys is None:
+        raise InputError("a gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
+    return keys
+
+
+def _ports_from(option: str, text: str) -> tuple[int, int, int]:
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdigit() and 0 < int(part) < 65536 for part in parts):
         raise InputError(

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.models import hints_from, permit_class
-from gmmvit_cli.options import require_output_file
+from gmmvit_cli.models import Architecture, Head, ImageSize, ModelArgs, Preset, ResizeTo, Settings, permit_class
+from gmmvit_cli.options import AsJson, require_output_file, typed
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel, listed, together, typed
+from gmmvit_cli.panels import INPUT, OUTPUT, Panel, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
 from gmmvit_deploy.precision import PRECISIONS
 from gmmvit_deploy.progress import Progress
 
@@ -36,10 +35,28 @@ _GAUSSIANS = 5
 _MASKS = ModelSpec.mask_kinds  # a preset of RMT has the mask kind decay without an option
 
 
-def _describe_preset(
-    hints: LoadHints,
+def inspect(
+    context: typer.Context,
+    checkpoint: Path | None = INPUT.argument(
+        "CHECKPOINT",
+        "A PyTorch checkpoint, a safetensors file, a model folder of timm, or a bundle (the folder that gmmvit export "
+        "writes). Leave it out to describe a preset.",
+        default=None,
+    ),
+    image: Path | None = INPUT.option(
+        "FILE",
+        "Classify this image with the bundle's model, and draw the attention.",
+        must_exist=True,
+    ),
+    preset: Preset = None,
+    image_size: ImageSize = None,
+    resize_to: ResizeTo = None,
+    model: Architecture = None,
+    model_args: ModelArgs = None,
+    head: Head = None,
+    settings: Settings = None,
     classes: int | None = _WITHOUT_FILE.option("N", "Number of classes."),
-    mask: str = _WITHOUT_FILE.option(
+    mask: MaskKind = _WITHOUT_FILE.option(
         "KIND",
         f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
         "learned matrix.",
@@ -52,61 +69,13 @@ def _describe_preset(
     lsa: bool = _WITHOUT_FILE.flag(
         "--lsa", "Local attention (LSA): learned temperatures, and no token attends to itself."
     ),
-) -> dict[str, Any]:
-    """Describe the model of a preset as `describe_checkpoint` does.
-
-    Errors: InputError for an option that states what a checkpoint does not show, because a preset states it.
-    """
-    if hints.resize_to is not None or hints.interpolation is not None:
-        raise InputError(
-            "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
-            hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
-        )
-    for name, option in (hints.typed() | hints.own()).items():
-        if name not in ("image_size", "channels"):
-            raise InputError(
-                f"{option} states what a checkpoint does not show, and no checkpoint is given",
-                hint=f"type gmmvit inspect CHECKPOINT {option}, or leave {option.partition('=')[0]} out",
-            )
-    if hints.preset is None or classes is None or hints.image_size is None:
-        raise InputError(
-            "expected a checkpoint, or all of --preset, --classes and --image-size",
-            hint="type gmmvit inspect CHECKPOINT, or gmmvit inspect --preset vit --classes 10 --image-size 32",
-        )
-    from gmmvit_deploy.checkpoints.report import describe_spec
-    from gmmvit_deploy.models.families import preset_spec
-    from gmmvit_deploy.models.specs import MaskSpec
-
-    chosen = MaskSpec(
-        kind=mask,  # type: ignore[arg-type]  # checked there, with the message that users read
-        kernels=(_GAUSSIANS if kernels is None else kernels) if mask == "gmm" else 0,
-        shared=shared,
-    )
-    spec = preset_spec(hints.preset, classes=classes, image_size=hints.image_size, mask=chosen, spt=spt, lsa=lsa)
-    return describe_spec(spec if hints.channels is None else replace(spec, channels=hints.channels))
-
-
-def inspect(
-    checkpoint: Path | None = INPUT.argument(
-        "CHECKPOINT",
-        "A PyTorch checkpoint, a safetensors file, a model folder of timm, or a bundle (the folder that gmmvit export "
-        "writes). Leave it out to describe a preset.",
-        default=None,
-    ),
-    image: Path | None = INPUT.option(
-        "FILE",
-        "Classify this image with the bundle's model, and draw the attention.",
-        must_exist=True,
-    ),
-    read_hints: partial[LoadHints] = together(hints_from),
-    describe_preset: partial[dict[str, Any]] = together(_describe_preset),
     report: Path | None = OUTPUT.option(
         "FILE",
         "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or only "
         "the masks, or the attention, to a picture (.png).",
     ),
     force: bool = OUTPUT.flag("--force/--no-force", "Replace the report if it exists."),
-    as_json: bool = JSON_OPTION,
+    as_json: AsJson = False,
 ) -> None:
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
     Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
@@ -117,8 +86,16 @@ def inspect(
     attention rollout, which is the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
-    hints = read_hints()
-    of_presets = typed(describe_preset)
+    hints = LoadHints(
+        preset=preset,
+        image_size=image_size,
+        resize_to=resize_to,
+        model=model,
+        model_args=model_args or {},
+        head=head,
+        **settings_from(settings or ()),
+    )
+    of_presets = typed(context, _WITHOUT_FILE)
     bundle = checkpoint if checkpoint is not None and (checkpoint / "manifest.json").is_file() else None
     if image is not None or bundle is not None:
         if replace(hints, model=None) != LoadHints() or of_presets:
@@ -133,7 +110,9 @@ def inspect(
             _inspect_bundle(bundle, report, as_json=as_json)
         return
     if checkpoint is None:
-        described = describe_preset(hints)
+        gaussians = (_GAUSSIANS if kernels is None else kernels) if mask == "gmm" else 0
+        chosen = MaskSpec(kind=mask, kernels=gaussians, shared=shared)
+        described = _describe_preset(hints, classes, chosen, spt=spt, lsa=lsa)
     else:
         if of_presets:
             options = ", ".join(of_presets)
@@ -164,6 +143,34 @@ def inspect(
     _print(described)
     if report is not None and checkpoint is not None:
         note(f"report: {report}")
+
+
+def _describe_preset(hints: LoadHints, classes: int | None, mask: MaskSpec, *, spt: bool, lsa: bool) -> dict[str, Any]:
+    """Describe the model of a preset as `describe_checkpoint` does.
+
+    Errors: InputError for an option that states what a checkpoint does not show, because a preset states it.
+    """
+    if hints.resize_to is not None or hints.interpolation is not None:
+        raise InputError(
+            "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
+            hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
+        )
+    for name, option in (hints.typed() | hints.own()).items():
+        if name not in ("image_size", "channels"):
+            raise InputError(
+                f"{option} states what a checkpoint does not show, and no checkpoint is given",
+                hint=f"type gmmvit inspect CHECKPOINT {option}, or leave {option.partition('=')[0]} out",
+            )
+    if hints.preset is None or classes is None or hints.image_size is None:
+        raise InputError(
+            "expected a checkpoint, or all of --preset, --classes and --image-size",
+            hint="type gmmvit inspect CHECKPOINT, or gmmvit inspect --preset vit --classes 10 --image-size 32",
+        )
+    from gmmvit_deploy.checkpoints.report import describe_spec
+    from gmmvit_deploy.models.families import preset_spec
+
+    spec = preset_spec(hints.preset, classes=classes, image_size=hints.image_size, mask=mask, spt=spt, lsa=lsa)
+    return describe_spec(spec if hints.channels is None else replace(spec, channels=hints.channels))
 
 
 def _print(described: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import typer
 
 import gmmvit_deploy
 from gmmvit_cli.commands import SUMMARIES, Commands, help_hint, typing_hint
-from gmmvit_cli.output import complain
+from gmmvit_cli.output import print_error
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtimes.programs.cores import limit_libraries
 
@@ -111,17 +111,9 @@ def _usage_error(exc: Any) -> tuple[str, str]:
         command = next((word for word in sys.argv[1:] if word in SUMMARIES), None)
     if command is None or message.startswith("there is no command"):
         return message, "type gmmvit --help to list the commands"
-    option = getattr(exc, "option_name", "")
-    if (command, option) in _RENAMED_OPTIONS:
-        renamed = _RENAMED_OPTIONS[command, option]
-        typed = _typed((option,), form=" {}").rstrip()
-        return f"gmmvit {command}: the option {option} is now {renamed}", f"type {renamed}{typed} in place of {option}"
     hint = typing_hint(command) if message.startswith("Missing") else help_hint(command)
     return f"gmmvit {command}: {_expected(message, getattr(exc, 'param', None))}", hint
 
-
-_RENAMED_OPTIONS = {("classify", "--model"): "--served-name"}
-"""(command, old name of an option) → its name now."""
 
 _REASONS = (  # of several releases of typer
     re.compile(r"Invalid value for .*?: Input should be (?P<expected>[^,]*).*"),
@@ -138,23 +130,23 @@ def _expected(message: str, param: Any) -> str:
     return f"{param.opts[-1]}: expected {expected}{_typed(param.opts)}"
 
 
-def _typed(options: Sequence[str], form: str = ", got {!r}") -> str:
-    """Return ``form`` with the argument after the last of these options, or "" without such an argument."""
+def _typed(options: Sequence[str]) -> str:
+    """Return ``, got 'x'`` with the argument after the last of these options, or "" without such an argument."""
     words = sys.argv[1:]
     for number, word in reversed([*enumerate(words)]):
         option, equals, value = word.partition("=")
         if option in options:
             following = words[number + 1] if number + 1 < len(words) else ""
-            return form.format(value if equals else following)
+            return f", got {(value if equals else following)!r}"
     return ""
 
 
 def _fail(message: str, hint: str, *, status: int = 1) -> NoReturn:
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
-    complain(f"Error: {message}")
+    print_error(f"Error: {message}")
     if hint:
-        complain(f"hint: {hint}")
+        print_error(f"hint: {hint}")
     sys.exit(status)
 
 

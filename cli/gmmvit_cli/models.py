@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gmmvit_cli.panels import MODEL
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.families import PRESETS, family_of_preset
-from gmmvit_deploy.models.sources.hints import SETTINGS, LoadHints, own_class_of, settings_from
+from gmmvit_deploy.models.families import PRESETS
+from gmmvit_deploy.models.sources.hints import SETTINGS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-
 _MEANINGS = " ".join(f"{name}: {setting.meaning}." for name, setting in SETTINGS.items())
+_CLASS = "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
 
 
 def _complete_settings(incomplete: str) -> list[str]:
@@ -27,28 +27,98 @@ def _complete_settings(incomplete: str) -> list[str]:
     return [f"{name}={each}" for each in names if each.startswith(value)]
 
 
-def _require_class(text: str) -> None:
-    if own_class_of(text) is None:
-        raise InputError(
-            f"--model: expected FILE.py:CLASS, got {text!r}",
-            hint=f"if {text!r} is the name of the model on the server, type --served-name {text}",
-        )
+def model_args_from(text: str) -> dict[str, Any]:
+    """Parse the text of --model-args.  Errors: InputError when the text is no JSON object."""
+    hint = """type for example --model-args '{"num_heads": 3}', in quotes"""
+    try:
+        values = json.loads(text)
+    except ValueError as exc:
+        raise InputError(f"--model-args: expected JSON, got {text!r}: {exc}", hint=hint) from exc
+    if not isinstance(values, dict):
+        raise InputError(f"--model-args: expected a JSON object, got {text!r}", hint=hint)
+    return values
 
 
-CLASS_OF_BUNDLE = MODEL.option(
-    "FILE.py:CLASS",
-    "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
-    "this file to compute PyTorch's logits.",
-    name="--model",
-    read=_require_class,
-)
-
-CLASS_TO_CONVERT = MODEL.option(
-    "FILE.py:CLASS",
-    "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
-    "this file. Required if the bundle was exported with FILE.py:CLASS.",
-    name="--model",
-)
+ClassOfBundle = Annotated[
+    str | None, MODEL.option("FILE.py:CLASS", f"{_CLASS}this file to compute PyTorch's logits.", default=...)
+]
+ClassToConvert = Annotated[
+    str | None,
+    MODEL.option(
+        "FILE.py:CLASS",
+        f"{_CLASS}this file. Required if the bundle was exported with FILE.py:CLASS.",
+        default=...,
+    ),
+]
+Preset = Annotated[
+    str | None,
+    MODEL.option(
+        "NAME",
+        f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
+        "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size "
+        "and the decomposed stages. The configuration must match the checkpoint.",
+        default=...,
+        names=tuple(PRESETS),
+    ),
+]
+ImageSize = Annotated[
+    int | None,
+    MODEL.option(
+        "PIXELS",
+        "Width and height of the images, which are square. Required if the checkpoint does not show the size.",
+        default=...,
+    ),
+]
+ResizeTo = Annotated[
+    int | None,
+    MODEL.option(
+        "PIXELS",
+        "Build the model for square images of another width and height than in training; only for models that timm "
+        "builds. Position embeddings and tables of relative position biases are resampled. The resized model is "
+        "another network, so measure the accuracy of the resized model.",
+        default=...,
+    ),
+]
+Architecture = Annotated[
+    str | None,
+    MODEL.option(
+        "NAME",
+        "Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
+        "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a "
+        "class of yours, and for a model of timm if the checkpoint names no architecture.",
+        default=...,
+    ),
+]
+ModelArgs = Annotated[
+    Mapping[str, Any] | None,
+    MODEL.option(
+        "JSON",
+        "Arguments with which the training code built the model, as a JSON object such as "
+        '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
+        default=...,
+        parser=model_args_from,
+    ),
+]
+Head = Annotated[
+    str | None,
+    MODEL.option(
+        "FILE",
+        "Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
+        default=...,
+        must_exist=True,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    MODEL.option(
+        "NAME=VALUE",
+        f"A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. {_MEANINGS}",
+        default=...,
+        name="--set",
+        autocompletion=_complete_settings,
+        show_default=False,
+    ),
+]
 
 
 def permit_class(bundle: Bundle, model: str | None) -> None:
@@ -60,81 +130,3 @@ def permit_class(bundle: Bundle, model: str | None) -> None:
         from gmmvit_deploy.checkpoints.own_class import permit_class_of
 
         permit_class_of(bundle.manifest.spec, model, what=str(bundle.path))
-
-
-def model_args_from(text: str | None) -> dict[str, Any]:
-    """Parse the text of --model-args.  Errors: InputError when the text is no JSON object."""
-    if text is None:
-        return {}
-    try:
-        values = json.loads(text)
-    except ValueError as exc:
-        raise InputError(
-            f"--model-args: expected JSON, got {text!r}: {exc}",
-            hint="""type for example --model-args '{"num_heads": 3}', in quotes""",
-        ) from exc
-    if not isinstance(values, dict):
-        raise InputError(
-            f"--model-args: expected a JSON object, got {text!r}",
-            hint="""type for example --model-args '{"num_heads": 3}', in quotes""",
-        )
-    return values
-
-
-def hints_from(
-    *,
-    only_features: bool = False,
-    only_tensors: bool = False,
-    preset: str | None = MODEL.option(
-        "NAME",
-        f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
-        "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size "
-        "and the decomposed stages. The configuration must match the checkpoint.",
-        names=tuple(PRESETS),
-        read=family_of_preset,
-    ),
-    image_size: int | None = MODEL.option(
-        "PIXELS", "Width and height of the images, which are square. Required if the checkpoint does not show the size."
-    ),
-    resize_to: int | None = MODEL.option(
-        "PIXELS",
-        "Build the model for square images of another width and height than in training; only for models that timm "
-        "builds. Position embeddings and tables of relative position biases are resampled. The resized model is "
-        "another network, so measure the accuracy of the resized model.",
-    ),
-    model: str | None = MODEL.option(
-        "NAME",
-        "Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
-        "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a "
-        "class of yours, and for a model of timm if the checkpoint names no architecture.",
-    ),
-    model_args: str | None = MODEL.option(
-        "JSON",
-        "Arguments with which the training code built the model, as a JSON object such as "
-        '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
-    ),
-    head: Path | None = MODEL.option(
-        "FILE", "Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.", must_exist=True
-    ),
-    settings: list[str] = MODEL.option(
-        "NAME=VALUE",
-        f"A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. {_MEANINGS}",
-        name="--set",
-        default=[],
-        read=settings_from,
-        complete=_complete_settings,
-        show_default=False,
-    ),
-) -> LoadHints:
-    """Return the hints of the options.  Errors: InputError when the value of an option is invalid."""
-    return LoadHints(
-        preset=preset,
-        image_size=image_size,
-        resize_to=resize_to,
-        model=model,
-        model_args=model_args_from(model_args),
-        head=None if head is None else str(head),
-        only_features=only_features,
-        only_tensors=only_tensors,
-        **settings_from(settings),
-    )

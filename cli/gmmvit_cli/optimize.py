@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import typer
 
-from gmmvit_cli.commands import collect_rarely
-from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
-from gmmvit_cli.options import complete_data, require_output_file
+from gmmvit_cli.commands import collect_garbage_rarely
+from gmmvit_cli.models import ClassToConvert, permit_class
+from gmmvit_cli.options import AsJson, ForceReport, Report, complete_data, require_report
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, Panel
+from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.bundle.choices import Goal
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.choices import Choice
@@ -19,7 +20,6 @@ EXAMPLE = """gmmvit optimize bundle --data digits --calibration digits#train
 gmmvit optimize bundle --data folder:VAL --for throughput --report page.html"""
 
 _GOAL = Panel("Goal")
-_GOALS = ("latency", "throughput")
 
 
 def optimize(
@@ -28,7 +28,7 @@ def optimize(
         "KIND:PATH",
         "Images that judge what a precision costs, as for gmmvit parity --data, such as folder:VAL.",
         default=...,
-        complete=complete_data,
+        autocompletion=complete_data,
     ),
     limit: int = INPUT.option(
         "N", "Maximum number of images of --data that judge, spread evenly over the data.", default=500
@@ -37,7 +37,7 @@ def optimize(
         "DATA",
         "Images that set the ranges of static int8, none of which may be among those that judge, as in gmmvit convert. "
         "The split is train unless the text ends with #test. Without them, static and mixed int8 are left out.",
-        complete=complete_data,
+        autocompletion=complete_data,
     ),
     gate: float | None = _GOAL.option(
         "SHARE",
@@ -47,31 +47,28 @@ def optimize(
     keep_decisions: float | None = _GOAL.option(
         "SHARE", "In place of --gate: the share of PyTorch's decisions to keep, also with labelled images."
     ),
-    goal: str = _GOAL.option(
-        "NAME", "What to be fast in: latency or throughput.", default="latency", name="--for", names=_GOALS
+    goal: Goal = _GOAL.option(
+        "NAME", "What to be fast in: latency or throughput.", default="latency", name="--for", names=get_args(Goal)
     ),
     batch: int | None = _GOAL.option(
         "N", "Number of images at a time to measure.", show_default="1 for latency, 16 for throughput"
     ),
-    model: str | None = CLASS_TO_CONVERT,
-    report: Path | None = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots."),
-    force: bool = OUTPUT.flag("--force", "Replace the report if it exists."),
-    as_json: bool = JSON_OPTION,
+    model: ClassToConvert = None,
+    report: Report = None,
+    force: ForceReport = False,
+    as_json: AsJson = False,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. Every runtime and precision of this machine is tried: what the
     bundle lacks is converted, checked against PyTorch, held to the gate on the images of --data, and timed in turn. The
     choice is written into the bundle, in runners.json, and serve, repository, classify and bench take it.
     """
-    require_output_file(report, force=force)
-    collect_rarely()
+    require_report(report, force=force)
+    collect_garbage_rarely()
     with progress("optimize") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.parity.inputs import open_images_of
-        from gmmvit_deploy.reports.pages import require_page
         from gmmvit_deploy.runtimes.programs.image_batches import require_images, require_source
 
-        if report is not None:
-            require_page(report, force=force)
         images = open_images_of(data)
         if calibration is not None:
             require_source(calibration)
@@ -91,7 +88,7 @@ def optimize(
             calibration=calibration,
             gate=gate,
             keep_decisions=keep_decisions,
-            goal=goal,  # type: ignore[arg-type]  # checked by its callback
+            goal=goal,
             batch=batch,
         )
         choice = optimize_bundle(opened, options, on_progress=on_progress)

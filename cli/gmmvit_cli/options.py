@@ -4,74 +4,176 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from gmmvit_cli.panels import INPUT, MODEL, PRECISION, TARGET, completion, listed
+import typer
+
+from gmmvit_cli.panels import GENERAL, INPUT, MODEL, OUTPUT, PRECISION, TARGET, Panel, completion, listed
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import KINDS, SPLITS
-from gmmvit_deploy.images.datasets import DATASETS, dataset
+from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from gmmvit_deploy.export.options import Thresholds
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.runtimes.programs.access import Access
 
+URL_VARIABLE = "GMMVIT_URL"
+"""The address of the server, for the commands that send requests to it."""
+DEFAULT_NAME = "gmmvit"
+"""Of the model on a server."""
 complete_data = completion([f"{kind}:" if kind != "digits" else kind for kind in KINDS])
-
-DATASET = INPUT.option(
-    "NAME",
-    f"Use the mean, standard deviation and labels of a data set: {listed(tuple(DATASETS))}.",
-    names=tuple(DATASETS),
-    read=dataset,
-)
-DATA = INPUT.option(
-    "KIND:PATH",
-    f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
-    f"{listed(KINDS[:-1])}; array is an .npz or .npy file; table is a .csv file with labels of 0 and 1. Append "
-    f"{' or '.join(f'#{split}' for split in SPLITS)} to choose the split (default: {SPLITS[0]}).",
-    complete=complete_data,
-)
-CALIBRATION = PRECISION.option(
-    "DATA",
-    "Calibration images, required for fp8; without images, int8 is for OpenVINO on CPUs only. A folder, an .npz file, "
-    "or KIND:PATH as in gmmvit parity "
-    f"--data, such as cifar10:PATH. Append {' or '.join(f'#{split}' for split in SPLITS)} to choose the split "
-    f"(default: {SPLITS[1]}).",
-    complete=complete_data,
-)
-CALIBRATION_IMAGES = PRECISION.option("N", "Maximum number of calibration images.", default=512, min=1)
-_NAME_ON_SERVER = "Name of the model on the server."
-NAME = TARGET.option("NAME", _NAME_ON_SERVER, default="gmmvit")
-SERVED_NAME = TARGET.option("NAME", _NAME_ON_SERVER, default="gmmvit")
-REQUEST_PIXELS = TARGET.option(
-    "N",
-    "Maximum number of pixels in the images of a request. The server counts the pixels from the images' headers, "
-    "and refuses a request with more pixels.",
-    show_default=f"{DEFAULT_REQUEST_PIXELS}",
-)
+_SPLITS = " or ".join(f"#{split}" for split in SPLITS)
 _OF_GRAPHS = (*ON_CPUS, *ON_GPUS)
-RUNNER = MODEL.option(
-    "NAME[:PRECISION]",
-    f"Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16. NAME is "
-    f"{listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels (compiled code for attention).",
-    names=_OF_GRAPHS,
-    read=lambda text: runner_from(text, _OF_GRAPHS),
-    show_default="the choice of gmmvit optimize or gmmvit export for this machine",
-)
 
 
-def require_output(path: Path | None, *, force: bool, instead: str = "") -> None:
+def checked_runner(names: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser of ``NAME[:PRECISION]`` that refuses other names, before any work."""
+
+    def parse(text: str) -> str:
+        runner_from(text, names)
+        return text
+
+    return parse
+
+
+def _require_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    if path is not None and not path.is_file():
+        raise InputError(
+            f"{param.opts[-1]} {path}: no such file",
+            hint=f"type {param.opts[-1]} and a file that exists, or set or unset {param.envvar}",
+        )
+    return path
+
+
+AsJson = Annotated[bool, GENERAL.flag("--json", "Print JSON on stdout.", default=...)]
+Force = Annotated[bool, OUTPUT.flag("--force", "Replace the output if it exists.", default=...)]
+ForceReport = Annotated[bool, OUTPUT.flag("--force", "Replace the report if it exists.", default=...)]
+Report = Annotated[Path | None, OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots.", default=...)]
+Data = Annotated[
+    str | None,
+    INPUT.option(
+        "KIND:PATH",
+        f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
+        f"{listed(KINDS[:-1])}; array is an .npz or .npy file; table is a .csv file with labels of 0 and 1. Append "
+        f"{_SPLITS} to choose the split (default: {SPLITS[0]}).",
+        default=...,
+        autocompletion=complete_data,
+    ),
+]
+Calibration = Annotated[
+    str | None,
+    PRECISION.option(
+        "DATA",
+        "Calibration images, required for fp8; without images, int8 is for OpenVINO on CPUs only. A folder, an .npz "
+        f"file, or KIND:PATH as in gmmvit parity --data, such as cifar10:PATH. Append {_SPLITS} to choose the split "
+        f"(default: {SPLITS[1]}).",
+        default=...,
+        autocompletion=complete_data,
+    ),
+]
+CalibrationImages = Annotated[int, PRECISION.option("N", "Maximum number of calibration images.", default=..., min=1)]
+ModelName = Annotated[str, TARGET.option("NAME", "Name of the model on the server.", default=...)]
+RequestPixels = Annotated[
+    int | None,
+    TARGET.option(
+        "N",
+        "Maximum number of pixels in the images of a request. The server counts the pixels from the images' headers, "
+        "and refuses a request with more pixels.",
+        default=...,
+        show_default=f"{DEFAULT_REQUEST_PIXELS}",
+    ),
+]
+RunnerOfGraphs = Annotated[
+    str | None,
+    MODEL.option(
+        "NAME[:PRECISION]",
+        f"Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16. NAME is "
+        f"{listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels (compiled code for attention).",
+        default=...,
+        autocompletion=completion(_OF_GRAPHS),
+        parser=checked_runner(_OF_GRAPHS),
+        show_default="the choice of gmmvit optimize or gmmvit export for this machine",
+    ),
+]
+Tritonserver = Annotated[
+    Path | None,
+    TARGET.option(
+        "PROGRAM",
+        "Path of the tritonserver program to run.",
+        default=...,
+        must_exist=True,
+        show_default="from PATH, else from the nvidia-pytriton wheel",
+    ),
+]
+EngineFolder = Annotated[
+    Path | None,
+    INPUT.option(
+        "ENGINE", "Engine folder that gmmvit build wrote. Required to run TensorRT.", default=..., must_exist=True
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        metavar="FILE",
+        help="File with the key for the server's gateway, alone on a line.",
+        rich_help_panel=TARGET.title,
+        callback=_require_file,
+        envvar="GMMVIT_KEY_FILE",
+        show_envvar=False,
+        show_default="the variable GMMVIT_KEY_FILE",
+    ),
+]
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="PEM file of the certificate authority to trust for grpcs:// and https://.",
+        rich_help_panel=TARGET.title,
+        callback=_require_file,
+        envvar="GMMVIT_CA",
+        show_envvar=False,
+        show_default="the variable GMMVIT_CA, else the public authorities",
+    ),
+]
+ServerRelease = Annotated[
+    str | None,
+    TARGET.option(
+        "RELEASE", "Release of NVIDIA's Triton container that will load the engine, such as 25.04.", default=...
+    ),
+]
+ServerUrl = Annotated[
+    str | None,
+    TARGET.option(
+        "URL",
+        "Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
+        "https://.",
+        default=...,
+    ),
+]
+ServerTensorRTVersion = Annotated[
+    str | None,
+    TARGET.option(
+        "VERSION",
+        "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
+        default=...,
+    ),
+]
+
+
+def require_output(path: Path, *, force: bool, instead: str = "") -> None:
     """Refuse an output that exists, before any work.  instead: as for `require_free`.  Errors: OutputError."""
     from gmmvit_deploy.files.writing import require_free
 
-    if path is not None:
-        require_free(path, force=force, instead=instead)
+    require_free(path, force=force, instead=instead)
 
 
 def require_output_file(path: Path | None, *, force: bool) -> None:
@@ -82,17 +184,15 @@ def require_output_file(path: Path | None, *, force: bool) -> None:
         require_free_file(path, force=force)
 
 
-TRITONSERVER = TARGET.option(
-    "PROGRAM",
-    "Path of the tritonserver program to run.",
-    must_exist=True,
-    show_default="from PATH, else from the nvidia-pytriton wheel",
-)
-ENGINE = INPUT.option("ENGINE", "Engine folder that gmmvit build wrote. Required to run TensorRT.", must_exist=True)
+def require_report(path: Path | None, *, force: bool, plots: bool = True) -> None:
+    """Refuse a page that cannot be written, before any work.  plots, errors: as for `require_page`."""
+    if path is not None:
+        from gmmvit_deploy.reports.pages import require_page
+
+        require_page(path, force=force, plots=plots)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Normalisation:
+class Normalisation(NamedTuple):
     """mean, std: a number for each channel, or None.  labels: of the data set; None without a data set."""
 
     mean: tuple[float, ...] | None = None
@@ -109,7 +209,7 @@ def normalisation_from(name: str | None, mean: str | None, std: str | None) -> N
                 hint=f"type --dataset {name} without --mean and --std, or --mean and --std without --dataset",
             )
         data = dataset(name)
-        return Normalisation(mean=data.mean, std=data.std, labels=data.labels)
+        return Normalisation(data.mean, data.std, data.labels)
     if (mean is None) != (std is None):
         raise InputError(
             "--mean requires --std, and --std requires --mean",
@@ -117,7 +217,7 @@ def normalisation_from(name: str | None, mean: str | None, std: str | None) -> N
         )
     if mean is None or std is None:
         return Normalisation()
-    return Normalisation(mean=_numbers("--mean", mean), std=_numbers("--std", std))
+    return Normalisation(_numbers("--mean", mean), _numbers("--std", std))
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
@@ -129,15 +229,13 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         ) from exc
 
 
-def labels_from(text: str | None) -> tuple[str, ...] | None:
+def labels_from(text: str) -> tuple[str, ...]:
     """Read labels from a file, or from text: one label, or commas between labels (`names_from_text`).
 
     Errors: InputError when the file cannot be read, or the labels have another form.
     """
     from gmmvit_deploy.images.names import names_from_text, text_from_bytes
 
-    if text is None:
-        return None
     path = Path(text)
     # os.path.exists is False for a text that is too long for a path.
     if not os.path.exists(text) and ("," in text or not (path.suffix or "/" in text)):  # noqa: PTH110
@@ -152,15 +250,13 @@ def labels_from(text: str | None) -> tuple[str, ...] | None:
         ) from exc
 
 
-def thresholds_from(text: str | None) -> Thresholds | None:
+def thresholds_from(text: str) -> Thresholds:
     """Read thresholds from a number, a file with a number on each line, or a .json file: a list, or label → number.
 
     Errors: InputError when the file cannot be read, or holds something else.
     """
     from gmmvit_deploy.images.names import text_from_bytes
 
-    if text is None:
-        return None
     path = Path(text)
     try:
         return float(text)
@@ -183,7 +279,7 @@ def thresholds_from(text: str | None) -> Thresholds | None:
         ) from exc
 
 
-def require_calibration(precisions: tuple[Precision, ...], calibration: str | None) -> None:
+def require_calibration(precisions: Sequence[Precision], calibration: str | None) -> None:
     """Refuse ``--calibration`` that cannot work, before anything is read.
 
     Errors: InputError when fp8 lacks calibration images, when no precision uses calibration images, or when the
@@ -192,7 +288,6 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
     from gmmvit_deploy.precision import QUANTIZED
     from gmmvit_deploy.runtimes.programs.image_batches import require_source
 
-    quantized = [precision for precision in precisions if precision in QUANTIZED]
     if calibration is None:
         if "fp8" in precisions:
             raise InputError(
@@ -200,48 +295,16 @@ def require_calibration(precisions: tuple[Precision, ...], calibration: str | No
                 hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like "
                 "those that the model will classify",
             )
-        return
-    if not quantized:
+    elif not {*QUANTIZED}.intersection(precisions):
         raise InputError(
             f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs no calibration",
             hint=f"leave --calibration out, or type --precision {QUANTIZED[0]}",
         )
-    require_source(calibration)
+    else:
+        require_source(calibration)
 
 
-URL_VARIABLE = "GMMVIT_URL"
-"""The address of the server, for the commands that send requests to it."""
-
-
-def _require_file(option: str, variable: str) -> Callable[[Path], None]:
-    def require(path: Path) -> None:
-        if not path.is_file():
-            raise InputError(
-                f"{option} {path}: no such file",
-                hint=f"type {option} and a file that exists, or set or unset {variable}",
-            )
-
-    return require
-
-
-def access_from(
-    key_file: Path | None = TARGET.option(
-        "FILE",
-        "File with the key for the server's gateway, alone on a line.",
-        read=_require_file("--key-file", "GMMVIT_KEY_FILE"),
-        envvar="GMMVIT_KEY_FILE",
-        show_envvar=False,
-        show_default="the variable GMMVIT_KEY_FILE",
-    ),
-    ca: Path | None = TARGET.option(
-        "FILE",
-        "PEM file of the certificate authority to trust for grpcs:// and https://.",
-        read=_require_file("--ca", "GMMVIT_CA"),
-        envvar="GMMVIT_CA",
-        show_envvar=False,
-        show_default="the variable GMMVIT_CA, else the public authorities",
-    ),
-) -> Access:
+def access_from(key_file: Path | None, ca: Path | None) -> Access:
     """Read the files of ``--key-file`` and ``--ca``.  Errors: InputError when a file has another content."""
     from gmmvit_deploy.runtimes.programs.access import open_access
 
@@ -250,33 +313,30 @@ def access_from(
     return open_access(key_file=key_file, ca=ca)
 
 
-def server_from(
-    access: Access,
-    server_version: str | None = TARGET.option(
-        "RELEASE", "Release of NVIDIA's Triton container that will load the engine, such as 25.04."
-    ),
-    server: str | None = TARGET.option(
-        "URL",
-        "Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
-        "https://.",
-    ),
-    server_tensorrt: str | None = TARGET.option(
-        "VERSION",
-        "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
-    ),
-) -> ServerTensorRT | None:
+def server_from(release: str | None, url: str | None, tensorrt: str | None, access: Access) -> ServerTensorRT | None:
     """Return the server whose TensorRT must load an engine; None if no option names a server."""
-    from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt as tensorrt_of
+    from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
     from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
-    if server_version is not None and server is not None:
+    if release is not None and url is not None:
         raise InputError(
             "--server-version and --server exclude each other",
-            hint=f"type --server {server} or --server-version {server_version}, not both",
+            hint=f"type --server {url} or --server-version {release}, not both",
         )
-    if server is not None:
-        with TritonConnection(server, access=access) as connection:
-            return tensorrt_of(triton=connection.version(), tensorrt=server_tensorrt, name=server)
-    if server_version is None and server_tensorrt is None:
+    if url is not None:
+        with TritonConnection(url, access=access) as connection:
+            return server_tensorrt(triton=connection.version(), tensorrt=tensorrt, name=url)
+    if release is None and tensorrt is None:
         return None
-    return tensorrt_of(release=server_version, tensorrt=server_tensorrt)
+    return server_tensorrt(release=release, tensorrt=tensorrt)
+
+
+def typed(context: typer.Context, panel: Panel, *names: str) -> list[str]:
+    """Return the options that the user typed, such as ``--keys``, of those below a heading or with these names."""
+    options = []
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name or "")
+        below = getattr(param, "rich_help_panel", None) == panel.title
+        if (below or param.name in names) and source is not None and source.name == "COMMANDLINE":
+            options.append(param.opts[0])
+    return options

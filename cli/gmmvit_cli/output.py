@@ -51,7 +51,7 @@ def note(text: str) -> None:
         typer.echo(text, err=True)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Print a line of an error on stderr, with ``--quiet`` too."""
     typer.echo(text, err=True)
 

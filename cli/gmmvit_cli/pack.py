@@ -1,28 +1,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import NAME, RUNNER, require_output
+from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, RunnerOfGraphs, require_output
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, OUTPUT, listed, output_option
+from gmmvit_cli.panels import INPUT, OUTPUT, listed, output_option
 
 EXAMPLE = """gmmvit pack bundle -o model-image
 gmmvit pack bundle -o model-image --tuned model_repository/gmmvit_tuning.json"""
 
-_CONTENTS = ("repository", "bundle")
+_Contents = Literal["repository", "bundle"]
 
 
 def pack(
     path: Path = INPUT.argument("BUNDLE_OR_REPOSITORY", "The bundle or Triton model repository to pack."),
     out: Path = output_option("FOLDER", "Folder to write the build context to.", default=Path("model-image")),
-    contents: str = OUTPUT.option(
+    contents: _Contents = OUTPUT.option(
         "NAME",
-        f"What the image of a bundle holds: {listed(_CONTENTS)}. A server loads a repository without PyTorch, "
-        "ONNX and a compiler; 'gmmvit classify --bundle' reads a bundle.",
+        f"What the image of a bundle holds: {listed(get_args(_Contents))}. A server loads a repository without "
+        "PyTorch, ONNX and a compiler; 'gmmvit classify --bundle' reads a bundle.",
         default="repository",
-        names=_CONTENTS,
+        names=get_args(_Contents),
     ),
     tuned: Path | None = INPUT.option(
         "FILE",
@@ -30,10 +31,10 @@ def pack(
         must_exist=True,
         show_default=False,
     ),
-    runner: str | None = RUNNER,
-    name: str = NAME,
-    force: bool = FORCE,
-    as_json: bool = JSON_OPTION,
+    runner: RunnerOfGraphs = None,
+    name: ModelName = DEFAULT_NAME,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """The folder holds a Dockerfile and the files, from which docker, podman or buildah build an image without a base.
     The label gmmvit.bundle.sha256 states the bundle; gmmvit.instances and gmmvit.threads, the cores that it uses.
@@ -42,15 +43,7 @@ def pack(
     from gmmvit_deploy.kubernetes.pack import INSTANCES_LABEL, THREADS_LABEL
     from gmmvit_deploy.kubernetes.pack import pack as packed
 
-    context = packed(
-        path,
-        out,
-        contents=contents,  # type: ignore[arg-type]  # checked by the callback
-        tuned=tuned,
-        runner=runner,
-        name=name,
-        force=force,
-    )
+    context = packed(path, out, contents=contents, tuned=tuned, runner=runner, name=name, force=force)
     if as_json:
         print_json(
             {"path": str(context.path), "labels": dict(context.labels), "bytes": context.size, "notes": context.notes}

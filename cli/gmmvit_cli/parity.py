@@ -1,28 +1,39 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import typer
 
-from gmmvit_cli.commands import collect_rarely
-from gmmvit_cli.options import DATA, access_from, require_output_file
-from gmmvit_cli.output import complain, note, print_json, print_table
-from gmmvit_cli.panels import GENERAL, INPUT, JSON_OPTION, OUTPUT, Panel, together
+from gmmvit_cli.commands import collect_garbage_rarely
+from gmmvit_cli.models import ClassOfBundle
+from gmmvit_cli.options import (
+    DEFAULT_NAME,
+    AsJson,
+    Ca,
+    Data,
+    EngineFolder,
+    ForceReport,
+    KeyFile,
+    ModelName,
+    Report,
+    access_from,
+    require_report,
+)
+from gmmvit_cli.output import note, print_error, print_json, print_table
+from gmmvit_cli.panels import GENERAL, INPUT, Panel
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import OpenedRunners, opened_runners, runner_option
+from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport
-    from gmmvit_deploy.runtimes.programs.access import Access
 
 EXAMPLE = """gmmvit parity bundle
 gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html"""
 
 _CHECKS = Panel("Checks")
-_ON_BROKEN = ("fail", "skip")
+_OnBroken = Literal["fail", "skip"]
 _NOT_JUDGED = 3
 
 
@@ -36,20 +47,25 @@ def _print_schema(requested: bool) -> None:
 
 def parity(
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to check."),
-    data: str | None = DATA,
+    data: Data = None,
     limit: int | None = INPUT.option("N", "Maximum number of images, spread evenly over the data.", show_default="all"),
-    on_broken: str = INPUT.option(
+    on_broken: _OnBroken = INPUT.option(
         "ACTION",
         "Action if an image of the data cannot be read: fail, or skip the image and report it.",
         default="fail",
-        names=_ON_BROKEN,
+        names=get_args(_OnBroken),
     ),
-    runner: str | None = runner_option(
+    runner: Sequence[str] | None = runner_option(
         "onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize",
         "Runners to compare with PyTorch",
     ),
-    access: partial[Access] = together(access_from),
-    open_runners: partial[OpenedRunners] = together(opened_runners),
+    key_file: KeyFile = None,
+    ca: Ca = None,
+    precision: PrecisionOfRunners = "fp32",
+    engine: EngineFolder = None,
+    url: Urls = None,
+    served_name: ModelName = DEFAULT_NAME,
+    model: ClassOfBundle = None,
     gate: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum accuracy to pass, as a fraction of PyTorch's, in top-1 and, with more than five classes, top-5.",
@@ -83,9 +99,9 @@ def parity(
         "--localize",
         "Compare the output of every transformer block with PyTorch, and name the first block outside the tolerance.",
     ),
-    report: Path | None = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots."),
-    force: bool = OUTPUT.flag("--force", "Replace the report if it exists."),
-    as_json: bool = JSON_OPTION,
+    report: Report = None,
+    force: ForceReport = False,
+    as_json: AsJson = False,
     schema: bool = GENERAL.flag(
         "--schema", "Print the JSON schema of the --json output, and exit.", is_eager=True, callback=_print_schema
     ),
@@ -95,15 +111,12 @@ def parity(
     images of --data. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type;
     and 3 if nothing failed, but no images judged an int8 or fp8 graph.
     """
-    require_output_file(report, force=force)
-    collect_rarely()
+    require_report(report, force=force)
+    collect_garbage_rarely()
     with progress("parity") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.parity.inputs import open_images_of
-        from gmmvit_deploy.reports.pages import require_page
 
-        if report is not None:
-            require_page(report, force=force)  # not after half an hour of images
         images = open_images_of(data) if data else None
         opened = open_bundle(bundle)
 
@@ -115,7 +128,7 @@ def parity(
         options = ParityOptions(
             data=images,
             limit=limit,
-            on_broken=on_broken,  # type: ignore[arg-type]  # checked by its callback
+            on_broken=on_broken,
             gate=gate,
             keep_decisions=keep_decisions,
             snr_db=snr_db,
@@ -123,7 +136,17 @@ def parity(
             expected_accuracy=expect_accuracy,
             localize=localize,
         )
-        with open_runners(opened, runner, access=access, takes_other_bundle=True) as (runners, skipped):
+        with opened_runners(
+            opened,
+            runner,
+            precision=precision,
+            engine=engine,
+            urls=url,
+            served_name=served_name,
+            model=model,
+            access=access_from(key_file, ca),
+            takes_other_bundle=True,
+        ) as (runners, skipped):
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         result = with_choice(opened, result)
         if report is not None:
@@ -144,13 +167,13 @@ def parity(
         note(f"report: {report}")
     if result.failed or undecided:
         for line in undecided:
-            complain(f"not decided: {line}")
+            print_error(f"not decided: {line}")
         raise typer.Exit(1)
     if result.not_judged:
         raise typer.Exit(_NOT_JUDGED)
 
 
-_MOST_REASONS = 8
+_MAX_REASONS = 8
 
 
 def _print(report: ParityReport, *, decided: bool) -> None:
@@ -180,11 +203,11 @@ def _print(report: ParityReport, *, decided: bool) -> None:
         typer.echo(left_out)
     for who, _, check in of_bundle + of_runners:
         if check.verdict in ("failed", "undecided"):
-            for why in check.reasons[:_MOST_REASONS]:
+            for why in check.reasons[:_MAX_REASONS]:
                 typer.echo(f"{check.verdict}: {who}: {check.name}: {why}")
-            if len(check.reasons) > _MOST_REASONS:
+            if len(check.reasons) > _MAX_REASONS:
                 typer.echo(
-                    f"{check.verdict}: {who}: {check.name}: {len(check.reasons) - _MOST_REASONS} more reasons; "
+                    f"{check.verdict}: {who}: {check.name}: {len(check.reasons) - _MAX_REASONS} more reasons; "
                     "--json lists all"
                 )
     failed = {check.name for *_, check in of_bundle + of_runners if check.verdict == "failed"}
@@ -215,12 +238,12 @@ def _limits(report: ParityReport) -> list[str]:
 def _print_flips(decisions: Mapping[str, Any]) -> None:
     if not decisions or "gate" in decisions:  # no images, or flips are counted by the gate
         return
-    for flip in decisions["flips"][:_MOST_REASONS]:
+    for flip in decisions["flips"][:_MAX_REASONS]:
         kind = "within the noise" if flip["within_noise"] else "WRONG"
         typer.echo(
             f"prediction change, {kind}: {flip['where']}: {flip['pytorch_class']} became {flip['runner_class']}, "
             f"margin {flip['margin']:.3g}"
         )
-    more = len(decisions["flips"]) + decisions["flips_not_listed"] - _MOST_REASONS
+    more = len(decisions["flips"]) + decisions["flips_not_listed"] - _MAX_REASONS
     if more > 0:
         typer.echo(f"{more} more prediction changes")

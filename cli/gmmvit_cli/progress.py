@@ -20,8 +20,8 @@ __all__ = ["LINE_MARK", "Lines", "progress"]
 LINE_MARK = "·"
 """First character of every progress line, so that a reader of stderr can tell it from an error."""
 _QUIET_S = 1.0  # work that ends sooner prints no line
-_BETWEEN_S = 2.0  # least time between two lines: a log is not flooded by short steps
-_SILENT_S = 15.0  # most time without a line: a step that lasts longer is named again
+_BETWEEN_S = 2.0  # minimum time between two lines: short steps do not flood a log
+_SILENT_S = 15.0  # maximum time without a line: a longer step is named again
 
 
 @contextmanager

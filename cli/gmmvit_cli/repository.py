@@ -1,29 +1,31 @@
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from gmmvit_cli.options import (
-    ENGINE,
-    NAME,
-    REQUEST_PIXELS,
-    RUNNER,
+    DEFAULT_NAME,
+    AsJson,
+    Ca,
+    EngineFolder,
+    Force,
+    KeyFile,
+    ModelName,
+    RequestPixels,
+    RunnerOfGraphs,
+    ServerRelease,
+    ServerTensorRTVersion,
+    ServerUrl,
     access_from,
     require_output,
     server_from,
 )
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, Panel, output_option, together
+from gmmvit_cli.panels import INPUT, Panel, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
-from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, DEFAULT_REQUEST_PIXELS
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
-    from gmmvit_deploy.runtimes.programs.access import Access
+from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, DEFAULT_REQUEST_PIXELS, Backend
 
 EXAMPLE = """gmmvit repository bundle -o model_repository
 gmmvit repository bundle --runner openvino:bf16 --instances 2 --threads 4"""
@@ -33,15 +35,15 @@ _BACKEND, _BATCHING = Panel("Backend"), Panel("Batching and instances")
 
 def repository(
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to serve."),
-    engine: Path | None = ENGINE,
-    backend: str | None = _BACKEND.option(
+    engine: EngineFolder = None,
+    backend: Backend | None = _BACKEND.option(
         "NAME",
         "Triton backend that runs the network. python: ONNX Runtime or OpenVINO in Triton's Python backend, which "
         "every server has. onnxruntime: Triton's ONNX Runtime backend. tensorrt: the engine of --engine.",
         names=BACKENDS,
         show_default="python; onnxruntime for a --runner on a GPU",
     ),
-    runner: str | None = RUNNER,
+    runner: RunnerOfGraphs = None,
     accelerator: str = _BACKEND.option(
         "NAME",
         "Accelerator of --backend onnxruntime on a GPU: cuda, tensorrt, or none for the CPU. With tensorrt, the "
@@ -68,13 +70,16 @@ def repository(
     preprocess_threads: int = _BATCHING.option(
         "N", "Threads and processes that decode images; 0 means as many as there are cores.", default=0
     ),
-    request_pixels: int | None = REQUEST_PIXELS,
-    name: str = NAME,
-    server: partial[ServerTensorRT | None] = together(server_from),
-    access: partial[Access] = together(access_from),
+    request_pixels: RequestPixels = None,
+    name: ModelName = DEFAULT_NAME,
+    server_version: ServerRelease = None,
+    server: ServerUrl = None,
+    server_tensorrt: ServerTensorRTVersion = None,
+    key_file: KeyFile = None,
+    ca: Ca = None,
     out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
-    force: bool = FORCE,
-    as_json: bool = JSON_OPTION,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. The repository holds the network, its preprocessing,
     and ensembles that answer encoded images, such as JPEG files, with logits or with labels.
@@ -88,9 +93,9 @@ def repository(
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
     named = runner_on(accelerator, backend, runner)
-    usual = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
+    usual: Backend = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
     options = RepositoryOptions(
-        backend=backend or usual,  # type: ignore[arg-type]  # checked there, with the error that users see
+        backend=backend or usual,
         runner=named,
         name=name,
         max_queue_delay_us=max_queue_delay_us,
@@ -108,7 +113,7 @@ def repository(
             out,
             options,
             engine=open_engine(engine) if engine else None,
-            server=server(access()),
+            server=server_from(server_version, server, server_tensorrt, access_from(key_file, ca)),
             force=force,
             on_progress=on_progress,
         )

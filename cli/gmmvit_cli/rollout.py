@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.output import complain, note, print_json
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, TARGET, Panel
+from gmmvit_cli.options import AsJson
+from gmmvit_cli.output import note, print_error, print_json
+from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, Panel
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.serving.names import DEFAULT_AGREEMENT
 
@@ -34,7 +35,7 @@ def rollout(
     ),
     abort: bool = OUTPUT.flag("--abort", "End the running rollout; the old bundle is served."),
     status: bool = OUTPUT.flag("--status", "Print the served bundle, the previous bundle, and the step of a rollout."),
-    as_json: bool = JSON_OPTION,
+    as_json: AsJson = False,
 ) -> None:
     """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
     beside the first. If the new server gives the reference outputs (the logits that are stored in its bundle), and the
@@ -70,7 +71,7 @@ def rollout(
                 note(str(last["step"]))
     except (KeyboardInterrupt, SystemExit):  # SIGINT, SIGTERM
         if bundle is not None:
-            complain(f"the rollout goes on; type gmmvit rollout --abort --to {to} to end it")
+            print_error(f"the rollout goes on; type gmmvit rollout --abort --to {to} to end it")
         raise
     if "error" in last:
         raise ServerError(str(last["error"]), hint=str(last["hint"]))

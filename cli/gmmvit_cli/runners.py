@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
-from gmmvit_cli.models import CLASS_OF_BUNDLE, permit_class
-from gmmvit_cli.options import ENGINE, SERVED_NAME, URL_VARIABLE
+from gmmvit_cli.models import permit_class
+from gmmvit_cli.options import URL_VARIABLE
 from gmmvit_cli.output import note
-from gmmvit_cli.panels import Panel, listed
-from gmmvit_deploy.precision import PRECISIONS, precision_from
+from gmmvit_cli.panels import Panel, completion, listed
+from gmmvit_deploy.precision import PRECISIONS, Precision, precision_from
 from gmmvit_deploy.runtimes.runners.names import RUNNERS, runner_from
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
 _RUNNERS = Panel("Runners")
-OpenedRunners: TypeAlias = "AbstractContextManager[tuple[list[Runner], list[str]]]"
-"""(runners, a reason for each runner that was left out)."""
 
 
-def _require_runners(text: str) -> None:
-    for part in text.split(","):
-        runner_from(part)
+def _runners_from(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        runner_from(name)
+    return names
 
 
 def runner_option(default: str, purpose: str) -> Any:
@@ -37,41 +37,50 @@ def runner_option(default: str, purpose: str) -> Any:
         f"{purpose}, separated by commas: {', '.join(RUNNERS)}. eager and compile run PyTorch; +kernels adds "
         "this project's CPU kernels (compiled code for attention). -gpu, onnxruntime-cuda and onnxruntime-tensorrt run "
         "on an NVIDIA GPU. A name with onnxruntime or openvino may end with a colon and a precision: openvino:bf16.",
-        names=RUNNERS,
-        several=True,
-        read=_require_runners,
+        autocompletion=completion(RUNNERS, several=True),
+        parser=_runners_from,
         show_default=default,
     )
+
+
+PrecisionOfRunners = Annotated[
+    Precision,
+    _RUNNERS.option(
+        "NAME",
+        f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
+        default=...,
+        autocompletion=completion(PRECISIONS),
+        parser=precision_from,
+    ),
+]
+Urls = Annotated[
+    list[str] | None,
+    _RUNNERS.option(
+        "URL",
+        "Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
+        "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
+        default=...,
+        show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
+    ),
+]
 
 
 @contextmanager
 def opened_runners(
     bundle: Bundle,
-    runner: str | None,
+    names: Sequence[str] | None,
     *,
-    access: Callable[[], Access],
+    precision: Precision,
+    engine: Path | None,
+    urls: Sequence[str] | None,
+    served_name: str,
+    model: str | None,
+    access: Access,
     first: Sequence[str] = (),
     timed: bool = False,
     takes_other_bundle: bool = False,
-    precision: str = _RUNNERS.option(
-        "NAME",
-        f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
-        default="fp32",
-        names=PRECISIONS,
-        read=precision_from,
-    ),
-    engine: Path | None = ENGINE,
-    url: list[str] = _RUNNERS.option(
-        "URL",
-        "Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
-        "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
-        default=[],
-        show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
-    ),
-    served_name: str = SERVED_NAME,
-    model: str | None = CLASS_OF_BUNDLE,
 ) -> Iterator[tuple[list[Runner], list[str]]]:
-    """Open the runners that the user typed, or else ``first``, the usual runners and the one that ``gmmvit optimize``
+    """Open the runners with these names, or else ``first``, the usual runners and the one that ``gmmvit optimize``
     chose on this kind of machine, and close them at the end.
 
     timed: True to take what ``gmmvit export`` found the fastest, where ``gmmvit optimize`` did not run, and to print
@@ -84,10 +93,8 @@ def opened_runners(
     from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
 
     skipped: list[str] = []
-    if runner is not None:
-        names = [name.strip() for name in runner.split(",")]
-    else:
-        usual, skipped = default_runners(bundle, precision_from(precision))
+    if names is None:
+        usual, skipped = default_runners(bundle, precision)
         chosen = choose_runner(bundle)
         for words in chosen.notes if timed else ():  # parity's check of the choice has them
             note(words)
@@ -97,11 +104,11 @@ def opened_runners(
     with open_runners(
         names,
         bundle,
-        urls=url or default_urls(names),
+        urls=urls or default_urls(names),
         model=served_name,
-        access=access(),
+        access=access,
         engine=engine,
-        precision=precision_from(precision),
+        precision=precision,
         takes_other_bundle=takes_other_bundle,
     ) as runners:
         yield runners, skipped

@@ -1,21 +1,33 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
-from gmmvit_cli.gateway import GATEWAY, LOOPBACK, settings_from
-from gmmvit_cli.options import REQUEST_PIXELS, RUNNER, TRITONSERVER
+from gmmvit_cli.gateway import (
+    GATEWAY,
+    LOOPBACK,
+    AllowJson,
+    InFlight,
+    Insecure,
+    Keys,
+    Listen,
+    MaxBody,
+    QueueLimit,
+    QueueTimeout,
+    TlsCert,
+    TlsKey,
+    required_keys,
+)
+from gmmvit_cli.options import AsJson, RequestPixels, RunnerOfGraphs, Tritonserver, typed
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import INPUT, JSON_OPTION, OUTPUT, TARGET, together, typed
+from gmmvit_cli.panels import INPUT, OUTPUT, TARGET
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.front.options import DEFAULT_BODY_BYTES
+from gmmvit_deploy.serving.gateway.options import DEFAULT_QUEUE_LIMIT, GatewaySettings
 
 EXAMPLE = """gmmvit serve bundle
 gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
@@ -23,6 +35,7 @@ gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
 
 
 def serve(
+    context: typer.Context,
     path: Path | None = INPUT.argument(
         "BUNDLE_OR_REPOSITORY",
         "The bundle or Triton model repository to serve. With --state, only the first start needs a bundle.",
@@ -48,18 +61,27 @@ def serve(
         min=0,
         max=65535,
     ),
-    tritonserver: Path | None = TRITONSERVER,
+    tritonserver: Tritonserver = None,
     start_timeout: float = TARGET.option(
         "S", "Maximum time in seconds until all models are ready, at the start and at each restart.", default=120.0
     ),
-    runner: str | None = RUNNER,
-    request_pixels: int | None = REQUEST_PIXELS,
+    runner: RunnerOfGraphs = None,
+    request_pixels: RequestPixels = None,
     gateway: bool = GATEWAY.flag(
         "--gateway",
         "Run HAProxy in front of the server: keys, TLS, limits, and a queue. Needs --keys. HAProxy then listens "
         "on the ports for HTTP, gRPC and metrics.",
     ),
-    settings: partial[GatewaySettings] = together(settings_from),
+    listen: Listen = None,
+    keys: Keys = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
+    max_body: MaxBody = DEFAULT_BODY_BYTES,
+    allow_json: AllowJson = 0,
+    in_flight: InFlight = None,
+    queue_limit: QueueLimit = DEFAULT_QUEUE_LIMIT,
+    queue_timeout: QueueTimeout = None,
     access_log: Path | None = OUTPUT.option(
         "FILE", "File to which the gateway appends a line of JSON for each request.", show_default="stderr"
     ),
@@ -74,28 +96,40 @@ def serve(
         "rollouts go to stderr.",
         show_default="stderr",
     ),
-    as_json: bool = JSON_OPTION,
+    as_json: AsJson = False,
 ) -> None:
     """A bundle is the folder that the command 'gmmvit export' writes. A Triton model repository is the folder that the
     command 'gmmvit repository' writes. The command prints the
     addresses of the server when all models are ready. It restarts a server that has died, on the same ports. On SIGTERM
     and SIGINT, the server completes the requests in progress, and the command ends with status 0.
     """
-    with_gateway = None
+    settings = None
     if gateway:
         if host != LOOPBACK:
             raise InputError("--host and --gateway exclude each other", hint=f"type --listen {host} in place of --host")
         if classify_port is not None:
             hint = "remove --classify-port: /classify is then on the port of --http-port"
             raise InputError("--classify-port and --gateway exclude each other", hint=hint)
-        with_gateway = settings(access_log=access_log)
-    else:
-        of_gateway = [*typed(settings), *([] if access_log is None else ["--access-log"])]
-        for option in of_gateway:
-            if option != "--insecure":
-                raise InputError(f"{option} needs --gateway", hint=f"add --gateway, or remove {option}")
+        settings = GatewaySettings(
+            keys=required_keys(keys),
+            listen=listen or LOOPBACK,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            insecure=insecure,
+            max_body_bytes=max_body,
+            json_bytes=allow_json,
+            in_flight=in_flight,
+            queue_limit=queue_limit,
+            queue_timeout_ms=queue_timeout,
+            access_log=access_log,
+        )
+    elif of_gateway := [name for name in typed(context, GATEWAY, "access_log") if name != "--insecure"]:
+        raise InputError(f"{of_gateway[0]} needs --gateway", hint=f"add --gateway, or remove {of_gateway[0]}")
+    if path is None and state is None:
+        raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
     from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
     from gmmvit_deploy.serving.gateway.service import Gateway
+    from gmmvit_deploy.serving.rollout.run import serve_with_state
     from gmmvit_deploy.serving.run import serve_path
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
     from gmmvit_deploy.serving.server_log import stamped
@@ -109,7 +143,6 @@ def serve(
         start_timeout_s=start_timeout,
         log_path=log,
     )
-
     shown = ExitStack()
 
     def announce(entry: Service | Gateway, server: TritonServer, opened: Gateway | None, classify: str | None) -> None:
@@ -132,44 +165,34 @@ def serve(
             ready += f"  classify {classify}" if classify else ""
             typer.echo(ready + (f"  {server.models.runner}" if server.models.runner else ""))
 
-    if state is not None:
-        if with_gateway is None:
-            hint = "type gmmvit serve BUNDLE --gateway --keys FILE --state DIR"
-            raise InputError("--state needs --gateway", hint=hint)
-        from gmmvit_deploy.serving.rollout.run import serve_with_state
-
-        with shown:
+    with shown:
+        how: dict[str, Any] = {
+            "runner": runner,
+            "request_pixels": request_pixels,
+            "tritonserver": tritonserver,
+            "on_log_line": note if log is None else None,
+            "on_gateway_line": lambda line: note(stamped(line)),
+            "on_progress": shown.enter_context(progress("serve")),
+        }
+        if state is not None and settings is not None:
             serve_with_state(
                 path,
                 state,
                 options,
-                with_gateway,
-                runner=runner,
-                request_pixels=request_pixels,
-                tritonserver=tritonserver,
+                settings,
                 on_ready=lambda gateway, replicas: announce(
                     gateway, replicas.server, gateway, f"{gateway.http_url}{CLASSIFY_PATH}" if replicas.front else None
                 ),
-                on_log_line=note if log is None else None,
-                on_gateway_line=lambda line: note(stamped(line)),
-                on_progress=shown.enter_context(progress("serve")),
+                **how,
             )
-        return
-    if path is None:
-        raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
-    with shown:
-        serve_path(
-            path,
-            options,
-            runner=runner,
-            request_pixels=request_pixels,
-            tritonserver=tritonserver,
-            classify_port=DEFAULT_CLASSIFY_PORT if classify_port is None else classify_port,
-            gateway=with_gateway,
-            insecure=settings.keywords["insecure"],
-            on_note=note,
-            on_ready=lambda service: announce(service, service.server, service.gateway, service.classify_url),
-            on_log_line=note if log is None else None,
-            on_gateway_line=lambda line: note(stamped(line)),
-            on_progress=shown.enter_context(progress("serve")),
-        )
+        elif path is not None:
+            serve_path(
+                path,
+                options,
+                classify_port=DEFAULT_CLASSIFY_PORT if classify_port is None else classify_port,
+                gateway=settings,
+                insecure=insecure,
+                on_note=note,
+                on_ready=lambda service: announce(service, service.server, service.gateway, service.classify_url),
+                **how,
+            )

@@ -1,31 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import Any, Literal, get_args
 
 import typer
 
 from gmmvit_cli.models import model_args_from
-from gmmvit_cli.options import complete_data, normalisation_from, require_output
+from gmmvit_cli.options import AsJson, Force, complete_data, normalisation_from, require_output
 from gmmvit_cli.output import print_json, print_table
-from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, MODEL, OUTPUT, Panel, listed, output_option
+from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, Panel, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import KINDS
-from gmmvit_deploy.images.resize_rules import RESIZE_RULES, resize_rule_from
-from gmmvit_deploy.models.families import PRESETS, family_of_preset
-from gmmvit_deploy.models.specs import MaskKind, mask_kind_named
-from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS, recipe_from
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.training.processes import Device
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
+from gmmvit_deploy.models.families import PRESETS
+from gmmvit_deploy.models.specs import MaskKind
+from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS, Policy, Repetition, recipe_from
 
 EXAMPLE = """gmmvit train -o trained --data cifar10:PATH --preset vit --mask gmm
 gmmvit train -o trained --data digits --model test_vit --recipe light"""
 
 _MASKS = tuple(kind for kind in get_args(MaskKind) if kind != "plain")
-_DEVICES = ("auto", "cpu", "cuda")
+_Device = Literal["auto", "cpu", "cuda"]
 _SINGLE_LABEL = tuple(kind for kind in KINDS[:-1] if kind != "table")  # a table has several labels for an image
 _RECIPE = Panel("Recipe")
 
@@ -37,12 +35,12 @@ def train(
         f"scikit-learn's handwritten digits. KIND is {listed(_SINGLE_LABEL)}. Without #test, the split train. "
         "The accuracy is measured on the split test, if the data has one.",
         default=...,
-        complete=complete_data,
+        autocompletion=complete_data,
     ),
     test: str | None = INPUT.option(
         "KIND:PATH",
         "Images for the accuracy after each epoch, as for gmmvit parity --data.",
-        complete=complete_data,
+        autocompletion=complete_data,
     ),
     image_size: int | None = INPUT.option(
         "PIXELS",
@@ -56,22 +54,21 @@ def train(
         "measured on the training images.",
     ),
     std: str | None = INPUT.option("NUMBERS", "Standard deviation of each channel, as --mean."),
-    resize: str = INPUT.option(
+    resize: ResizeRule = INPUT.option(
         "METHOD",
         f"How images get the size of the network, in training and on a server: {listed(RESIZE_RULES)}.",
         default="stretch-bilinear",
         names=RESIZE_RULES,
-        read=resize_rule_from,
     ),
     crop_pct: float = INPUT.option("NUMBER", "timm's crop_pct, as for gmmvit export.", default=1.0),
     preset: str | None = MODEL.option(
-        "NAME", f"Train a network of this package: {', '.join(PRESETS)}.", names=tuple(PRESETS), read=family_of_preset
+        "NAME", f"Train a network of this package: {', '.join(PRESETS)}.", names=tuple(PRESETS)
     ),
     model: str | None = MODEL.option("NAME", "Train an architecture of timm, such as test_vit."),
-    model_args: str | None = MODEL.option(
-        "JSON", 'Arguments of timm for --model, such as {"patch_size": 4}.', read=model_args_from
+    model_args: Mapping[str, Any] | None = MODEL.option(
+        "JSON", 'Arguments of timm for --model, such as {"patch_size": 4}.', parser=model_args_from
     ),
-    mask: str | None = MODEL.option(
+    mask: MaskKind | None = MODEL.option(
         "KIND",
         f"Mask on the attention scores: {listed(_MASKS)}. gmm is a Gaussian mixture mask, elm a learned matrix, "
         "decay a bias that decreases with the distance of two patches. Without --mask: no mask; for an RMT, decay.",
@@ -94,14 +91,14 @@ def train(
         "Whether the parameters of the masks also decay, as in the released code.",
         default=None,
     ),
-    repeat: str | None = _RECIPE.option(
+    repeat: Repetition | None = _RECIPE.option(
         "KIND",
         "What an epoch is. passes: three passes over the images, which the released code takes for repeated "
         "augmentation. batches: repeated augmentation, an image three times in a batch. none: a single pass.",
         names=REPETITIONS,
     ),
     drop_path: float | None = _RECIPE.option("NUMBER", "Stochastic depth of the last block."),
-    auto_augment: str | None = _RECIPE.option(
+    auto_augment: Policy | None = _RECIPE.option(
         "POLICY",
         f"Policy of AutoAugment: {listed(POLICIES)}. The recipe paper takes the policy of the data set, svhn for "
         "digits, and imagenet for all others.",
@@ -114,11 +111,11 @@ def train(
     ema: float | None = _RECIPE.option(
         "DECAY", "Average the weights with this decay, such as 0.9998; gmmvit export then takes the average."
     ),
-    device: str = OUTPUT.option(
+    device: _Device = OUTPUT.option(
         "NAME",
-        f"Where the network runs: {listed(_DEVICES)}. auto: a GPU if PyTorch has one.",
+        "Where the network runs: auto, cpu or cuda. auto: a GPU if PyTorch has one.",
         default="auto",
-        names=_DEVICES,
+        names=get_args(_Device),
     ),
     workers: int = OUTPUT.option("N", "Processes that decode and augment images.", default=0),
     out: Path = output_option("FOLDER", "Folder of the run."),
@@ -128,8 +125,8 @@ def train(
     resume: bool = OUTPUT.flag(
         "--resume", "Continue the run in FOLDER from its last checkpoint. Type the other options as for that run."
     ),
-    force: bool = FORCE,
-    as_json: bool = JSON_OPTION,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """The folder gets checkpoint.pth, which gmmvit export reads without options; log.jsonl, with the loss, the learning
     rate and the accuracy; and the event files of TensorBoard. Requires the extra train. A killed run goes on with
@@ -171,17 +168,17 @@ def train(
             test=test,
             preset=preset,
             model=model,
-            model_args=model_args_from(model_args),
-            mask=mask_kind_named(mask or "plain"),
+            model_args=model_args or {},
+            mask=mask or "plain",
             image_size=image_size,
             channels=channels,
             mean=normalisation.mean,
             std=normalisation.std,
-            resize=resize_rule_from(resize),
+            resize=resize,
             crop_pct=crop_pct,
             recipe=chosen,
             seed=seed,
-            device=cast("Device", device),  # checked by the callback
+            device=device,
             workers=workers,
             save_steps=save_steps,
         )

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import NAME, require_output
+from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, require_output
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import FORCE, INPUT, JSON_OPTION, Panel, listed, output_option
+from gmmvit_cli.panels import INPUT, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import runner_from
@@ -17,7 +18,7 @@ EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runner onnxruntime,openvino+kernels:bf16"""
 
 _SEARCH = Panel("Search")
-_PROTOCOLS = ("grpc", "http")
+_Protocol = Literal["grpc", "http"]
 
 
 def _runners(text: str) -> tuple[RunnerName, ...]:
@@ -30,22 +31,22 @@ def tune(
     bound_ms: float = _SEARCH.option(
         "MS", "Limit of the p99 latency (99% of requests are faster), measured by the client.", default=...
     ),
-    runner: str | None = _SEARCH.option(
+    runners: Sequence[RunnerName] | None = _SEARCH.option(
         "LIST",
         f"Runners to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
         "kernels. A name may end with a colon and a precision: openvino+kernels:bf16.",
-        names=RUNTIMES,
-        several=True,
-        read=_runners,
+        name="--runner",
+        autocompletion=completion(RUNTIMES, several=True),
+        parser=_runners,
         show_default="the choice of gmmvit optimize or gmmvit export for this machine",
     ),
-    protocol: str = _SEARCH.option(
-        "NAME", f"Protocol of the measured requests: {listed(_PROTOCOLS)}.", default="grpc", names=_PROTOCOLS
+    protocol: _Protocol = _SEARCH.option(
+        "NAME", "Protocol of the measured requests: grpc or http.", default="grpc", names=get_args(_Protocol)
     ),
-    name: str = NAME,
+    name: ModelName = DEFAULT_NAME,
     out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
-    force: bool = FORCE,
-    as_json: bool = JSON_OPTION,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. For each combination of settings, the command starts a
     Triton server and measures the highest request rate within the latency limit. The command writes the combination
@@ -57,10 +58,8 @@ def tune(
         from gmmvit_deploy.bench.tune import tune as tuned
         from gmmvit_deploy.bundle.artifacts import open_bundle
 
-        settings: dict[str, Any] = {"bound_ms": bound_ms, "protocol": protocol, "name": name}
         options = TuneOptions(
-            runners=_runners(runner) if runner is not None else None,
-            **settings,
+            runners=None if runners is None else tuple(runners), bound_ms=bound_ms, protocol=protocol, name=name
         )
         result = tuned(open_bundle(bundle), out, options, force=force, on_progress=on_progress)
     if as_json:

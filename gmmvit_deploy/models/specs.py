@@ -24,7 +24,6 @@ __all__ = [
     "OutputName",
     "input_shape",
     "interpolation_named",
-    "mask_kind_named",
     "require",
     "require_counts",
     "require_no_mask_with",
@@ -57,15 +56,6 @@ def interpolation_named(name: str) -> Interpolation:
         if interpolation == name:
             return interpolation
     raise SpecError(f"interpolation of position embeddings: expected one of {', '.join(INTERPOLATIONS)}, got {name!r}")
-
-
-def mask_kind_named(name: str) -> MaskKind:
-    """Return the mask kind with this name.  Errors: SpecError for another name."""
-    kinds: tuple[MaskKind, ...] = get_args(MaskKind)
-    for kind in kinds:
-        if kind == name:
-            return kind
-    raise SpecError(f"mask kind: expected one of {', '.join(kinds)}, got {name!r}")
 
 
 def require_counts(spec: object, *names: str) -> None:

@@ -33,19 +33,15 @@ import torch
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
-from gmmvit_cli.models import hints_from
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
 from tests.checkpoints.test_training_files import OWN as OWN_CLASS
 from tests.conftest import GOLDEN
 
 OWN = {"model": "net.py:Net", "image_size": 32}
-TINY = {
-    "model": "vit_tiny_patch16_224",
-    "model_args": '{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}',
-}
 TINY_ARGS: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+TINY = {"model": "vit_tiny_patch16_224", "model_args": TINY_ARGS}
 
 
 def own_net() -> Any:
@@ -162,18 +158,11 @@ CASES = {
     ),
     "other heads than the file": Case(write=golden("vit_gmm.pth"), options={}, settings=("heads=7",)),
     "heads that no tensor shows": Case(write=golden("vit_plain.pth"), options={}, fill=("heads=N", "heads=3")),
-    "a class in the arguments": Case(
-        write=class_in_arguments, options={**TINY, "model": None, "model_args": None}, fill=("VALUE", '"relu"')
-    ),
+    "a class in the arguments": Case(write=class_in_arguments, options={}, fill=("VALUE", '"relu"')),
     "a form that no mask has": Case(write=golden("vit_plain.pth"), options={}, settings=("heads=3", "closed_form=yes")),
     "a source of another file": Case(write=golden("vit_gmm.pth"), options={}, settings=("source=vit-pytorch",)),
     "a fact of another family": Case(write=golden("vit_gmm.pth"), options={}, settings=("scale_adjustment=0.5",)),
 }
-
-
-def typed(options: dict[str, Any], settings: tuple[str, ...]) -> LoadHints:
-    empty = {"preset": None, "image_size": None, "resize_to": None, "model": None, "model_args": None, "head": None}
-    return hints_from(**{**empty, **options}, settings=list(settings))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -184,12 +173,12 @@ def test_the_hint_works_when_it_is_followed(name: str, tmp_path: Path, monkeypat
     case.write()
     path, settings = Path("file.pth"), case.settings
     with pytest.raises(GmmvitError) as caught:
-        load_checkpoint(path, typed(case.options, settings))
+        load_checkpoint(path, LoadHints(**case.options, **settings_from(settings)))
     hint = caught.value.hint.replace(*case.fill) if case.fill[0] else caught.value.hint
     options = case.options
     if "type --model-args " in hint:
         arguments = shlex.split(hint.partition("type --model-args ")[2])[0]
-        options = {**options, "model_args": arguments}
+        options = {**options, "model_args": json.loads(arguments)}
     elif "type python -c " in hint:
         assert "runs code in the file" in hint
         command = shlex.split(hint.partition("type python ")[2].partition(", then give ")[0])
@@ -202,7 +191,7 @@ def test_the_hint_works_when_it_is_followed(name: str, tmp_path: Path, monkeypat
         new = added[:1] if not removed else []
         names = removed | {text.partition("=")[0] for text in new}
         settings = (*(text for text in settings if text.partition("=")[0] not in names), *new)
-    assert load_checkpoint(path, typed(options, settings)).spec.classes in (3, 10)
+    assert load_checkpoint(path, LoadHints(**options, **settings_from(settings))).spec.classes in (3, 10)
 
 
 GMM = {"--mean": "0.5,0.5,0.5", "--std": "0.5,0.5,0.5"}

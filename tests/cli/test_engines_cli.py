@@ -72,7 +72,7 @@ def test_calibration_images_of_the_wrong_size(bundle: Bundle, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--flavor", "tensor"), "flavor 'tensor' is not known"),
+        (("--flavor", "tensor"), "--flavor: expected auto, tensorrt or tensorrt-rtx, got 'tensor'"),
         (("--flavor", "tensorrt"), "tensorrt is not installed"),
         ((), "no compute capability was named"),
         (("--compute-capability", "9.0"), "does not build for compute capability 9.0"),

@@ -13,8 +13,6 @@ from gmmvit_cli import output
 from gmmvit_cli import progress as module
 from gmmvit_cli.output import note, set_verbosity
 from gmmvit_cli.progress import LINE_MARK, Lines, progress
-from gmmvit_deploy import doctor
-from gmmvit_deploy.doctor import Check
 from gmmvit_deploy.progress import Progress, ignore
 
 
@@ -103,7 +101,7 @@ def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         assert on_progress is ignore
         note("a note")
     assert capsys.readouterr().err == ""
-    output.complain("Error: still printed")
+    output.print_error("Error: still printed")
     assert capsys.readouterr().err == "Error: still printed\n"
 
 
@@ -118,11 +116,3 @@ def test_a_terminal_shows_a_bar_with_the_time_left() -> None:
     text = screen.getvalue()
     assert "bench: round [1]" in text  # not taken for markup
     assert "3 of 10, about 14 s left" in text
-
-
-def test_doctor_reports_each_part_it_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = Check(kind="hardware", name="part", works=True, detail="")
-    monkeypatch.setattr(doctor, "_parts", lambda: [("cpu", lambda: check), ("gpu", lambda: check)])
-    events: list[Progress] = []
-    assert doctor.examine(on_progress=events.append) == [check, check]
-    assert [(event.step, event.done, event.total) for event in events] == [("check cpu", 0, 2), ("check gpu", 1, 2)]

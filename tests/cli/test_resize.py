@@ -48,7 +48,7 @@ def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) 
         (("--crop-pct", "0", "--resize", "center-bicubic"), "--crop-pct: expected a number above 0 and at most 1", ""),
         (("--crop-pct", "1.15", "--resize", "center-bicubic"), "at most 1, got 1.15", ""),
         (("--crop-pct", "nan", "--resize", "center-bicubic"), "--crop-pct: expected a number, got nan", ""),
-        (("--resize", "center-lanczos"), "resize rule: expected stretch-bilinear, ", ""),
+        (("--resize", "center-lanczos"), "--resize: expected stretch-bilinear, ", ""),
         (("--resize", "border-bicubic"), "the resize rule border-bicubic needs the mean of each channel", "--mean"),
     ],
 )

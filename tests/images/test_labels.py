@@ -178,7 +178,6 @@ class TestThresholdFiles:
             options = ExportOptions(task="multi-label", thresholds=thresholds_from(str(tmp_path / name)))
             assert options.fitting_thresholds(("b", "b")) == (0.5, 0.6)
         assert thresholds_from("0.4") == 0.4
-        assert thresholds_from(None) is None
 
     @pytest.mark.parametrize(
         ("content", "labels", "message"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from gmmvit_deploy.reports.pages import Summary, VerdictWord, rendered, written_page
 from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
 
-__all__ = ["page_of", "write_page"]
+__all__ = ["facts_of", "page_of", "write_page"]
 
 
 def write_page(engine: Engine, path: Path, *, force: bool = False) -> None:
@@ -28,7 +28,7 @@ def page_of(engine: Engine) -> str:
         "runtimes/engines/page.html",
         title=f"Engine {engine.path.name}: {card.precision}, {card.flavor} {card.tensorrt_version}",
         summary=_verdict(engine),
-        facts=_facts(card),
+        facts=facts_of(card),
         attentions=[
             (
                 proof.name,
@@ -119,7 +119,8 @@ def _some(names: list[str], most: int = 3) -> str:
     return ", ".join(unique[:most]) + more
 
 
-def _facts(card: EngineCard) -> dict[str, str]:
+def facts_of(card: EngineCard) -> dict[str, str]:
+    """Return what an engine is, for the page and the terminal: precision, target, profiles, input, size and flags."""
     target = ", ".join(card.target["capabilities"])
     if card.target["gpu"]:
         target = f"{card.target['gpu']} ({target}), driver {card.target['driver']}"
