@@ -41,23 +41,23 @@ def check(script: Path) -> None:
     assert times_of_results() == before
 
 
-@pytest.mark.process
-@pytest.mark.rest
+@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs(name: str) -> None:
     check(ROOT / "benchmarks" / f"{name}.py")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_script_imports_what_it_uses() -> None:
     for path in (ROOT / "benchmarks").glob("*.py"):
         importlib.import_module(f"benchmarks.{path.stem}")
 
 
 @pytest.mark.gpu
-@pytest.mark.process
-@pytest.mark.rest
+@pytest.mark.integration
+@pytest.mark.nightly
 def test_the_scripts_of_gpus_run() -> None:
     for name in GPU_SCRIPTS:
         check(ROOT / "benchmarks" / f"{name}.py")

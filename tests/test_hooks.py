@@ -10,7 +10,7 @@ import pytest
 
 from tests.repositories import git, repository_with
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.integration
 
 BADLY_FORMATTED = "x = { 'a':1 }\n"
 BADLY_TYPED = 'def count() -> int:\n    return "none"\n'

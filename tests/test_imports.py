@@ -57,7 +57,7 @@ def test_light_rooms_import_no_torch() -> None:
     assert answer.stdout == "[]\n"
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_importing_openvino_reports_nothing_over_the_network() -> None:
     code = """
     import sys, time

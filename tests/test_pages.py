@@ -145,7 +145,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.html", "text")]
 
 
-@pytest.mark.browser
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint_and_can_have(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.html", tmp_path / "bad.html"
     good.write_text(a_page())

@@ -29,7 +29,7 @@ from release.wheel_in_use import TOLERANCE, find_python, largest_difference, pro
 
 from tests.repositories import ROOT, repository_with
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 needs_a_checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these sources are not in a git checkout")
 
@@ -114,7 +114,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @needs_a_checkout
-@pytest.mark.process
+@pytest.mark.integration
 def test_archives_hold_the_tracked_files_and_no_others(built: Built) -> None:
     check_metadata(built.archives)
     check_wheel(built.archives.wheel, built.tracked, built.version)
@@ -122,7 +122,7 @@ def test_archives_hold_the_tracked_files_and_no_others(built: Built) -> None:
 
 
 @needs_a_checkout
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_missing_and_a_foreign_file_are_named(built: Built, tmp_path: Path) -> None:
     wheel, sdist = tmp_path / "changed.whl", tmp_path / "changed.tar.gz"
     with zipfile.ZipFile(built.archives.wheel) as before, zipfile.ZipFile(wheel, "w") as after:
@@ -143,7 +143,7 @@ def test_a_missing_and_a_foreign_file_are_named(built: Built, tmp_path: Path) ->
 
 
 @needs_a_checkout
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_wheel_without_a_description_is_refused(built: Built, tmp_path: Path) -> None:
     wheel = tmp_path / built.archives.wheel.name
     with zipfile.ZipFile(built.archives.wheel) as before, zipfile.ZipFile(wheel, "w") as after:
@@ -167,7 +167,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_python_that_is_not_there_gets_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_python(f"3.{sys.version_info.minor}") == Path(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -205,7 +205,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.process
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("status", "pid", "message"),
     [

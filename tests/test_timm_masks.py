@@ -329,8 +329,8 @@ for name, args in (
 """
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_compiles_as_one_graph() -> None:
     """The Python of the tests checks shapes in signatures, which torch.compile cannot trace; hence another Python."""
     code = COMPILES.format(args=MODELS["vit"][1], swin=MODELS["swin"][1])

@@ -62,7 +62,7 @@ def report(bundle: Bundle) -> Iterator[BenchReport]:
         yield bench(bundle, runners, BenchOptions(plan=QUICK, samples=16, bound_ms=50))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_runner_at_every_batch(report: BenchReport) -> None:
     cells = {(cell.runner, cell.scenario, cell.batch) for cell in report.cells}
     scenarios = [("SingleStream", 1), ("MultiStream", 4), ("Offline", 4)]
@@ -94,7 +94,7 @@ def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:
     assert best_of(3, quick_over_slow, enough=1) < 1
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize(("off", "largest"), [(0.01, pytest.approx(0.01, rel=0.1)), (float("nan"), None)])
 def test_wrong_answers_make_a_run_invalid(
     off: float, largest: Any, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +160,7 @@ def test_two_of_three_trials_decide(trials: list[float], holds: bool) -> None:
     assert point is None or point.p99_ms == max(p99 for p99 in trials if p99 <= 50)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
 def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
@@ -172,7 +172,7 @@ def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: d
         assert sum(work.products.values()) > 4
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     works = [network_work(bundle, batch) for batch in (1, 4)]
     line = measured_roofline(works, "fp32")
@@ -199,7 +199,7 @@ def test_the_matrix_product_of_a_roofline_reads_its_own_copy_of_the_input() -> N
     np.testing.assert_allclose(product, left @ right, atol=1e-3)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
     """A stand-in for nvidia-smi prints the state of two GPUs; another program uses the second."""
     stub = tmp_path / "nvidia-smi"
@@ -221,7 +221,7 @@ def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert machine_state().gpus == ()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
 def test_a_gpu_has_its_own_roofline_or_a_reason_why_not(bundle: Bundle) -> None:
     works = [network_work(bundle, 4)]
@@ -274,7 +274,7 @@ def test_no_runner_is_much_faster_than_the_roofline(bundle: Bundle) -> None:
     assert best_of(3, largest_share, enough=1.2) < 1.2
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_path: Path) -> None:
     path = tmp_path / "bench.html"
     write_page(report.to_json(), path)
@@ -292,8 +292,8 @@ def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_
     assert set(report.reasons) <= set(shown)
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint(report: BenchReport, tmp_path: Path) -> None:
     write_page(report.to_json(), tmp_path / "bench.html")
     assert accessibility_problems(tmp_path / "bench.html") == []
@@ -379,7 +379,7 @@ def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], message
         BenchOptions(plan=plan, **{"samples": 16, **changes})
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchReport) -> None:
     assert report.skipped == ()
     with open_runners(["onnxruntime:fp16"], precise_bundle) as (runner,):
@@ -408,7 +408,7 @@ def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
             bench(bundle, [runner], BenchOptions(plan=QUICK, samples=8, data=few))
 
 
-@pytest.mark.server
+@pytest.mark.integration
 def test_bench_of_a_live_server_from_the_command_line(
     bundle: Bundle, server: Running, gmmvit: Any, tmp_path: Path
 ) -> None:

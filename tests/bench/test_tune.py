@@ -30,7 +30,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 PORTS = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert report.passed, report.failures()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_our_kernels_behind_triton_give_the_models_answers(
     precision: Precision, precise_bundle: Bundle, tmp_path: Path
@@ -122,7 +122,7 @@ def test_the_cores_are_divided_as_long_as_the_rate_rises(
     assert counts == tried
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_bound_that_nothing_holds_writes_nothing(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_bound_that_nothing_holds_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[..., CompletedProcess[str]]) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(OutputError):

@@ -111,7 +111,7 @@ def test_command_line(quiet: dict[str, bytes], source: Path, bundle: Bundle, gmm
     assert "--batch: expected 8, got 3" in refused.stderr
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_image_has_an_answer_and_other_files_are_named(bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path) -> None:
     usable = {name: data for name, data in MIXED.items() if name not in ("j.jpg", "k")}
     write_folder(tmp_path / "mixed", usable | OTHERS)
@@ -142,8 +142,8 @@ def test_parts_of_a_job_are_the_whole(
     assert shards_in(tmp_path / "to") == quiet
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     moments = np.random.default_rng(24)
     folder = tmp_path / "to"
@@ -167,8 +167,8 @@ def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle:
     assert not list((folder / JOB_FOLDER).glob(".*"))
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_two_runs_of_which_one_is_killed(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     """Both work on the same folder. A parent is killed alone: its worker must end, and the other run must finish."""
     folder = tmp_path / "to"
@@ -198,8 +198,8 @@ def test_a_worker_that_is_killed_is_reported(source: Path, bundle: Bundle, tmp_p
     assert killed
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -225,7 +225,7 @@ def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_two_ray_workers(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ray is not tested")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)

@@ -312,7 +312,7 @@ class TestStorages:
         assert read == [8]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_option_of_the_command_line(
     state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path, gmmvit: Any
 ) -> None:

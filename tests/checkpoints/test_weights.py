@@ -48,7 +48,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
     return path
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_export_from_a_bundles_weights_gives_the_same_network(
     tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
@@ -130,7 +130,7 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
         model_from_bundle(broken.manifest, broken.weights_path)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
     bundle: Bundle, tmp_path: Path, gmmvit: Any
 ) -> None:

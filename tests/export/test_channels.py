@@ -36,7 +36,7 @@ from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.parity.faults import rebuilt
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 LABELS = tuple("abcde")
@@ -146,7 +146,7 @@ def test_files_of_any_mode_are_classified(mode: str, small: Bundle, tmp_path: Pa
     assert answer.predictions[0].label == LABELS[int(expected.argmax())]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
     data = DATASETS["mnist"]
     bundle = exported(tmp_path, 1, mean=data.mean, std=data.std)
@@ -159,7 +159,7 @@ def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
         assert "mean and std of MNIST's training images" in failed[name][-1]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     checkpoint = saved_checkpoint(tmp_path / "grey.pth", replace(SPEC, channels=1, classes=10))
     assert "type --set channels=1, which fits the file" in gmmvit("inspect", checkpoint).stderr
@@ -213,7 +213,7 @@ def test_other_families_take_other_channels(spec: ModelSpec, tmp_path: Path) -> 
     assert load_checkpoint(checkpoint, hints_of(spec)).spec == spec
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_swin_exports_other_channels(tmp_path: Path) -> None:
     spec = OTHER_FAMILIES[0]
     checkpoint = saved_checkpoint(tmp_path / "model.pth", spec)

@@ -25,7 +25,7 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import golden
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 SMALL = ViTSpec(
     image_size=8,
     patch_size=4,
@@ -48,7 +48,7 @@ def exported(model: Model) -> onnx.ModelProto:
     return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["swin_gmm", "cait_gmm", "t2t_gmm"])
 def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rules that raise, every family still exports, and every node states its role."""

@@ -27,7 +27,7 @@ from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner, op
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 CPU = "model.int8.cpu.onnx"
 TO_TYPE = "--precision int8 --calibration IMAGES --force"
 

@@ -25,7 +25,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, GOLDEN, cifar_options
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ def test_a_damaged_file_of_weights_is_refused(change, large: Bundle, tmp_path: P
         open_bundle(tmp_path)
 
 
-@pytest.mark.server
-@pytest.mark.rest
+@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
 def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path) -> None:
     options = RepositoryOptions(runtime=runtime, threads=1)  # type: ignore[arg-type]

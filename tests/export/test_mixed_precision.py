@@ -121,7 +121,7 @@ def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer
     assert any(f"expected the node QuantizeLinear {forgotten}/" in why for why in calibration["reasons"])
 
 
-@pytest.mark.engine
+@pytest.mark.integration
 def test_tensorrt_takes_the_products_in_their_types(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     path = converted[0].path
     words = ("--precision", "int8", "--compute-capability", "8.9", "--require-fused", "--require-precision")
@@ -141,7 +141,7 @@ def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, A
     assert named == {key: calibration[key] for key in ("images", "sha256", "recipe", "gate")}
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_gate_that_only_float32_holds_writes_nothing(
     converted: tuple[Bundle, Answer], calibration_images: Path
 ) -> None:

@@ -35,7 +35,7 @@ from tests.conftest import golden
 from tests.parity.faults import with_graph
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 LIMITS = {"logits": 1e-5}
 PROVEN = ("onnxruntime", "openvino", "openvino+kernels")
@@ -76,7 +76,7 @@ def exporting(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "onnx_from_model", broken)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damaged after the masks were compared bit for bit: what is left is the run of the file."""
     prove = module.prove_folded
@@ -92,7 +92,7 @@ def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @needs_kernel
 def test_a_fault_that_our_kernels_would_hide_ends_the_export(
     tensor_bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -192,7 +192,7 @@ def test_a_program_that_cannot_be_had_is_not_a_wrong_one(error: Exception, part:
     assert str(error) in getattr(proven, part)["other"]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +205,7 @@ def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
     assert open_bundle(made.path).manifest == made.manifest
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*given: Any, **options: Any) -> Any:
         raise MissingDependencyError("onnxruntime", extra="cpu")
@@ -232,7 +232,7 @@ def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bu
         assert largest <= proof["largest_abs"] <= proof["limit"]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("raises", [True, False], ids=["cannot run", "wrong logits"])
 def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundle is written, nothing takes OpenVINO by itself, and OpenVINO gives no answer to whom names it."""

@@ -51,7 +51,7 @@ def test_a_precision_is_recorded_whole(precision: str, precise_bundle: Bundle) -
     assert {attention.mask for attention in attentions_of(proto.graph)} == set(record.constants.values())
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_same_bundle_gives_the_same_bytes(copied: Bundle, precise_bundle: Bundle, calibration_images: Path) -> None:
     for precision in ("fp16", "int8"):
         data = open_images(copied, str(calibration_images), limit=64) if precision == "int8" else None
@@ -59,7 +59,7 @@ def test_the_same_bundle_gives_the_same_bytes(copied: Bundle, precise_bundle: Bu
         assert made.sha256 == open_variant(precise_bundle, precision).sha256
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_recipe_of_a_copy_gives_the_same_int8_graphs_without_a_search(
     copied: Bundle, precise_bundle: Bundle, calibration_images: Path
 ) -> None:
@@ -80,7 +80,7 @@ def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
     assert sorted(path.name for path in copied.path.iterdir()) == before
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_what_exists_is_kept(copied: Bundle) -> None:
     first = variant_from_bundle(copied, "fp16")
     with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists"):
@@ -88,7 +88,7 @@ def test_what_exists_is_kept(copied: Bundle) -> None:
     assert variant_from_bundle(copied, "fp16", padded=False, force=True).sha256 == first.sha256  # head dim 16 is good
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_heads_are_padded_by_default(tensor_bundles: dict[str, Bundle]) -> None:
     widths = []
     for padded in (True, False):
@@ -145,7 +145,7 @@ def test_calibration_belongs_to_the_quantised_precisions(copied: Bundle, calibra
         variant_from_bundle(copied, "fp16", calibration=open_images(copied, str(calibration_images), limit=4))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(path.name for path in copied.path.iterdir())
     monkeypatch.setattr(module, "emulated_outputs", lambda *_, **__: (np.full((8, 10), np.nan, np.float32),))
@@ -154,7 +154,7 @@ def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch:
     assert sorted(path.name for path in copied.path.iterdir()) == before
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_record_that_cannot_be_written_leaves_no_graph(copied: Bundle) -> None:
     (copied.path / "model.fp16.json").mkdir()  # where the record would go
     before = sorted(path.name for path in copied.path.iterdir())

@@ -59,7 +59,7 @@ def types_of(proto: onnx.ModelProto) -> dict[str, int]:
     return types | {value.name: value.data_type for value in inferred.initializer}
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: onnx.ModelProto) -> None:
     cast = cast_graph(graph, precision)

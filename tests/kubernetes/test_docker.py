@@ -23,7 +23,7 @@ from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import COMPILERS, hadolint, linked_environment
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.integration
 ABSENT = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino_telemetry", "safetensors", "yaml", "timm")
 KEY = "key-of-the-slim-image-0123456789"
 MOST_MIB = 500
@@ -68,7 +68,7 @@ def mapped_below(pid: int) -> str:
 
 
 @needs_haproxy
-@pytest.mark.server
+@pytest.mark.integration
 def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
     python = linked_environment(tmp_path / "venv", [package.name for package in image_packages("openvino")])
     path = path_of_the_image(python.parent, tmp_path / "programs")

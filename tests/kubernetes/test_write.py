@@ -45,7 +45,7 @@ def test_the_objects_beside_those_of_kserve_are_valid_and_fit_its_pods(bundle: B
 
 
 @pytest.mark.first(1)
-@pytest.mark.process
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH, whose kustomize builds the folders")
 @pytest.mark.parametrize("style", ["deployment", "kserve"])
 @pytest.mark.parametrize("tuned", [True, False])
@@ -201,7 +201,7 @@ def test_the_warning_of_a_tag_names_the_image(name: str, tag: str) -> None:
     assert warning.startswith(f"--image {name + tag}: a tag can change; name the digest, {name}@sha256:…,")
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_the_command(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
     out = tmp_path / "kubernetes"
     answer = gmmvit("manifests", bundle.path, "-o", out, "--image", "host:5000/server:1", "--model-uri", OCI)

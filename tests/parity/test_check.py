@@ -100,7 +100,7 @@ def test_a_report_satisfies_its_schema(report: ParityReport) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp_path: Path) -> None:
     write_page(report, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -124,8 +124,8 @@ def test_the_page_shows_everything_and_fetches_nothing(report: ParityReport, tmp
             assert (check.summary in fold.text) == (check.verdict == "skipped")
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint(report: ParityReport, tmp_path: Path) -> None:
     write_page(report, tmp_path / "report.html")
     assert accessibility_problems(tmp_path / "report.html") == []
@@ -201,7 +201,7 @@ def test_every_profile_is_tried(bundle: Bundle) -> None:
     assert report.runners[0].check("batch invariance").details["batches"] == [1, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_random_inputs_differ_and_repeat(bundle: Bundle, tensor_bundles: dict[str, Bundle]) -> None:
     for each_bundle in (bundle, tensor_bundles["vit_gmm_img64"]):
         inputs = fresh_inputs(each_bundle, 4)

@@ -43,7 +43,7 @@ from tests.parity.faults import Altered
 from tests.planted.quantised import FAULTS, Constants, Fault
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 CPU = "model.int8.cpu.onnx"
 
 
@@ -160,7 +160,7 @@ def test_planted_faults_are_named_without_images(what: str, precise_bundle: Bund
     assert any(reason.startswith("quantisation: ") and named in reason for reason in check.reasons), check.reasons
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_planted_faults_of_graphs_for_gpus_are_named(
     precision: Precision, precise_bundle: Bundle, tmp_path: Path

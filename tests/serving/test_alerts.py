@@ -154,7 +154,7 @@ def promtool(*arguments: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_the_documented_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = PAGES / "operate.md"
     (block,) = (block for block in blocks(page, page.read_text(encoding="utf-8")) if block.language == "yaml")
@@ -166,8 +166,8 @@ def test_the_documented_configuration_is_valid(tmp_path: Path, monkeypatch: pyte
     assert f"{len(NAMES)} rules found" in promtool("check", "config", "prometheus.yml")
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_each_alert_fires_and_stays_silent(tmp_path: Path) -> None:
     tests = [
         {

@@ -18,7 +18,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])

@@ -197,7 +197,7 @@ class TestHAProxy:
         assert (check().works, check().fix) == (False, "apt-get install haproxy")
         assert "there is no haproxy on PATH" in check().detail
 
-    @pytest.mark.process
+    @pytest.mark.integration
     @pytest.mark.parametrize(
         ("version", "message"), [("2.2.9", r"2\.6 or newer, got 2\.2\.9"), ("x", "is not HAProxy: ")]
     )
@@ -227,7 +227,7 @@ class TestConfig:
         ],
         ids=["default", "json", "no queue", "threads", "front", "admin", "no inference", "syslog", "sockets"],
     )
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_haproxy_takes_it(self, changes: dict[str, Any], tmp_path: Path) -> None:
         check_config(require_haproxy(), write_files(tmp_path, options(**changes), {HASH: "web"}, ""))
 
@@ -236,7 +236,7 @@ class TestConfig:
 
 
 class TestModels:
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_of_a_bundle(self, bundle: Bundle) -> None:
         models = read_models(bundle.path)
         assert models.names == ("gmmvit", "gmmvit_classify", "gmmvit_labels", "gmmvit_network", "gmmvit_preprocess")
@@ -265,7 +265,7 @@ class TestModels:
         with pytest.raises(RepositoryError, match="the configuration of the model cannot be read"):
             read_models(tmp_path)
 
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_a_check_that_fits_both_bundles_is_used_while_both_are_served(
         self, bundle: Bundle, tensor_bundle: Bundle
     ) -> None:
@@ -275,7 +275,7 @@ class TestModels:
         assert both.models == tuple(sorted({*pixels.names, *tensor.names}))
         assert both.health.infers == (pixels.health == tensor.health)
 
-    @pytest.mark.export
+    @pytest.mark.integration
     @pytest.mark.parametrize("backend", ["python", "onnxruntime"])
     def test_no_configuration_has_a_queue_policy(self, backend: Any, bundle: Bundle) -> None:
         """A queue policy makes Triton 2.51 wait for its timer of 500 ms, so requests wait in the gateway instead."""
@@ -285,7 +285,7 @@ class TestModels:
 
 
 class TestCertificate:
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_certificate_and_key_of_each_other(self, tmp_path: Path) -> None:
         cert, key = certificate(tmp_path)
         (tmp_path / "other").mkdir()
@@ -315,8 +315,7 @@ class TestCertificate:
 
 
 class TestOwnGateway:
-    @pytest.mark.export
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_the_folder_is_complete_and_checked(self, bundle: Bundle, tmp_path: Path) -> None:
         require_haproxy()
         cert, key = certificate(tmp_path)
@@ -334,8 +333,7 @@ class TestOwnGateway:
         assert (out / "bundles.map").read_text() == f"triton {bundle.sha256}\n"
         assert KEY not in (out / "keys.map").read_text()
 
-    @pytest.mark.export
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_haproxy_starts_with_several_threads_from_another_folder(self, bundle: Bundle, tmp_path: Path) -> None:
         """`haproxy -c` is not enough: it does not load the Lua programs for the other threads."""
         require_haproxy()
@@ -363,7 +361,7 @@ class TestOwnGateway:
             process.kill()
             process.communicate()
 
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_without_haproxy_it_is_written_but_not_checked(
         self, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

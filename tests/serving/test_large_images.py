@@ -36,7 +36,7 @@ from tests.serving.conftest import flat_png
 from tests.serving.processes import kinds_of, processes_naming
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 
 def waits(event: threading.Event) -> Callable[[Decoder], None]:
@@ -56,7 +56,7 @@ class TestThreads:
         assert order[-1] == "many 2"
 
 
-@pytest.mark.process
+@pytest.mark.integration
 class TestDecoder:
     @pytest.fixture
     def decoder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
@@ -201,7 +201,7 @@ def refusal_of(server: TritonServer, image: bytes) -> InferenceServerException |
     raise AssertionError("an image without pixels was decoded")
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_the_configuration_states_the_budget(bundle: Bundle, tmp_path: Path) -> None:
     repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=5_000_000))
     for model in ("gmmvit", "gmmvit_preprocess"):
@@ -222,7 +222,7 @@ def test_a_decoder_for_each_core(limited_server: TritonServer) -> None:
     assert len(processes_naming(scripts)) == min(cores, count)
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_a_budget_below_the_input_of_the_network_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected at least 1024, the pixels of an input of the network, got 1023"):
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=1023))

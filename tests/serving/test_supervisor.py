@@ -31,7 +31,7 @@ from tests.serving.processes import processes_naming
 from tests.serving.stand_in import MODEL, write_stand_in
 from tests.waiting import best_of, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 LONG = "GMMVIT_LONG_TESTS"
 """With this environment variable, the overload lasts a minute."""
 WITHIN_S = 10.0

@@ -158,7 +158,7 @@ def losses(recipe: Recipe) -> list[float]:
     return [record.loss for record in Trainer(network, few(IMAGE, 8), recipe, seed=0).run() if isinstance(record, Step)]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_part_of_the_recipe_changes_the_losses() -> None:
     paper = replace(recipe_from("paper", "cifar10"), epochs=2, batch=4, mixing=0.9, erasing=0.9, drop_path=0.4)
     expected = losses(paper)
@@ -182,7 +182,7 @@ def test_label_smoothing_is_that_of_pytorch() -> None:
     assert step.loss == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_masks_decay_as_in_the_released_code_or_not_at_all() -> None:
     spec = spec_of_timm("test_vit", {"patch_size": 4}, classes=2, image_size=8, channels=1, mask="gmm")
     for decays, expected in ((True, False), (False, True)):

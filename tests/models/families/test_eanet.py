@@ -170,7 +170,7 @@ def smallest_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return bundle_from_checkpoint(case.path, tmp_path_factory.mktemp("eanet") / "bundle", options, hints=case.hints)
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle: Bundle) -> None:
     proto = onnx.load(smallest_bundle.onnx_path)
     names = attention_names(loaded(SMALLEST).model)
@@ -195,7 +195,7 @@ def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle
 
 
 @pytest.mark.first(1)
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precision) -> None:
     """Weights that underflow to 0 in every slot of most tokens; without the 1e-9 they would be 0/0.  bf16 has the nodes

@@ -172,8 +172,8 @@ def test_no_cast_stands_between_the_image_and_the_norm_of_the_patches(
 # ---- the batch of Swin ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_a_graph_that_takes_pixels_pads_after_the_normalisation(tmp_path: Path) -> None:
     """Black pixels are not zeros after the normalisation, so that zeros around black pixels show the order."""
     bundle = bundle_from_checkpoint(golden("sl_vit").path, tmp_path / "bundle", cifar_options())

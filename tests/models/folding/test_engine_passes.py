@@ -24,6 +24,7 @@ from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import EXPORTED, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.golden_files import each_export
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs
 
 SHARED_SWIN = SwinSpec(
@@ -45,8 +46,7 @@ def folded(name: str) -> FoldedModel:
     return fold(load_checkpoint(case.path, case.hints).model)
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", each_export(EXPORTED))
 def test_logits_stay_the_same(name: str) -> None:
     plain = folded(name)
     images = torch.from_numpy(golden(name).inputs)

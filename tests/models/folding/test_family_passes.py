@@ -107,8 +107,8 @@ def test_passes_of_a_family_change_no_other_family() -> None:
     assert isinstance(next(attention_scores(fold(trained("swin_gmm")).model))[1].before.bias, Constant)
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_the_graph_has_less_to_compute() -> None:
     model = trained("vit_gmm")
     narrowed = fold(model).model

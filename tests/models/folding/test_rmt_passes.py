@@ -157,8 +157,8 @@ def test_decays_that_differ_stay_apart() -> None:
     assert fold(model).passes["share_decays"] == (SHARED[0], WHOLE[2])
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_the_graph_holds_the_decays_of_a_stage_once_and_the_runners_are_right(tmp_path: Path) -> None:
     model, weights = deeper(), tmp_path / "weights.safetensors"
     weights.write_bytes(bytes_from_model(model))

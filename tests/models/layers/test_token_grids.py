@@ -74,7 +74,7 @@ def test_windows_and_whole_feature_maps(name: str, model_args: dict, shape: tupl
     assert grids(network(name, **model_args), *shape) == {(*place, (1, 1)) for place in expected}
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_grid_attention_of_maxvit_states_the_distance_of_its_tokens() -> None:
     model = network("maxvit_rmlp_pico_rw_256", depths=(1, 1), embed_dim=(32, 64))
     units = {place.module: place.unit for place in placements(model, (3, 256, 256))}
@@ -134,7 +134,7 @@ def test_multihead_attention_of_pytorch_is_refused() -> None:
         placements(nn.Sequential(nn.Flatten(2), layer), (3, 4, 8))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "pooling"), [("test_vit3", "attn_pool"), ("crossvit_tiny_240", "blocks.0.fusion.0.attn")]
 )

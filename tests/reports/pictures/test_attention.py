@@ -243,8 +243,8 @@ def test_reports(name: str, tmp_path: Path) -> None:
         write_attention_report(model, pixels, attention, tmp_path / "a.jpg", **names)
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint_about_a_report(tmp_path: Path) -> None:
     model, image = loaded("swin_gmm")
     path = tmp_path / "attention.html"
@@ -256,7 +256,7 @@ def test_an_accessibility_checker_has_no_complaint_about_a_report(tmp_path: Path
 # The command
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_inspect_with_an_image(bundle: Bundle, tmp_path: Path) -> None:
     image = first_image(bundle, tmp_path)
     answer = gmmvit_here("inspect", bundle.path, "--image", image, "--json", "--report", tmp_path / "attention.html")
@@ -282,7 +282,7 @@ def test_inspect_with_an_image(bundle: Bundle, tmp_path: Path) -> None:
     assert "rollout: of the mean of the 64 patches" in text
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_images_and_bundles_that_cannot_be_used(
     bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:

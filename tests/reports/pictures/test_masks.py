@@ -184,8 +184,8 @@ def test_the_page_names_the_options_that_determine_the_model(name: str, expected
         assert where in text
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
     write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / "masks.html")
     assert accessibility_problems(tmp_path / "masks.html") == []

@@ -78,7 +78,7 @@ def test_every_attention_of_every_family_is_one_kernel(
     assert card.unfolded == ()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("preset", ["vit_d15", "vit_d60"])
 def test_the_deep_models_of_the_paper(preset: str, rtx: Flavor, tmp_path: Path) -> None:
     """Head dims 12 and 6 are padded to 16; unpadded, 12 would need copies and 6 would not fuse.
@@ -169,7 +169,7 @@ def test_several_targets_and_profiles_are_each_proven(precise_bundle: Bundle, rt
 class TestRequired:
     """Builds that miss a requirement fail, and leave no files."""
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_an_unfolded_export(self, rtx: Flavor, tmp_path: Path) -> None:
         case = golden("vit_gmm")
         graph = unfolded_half(load_checkpoint(case.path).model, tmp_path / "m.onnx")
@@ -185,7 +185,7 @@ class TestRequired:
         wrong, right = (np.abs(emulated_logits(g, case.inputs, name="x") - case.logits).max() for g in (graph, folded))
         assert wrong > 20 * right
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_an_unfolded_graph_in_a_bundle(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         variant = open_variant(precise_bundle, "fp16")
         unfolded_half(load_checkpoint(golden("vit_gmm").path).model, tmp_path / "m.onnx")
@@ -199,7 +199,7 @@ class TestRequired:
             engine_from_bundle(precise_bundle, variant, strict(precision="fp32"), rtx, out=tmp_path / "e")
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_head_mixing_between_masks_and_softmax(
         self, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path
     ) -> None:
@@ -212,7 +212,7 @@ class TestRequired:
         with pytest.raises(EngineError, match="its heads are mixed around softmax, and each head has its own mask"):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "f")
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_heads_left_unpadded(self, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path) -> None:
         proto = prepared_graph(tensor_bundles["pit_gmm"], "fp16", padded=False).proto
         graph = saved(proto, tmp_path / "m.onnx")
@@ -221,7 +221,7 @@ class TestRequired:
         ):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e")
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_int8_that_was_not_reached(self, rtx: Flavor, tmp_path: Path) -> None:
         """With Q/DQ around the stacked projection the builder dequantises it and computes in half precision."""
         model = fold_for_engines(fold(load_checkpoint(golden("vit_gmm").path).model)).model

@@ -79,8 +79,8 @@ def test_what_stands_against_an_engine(change: dict[str, Any], outcome: str, lin
     assert changes[0] == line
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint(engine: Engine, tmp_path: Path) -> None:
     write_page(engine, tmp_path / "engine.html")
     assert accessibility_problems(tmp_path / "engine.html") == []

@@ -77,10 +77,10 @@ def test_the_fused_graph_gives_the_same_answers(
         open_runner("openvino+kernels", bundle)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @needs_kernel
 @pytest.mark.parametrize("kind", ["gmm", "plain"])
-@pytest.mark.export
+@pytest.mark.integration
 def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
     path = swin_graph(tmp_path, kind)
     ours = OpenVinoProgram(str(path), hint="f32", kernels=_KERNELS)

@@ -173,8 +173,8 @@ def real_group() -> Iterator[Path]:
         group.rmdir()
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_quota_of_a_real_group(real_group: Path) -> None:
     """A process in a group with a quota of one core uses a single thread, in every library."""
     code = """

@@ -113,7 +113,7 @@ def test_extras_that_go_with_either_package_install_neither() -> None:
     assert all(len(names) < 2 for names in installed.values())
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_files_that_another_distribution_removed(tmp_path: Path) -> None:
     """Uninstalling one distribution leaves an empty package of the other, which Python imports as a namespace."""
     (tmp_path / "onnxruntime").mkdir()

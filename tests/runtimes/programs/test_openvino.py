@@ -75,7 +75,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
     assert difference > 1e-4  # bf16 rounds; a silent float32 would not differ
 
 
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "spec",
     [
@@ -151,7 +151,7 @@ def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: 
         np.testing.assert_allclose(program.run(inputs[:rows]), expected[:rows], atol=1e-5)
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_threads_may_call_openvino_once_a_program_is_open(bundle: Bundle) -> None:
     code = (
         "import sys, threading, openvino\n"
@@ -227,7 +227,7 @@ def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> Non
             pass
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles["vit_gmm"]
     case = golden("vit_gmm")

@@ -31,7 +31,7 @@ from tests.haproxy import SmallGateway, held, needs_haproxy, small_gateway
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 
-pytestmark = [needs_haproxy, pytest.mark.server]
+pytestmark = [needs_haproxy, pytest.mark.integration]
 PROTOCOLS = ("http", "grpc")
 MOST_BYTES = 8000
 """Of the narrow gateway: two golden images, but not eight."""

@@ -45,7 +45,7 @@ def test_a_wrong_program_gives_no_answer(precision: str, precise_bundle: Bundle,
         monkeypatch.undo()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_parity_judges_a_wrong_program(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenVinoRunner, "_run", fault(alone=False))
     with open_runner("openvino", bundle) as runner:
