@@ -70,14 +70,6 @@ class TestAnswers:
         assert len({guess["index"] for guess in predictions}) == 3
         assert 1 >= predictions[0]["probability"] >= predictions[1]["probability"] >= predictions[2]["probability"] > 0
 
-    def test_a_form_gets_the_labels_of_each_image(self, front: FrontProcess, images: Path) -> None:
-        form = curl("-F", "a=@0.jpg", "-F", "b=@1.jpg", f"{front.classify_url}?top=1", folder=images)
-        alone = [curl("--data-binary", f"@{n}.jpg", f"{front.classify_url}?top=1", folder=images) for n in (0, 1)]
-        assert form[0] == 200
-        assert [row[0]["index"] for row in form[1]["predictions"]] == [
-            answer["predictions"][0][0]["index"] for _, answer in alone
-        ]
-
     @pytest.mark.parametrize(
         ("arguments", "status", "reason"),
         [
