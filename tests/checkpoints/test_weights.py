@@ -24,7 +24,6 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.shapes import asked_image
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import golden
 
@@ -202,29 +201,6 @@ T2T = T2TSpec(
     token_mlp_dim=8,
     mask=MaskSpec(),
 )
-
-
-class TestAskedImage:
-    """For sources whose tensors determine neither the side nor the channels."""
-
-    def test_is_taken_from_the_hints(self) -> None:
-        assert asked_image("mnist.pt", LoadHints(image_size=28, channels=1)) == (28, 1)
-
-    @pytest.mark.parametrize(
-        ("hints", "message", "hint"),
-        [
-            ({}, "the size and the channels", "type --image-size N and --set channels=N"),
-            ({"channels": 1}, "shows the size of the images", "type --image-size N with"),
-            ({"image_size": 28}, "shows the channels of the images", "type --set channels=N with"),
-        ],
-        ids=["neither", "no side", "no channels"],
-    )
-    def test_is_asked_for(self, hints: dict[str, int], message: str, hint: str) -> None:
-        with pytest.raises(CheckpointError, match=message) as caught:
-            asked_image("mnist.pt", LoadHints(**hints))
-        assert "mnist.pt" in str(caught.value)
-        assert hint in caught.value.hint
-        assert "--image-size 28 --set channels=1" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,6 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
         np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=case.atol)
 
 
-@pytest.mark.parametrize("name", each_export(EXPORTED))
-def test_eager_is_rebuilt_from_the_bundle_alone(name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    moved = tmp_path / "moved"
-    shutil.copytree(tensor_bundles[name].path, moved)
-    case = golden(name)
-    with EagerRunner(open_bundle(moved)) as runner:
-        np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
-
-
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", [name for name in RELEASED if "plain" not in name])
 def test_mask_hashes_are_those_of_the_trained_module_and_the_graph(
@@ -131,11 +122,6 @@ class TestOptions:
         with pytest.raises(InputError, match="needs the mean and the std"):
             ExportOptions(**options).completed(KnownImages())
 
-    def test_tensor_needs_nothing(self, tensor_bundles: dict[str, Bundle]) -> None:
-        manifest = tensor_bundles["vit_gmm"].manifest
-        assert manifest.image.normalisation is None
-        assert manifest.labels == tuple("0123456789")
-
     @pytest.mark.parametrize(
         ("labels", "message"),
         [
@@ -165,10 +151,6 @@ class TestOptions:
         given = bundle.manifest.label_set.probabilities(logits)
         np.testing.assert_allclose(given, 1 / (1 + np.exp(-logits.astype(np.float64))), atol=1e-12)
         assert bundle.manifest.labels == ("n01440764: defect",)
-
-    def test_max_batch_below_one(self) -> None:
-        with pytest.raises(InputError, match="at least 1"):
-            cifar_options(max_batch=0)
 
     @pytest.mark.nightly
     @pytest.mark.integration

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from PIL import Image
@@ -101,29 +100,6 @@ def logits_of_files(bundle: Bundle, files: list[Path]) -> np.ndarray:
         tensors.append(((pixels.to(torch.float32) / 255 - mean) / std).permute(2, 0, 1))
     with EagerRunner(bundle) as eager, torch.inference_mode():
         return eager.model(torch.stack(tensors)).numpy()
-
-
-@pytest.mark.first(1)
-def test_bundle_states_the_form_of_its_images(small: Bundle) -> None:
-    channels = small.manifest.spec.channels
-    assert small.input_shape == (20, 20, channels)
-    assert small.manifest.image.mean == MEAN[:channels]
-    golden = small.golden_set()
-    assert golden.inputs.shape[1:] == golden.image_pixels.shape[1:] == (20, 20, channels)
-    assert golden.tensors.shape[1:] == (channels, 20, 20)
-    (graph_input,) = onnx.load(small.onnx_path).graph.input
-    dims = [dim.dim_value or dim.dim_param for dim in graph_input.type.tensor_type.shape.dim]
-    assert (graph_input.name, dims) == ("pixels", ["batch", 20, 20, channels])
-
-
-@pytest.mark.first(1)
-def test_runners_agree(small: Bundle) -> None:
-    inputs, logits = small.golden()
-    with EagerRunner(small) as eager, OnnxRuntimeRunner(small) as onnxruntime:
-        np.testing.assert_array_equal(eager.run(inputs), logits)
-        np.testing.assert_allclose(onnxruntime.run(inputs), logits, rtol=0, atol=1e-5)
-        with pytest.raises(InputError, match="expected a batch of"):
-            onnxruntime.run(np.zeros((1, 20, 20, 3), np.uint8))
 
 
 def test_parity_passes(small: Bundle) -> None:

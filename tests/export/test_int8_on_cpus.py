@@ -123,24 +123,6 @@ def test_a_repository_has_the_graph_of_its_device(
     assert graph.read_bytes() == (precise_bundle.path / file).read_bytes()
 
 
-def as_an_earlier_version(bundle: Bundle) -> None:
-    path = bundle.path / "model.int8.json"
-    data = json.loads(path.read_text())
-    del data["cpu"]
-    path.write_text(json.dumps(data))
-    (bundle.path / CPU).unlink()
-
-
-def test_a_bundle_of_an_earlier_version_still_runs(copied: Bundle) -> None:
-    as_an_earlier_version(copied)
-    variant = open_variant(copied, "int8", for_cpu=True)
-    assert (variant.path.name, variant.for_cpu) == (GPU, False)
-    assert recorded_errors(copied, "int8", for_cpu=True) == recorded_errors(copied, "int8", for_cpu=False)
-    checks = {check.name: check for check in examine_bundle(copied, None)}
-    assert checks[GPU].works
-    assert f"CPUs run {GPU}, slowly; type gmmvit convert {copied.path} --precision int8" in checks[CPU].detail
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -10,17 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.gates import Gate
-from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.quantize import projections_of
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.cli.terminal import Answer, gmmvit_here, refused
 
 DB = "53"
@@ -128,17 +123,6 @@ def test_tensorrt_takes_the_products_in_their_types(converted: tuple[Bundle, Ans
     answer = gmmvit_here("build", path, *words, "-o", tmp_path / "engine", "--json")
     assert answer.status == 0, answer.err
     assert json.loads(answer.out)["card"]["misses"] == []
-
-
-def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
-    bundle, _ = converted
-    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(precision="int8", runtime="openvino"))
-    text = (tmp_path / "r" / "gmmvit_network" / "config.pbtxt").read_text()
-    parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
-    assert parameters["gmmvit_record_sha256"].string_value == sha256_of_file(bundle.path / "model.int8.json")
-    named = json.loads(parameters["gmmvit_calibration"].string_value)
-    calibration = record_of(bundle)["cpu"]["calibration"]
-    assert named == {key: calibration[key] for key in ("images", "sha256", "recipe", "gate")}
 
 
 @pytest.mark.nightly

@@ -12,7 +12,6 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError, OutputError
 from gmmvit_deploy.export import variants as module
-from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
 from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.roles import attentions_of
@@ -78,25 +77,6 @@ def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
     assert variant.path == copied.onnx_path
     assert variant.record is None
     assert sorted(path.name for path in copied.path.iterdir()) == before
-
-
-@pytest.mark.nightly
-def test_what_exists_is_kept(copied: Bundle) -> None:
-    first = variant_from_bundle(copied, "fp16")
-    with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists"):
-        variant_from_bundle(copied, "fp16")
-    assert variant_from_bundle(copied, "fp16", padded=False, force=True).sha256 == first.sha256  # head dim 16 is good
-
-
-@pytest.mark.nightly
-def test_heads_are_padded_by_default(tensor_bundles: dict[str, Bundle]) -> None:
-    widths = []
-    for padded in (True, False):
-        prepared = prepared_graph(tensor_bundles["pit_plain"], "fp16", padded=padded)
-        shapes = {tensor.name: tuple(tensor.dims) for tensor in prepared.proto.graph.initializer}
-        first = next(node for node in prepared.proto.graph.node if node.name == "stages.0.0.attention.qkv/MatMul")
-        widths.append(shapes[first.input[1]])
-    assert widths == [(24, 3 * 2 * 16), (24, 3 * 2 * 12)]
 
 
 @pytest.mark.parametrize(
