@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -245,11 +244,6 @@ class TestRequired:
         card = engine_from_onnx(graph, ADA, rtx, out=tmp_path / "e").card
         assert "Erf has no role" in card.unjudged
 
-    def test_a_graph_in_another_precision(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-        graph = precise_bundle.path / "model.fp16.onnx"
-        with pytest.raises(EngineError, match=r"runs in fp16 on 8\.9, profile 0; expected bf16"):
-            engine_from_onnx(graph, strict(precision="bf16"), rtx, out=tmp_path / "e")
-
 
 def prepared_fp16(name: str) -> onnx.ModelProto:
     case = golden(name)
@@ -331,21 +325,6 @@ class TestRefused:
         assert not (tmp_path / "out").exists()
 
 
-def test_progress_is_the_builders_own(precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int | None]] = []
-    engine_from_bundle(
-        precise_bundle,
-        open_variant(precise_bundle, "fp16"),
-        ADA,
-        rtx,
-        out=tmp_path / "e",
-        on_progress=lambda event: seen.append((event.step, event.done, event.total)),
-    )
-    assert ("Building engine", 0, 6) in seen
-    assert seen[-1][1:] == (6, 6)
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-
-
 @pytest.mark.first(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_the_builder_and_leaves_nothing(
@@ -391,38 +370,6 @@ def _is_to_end(pid: int) -> bool:
         return True
     status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return status["State"].startswith(("Z", "X")) or bool(int(status["ShdPnd"], 16) >> signal.SIGTERM - 1 & 1)
-
-
-def run_builder(bundle: Bundle, folder: Path, **changes: object) -> subprocess.Popen[str]:
-    """Start the builder program alone, with a request that has not been checked against a flavor."""
-    request = {
-        **ADA.flags(),
-        "flavor": "tensorrt-rtx",
-        "onnx": str(bundle.path / "model.fp16.onnx"),
-        "capabilities": ["8.9"],
-        "profiles": [(1, 4, 8)],
-        "tensor": "pixels",
-        "shape": [32, 32, 3],
-        "timing_cache_out": str(folder / "timing.cache"),
-        **changes,
-    }
-    (folder / "request.json").write_text(json.dumps(request))
-    command = [sys.executable, str(builder._HERE / "_build.py"), str(folder / "request.json")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, tmp_path: Path) -> None:
-    """`refuse` rejects these options for RTX; its library accepts the calls and logs that they are unsupported."""
-    options = {"timing_cache": str(tmp_path / "old.cache"), "hardware_compatible": "ampere+", "optimization_level": 1}
-    process = run_builder(precise_bundle, tmp_path, **options, workspace_mib=256, tf32=True)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert json.loads((tmp_path / "result.json").read_text())["errors"] == []
-    assert "setHardwareCompatibilityLevel() is unsupported" in (tmp_path / "build.log").read_text()
-    assert (tmp_path / "timing.cache").stat().st_size > 0
-    again = run_builder(precise_bundle, tmp_path, **{**options, "timing_cache": str(tmp_path / "timing.cache")})
-    again.communicate(timeout=60)
-    assert json.loads((tmp_path / "result.json").read_text())["errors"] == []
 
 
 def _builder_of(parent: int) -> int:

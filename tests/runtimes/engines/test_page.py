@@ -44,13 +44,6 @@ def test_the_page_shows_the_whole_card(engine: Engine, tmp_path: Path) -> None:
         write_page(engine, tmp_path / "engine.txt")
 
 
-def test_a_proven_engine(engine: Engine) -> None:
-    verdict, changes = verdict_and_changes(engine)
-    assert verdict.attributes["class"] == "verdict passed"
-    assert verdict.all("h2")[0].text == "Verdict: ✓ PROVEN"
-    assert f"gmmvit parity BUNDLE --runner tensorrt-rtx --engine {engine.path}" in changes[0]
-
-
 def test_attentions_that_are_not_a_single_kernel(engine: Engine) -> None:
     first, second, *others = engine.card.attentions
     scattered = tuple(replace(proof, fused=False, reason="a <reason>") for proof in (first, second))
