@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench import _products as products
 from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.measure import Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
-from gmmvit_deploy.bench.page import page_of, summary_of, write_page
+from gmmvit_deploy.bench.page import page_of, write_page
 from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_against
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
@@ -30,7 +29,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.models.families.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -131,22 +129,6 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
     assert reasons_against(cells, (), calm, calm) == ["onnxruntime, SingleStream: LoadGen: something: odd"]
 
 
-def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
-    assert [load.runner for load in report.loads] == ["onnxruntime", "openvino"]
-    for load in report.loads:
-        trials: dict[float, list[bool]] = {}
-        for point in load.points:
-            trials.setdefault(point.rate, []).append(point.holds)
-        assert len(trials) == 6
-        assert all(len(holds) <= 3 for holds in trials.values())
-        assert all(point.queries >= 662 for point in load.points)
-        assert all(point.holds == (point.p99_ms <= 50) for point in load.points)
-        assert load.outputs.right
-        held = [rate for rate, holds in trials.items() if 2 * sum(holds) > len(holds)]
-        assert (load.best.rate if load.best else None) == max(held, default=None)
-        assert load.best is None or (load.best in load.points and load.best.holds)
-
-
 @pytest.mark.parametrize(
     ("trials", "holds"),
     [([10.0], True), ([60.0, 70.0], False), ([60.0, 10.0, 20.0], True), ([60.0, 10.0, 70.0], False)],
@@ -190,15 +172,6 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     assert measured_roofline(works, "fp8") is None
 
 
-def test_the_matrix_product_of_a_roofline_reads_its_own_copy_of_the_input() -> None:
-    shape = (2048, 512, 64)
-    program = products._openvino("f32")(shape)
-    (product,) = program().values()  # type: ignore[union-attr]  # Program returns object
-    left = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
-    right = np.random.default_rng(0).standard_normal(shape[1:], dtype=np.float32)
-    np.testing.assert_allclose(product, left @ right, atol=1e-3)
-
-
 @pytest.mark.nightly
 def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
     """A stand-in for nvidia-smi prints the state of two GPUs; another program uses the second."""
@@ -219,18 +192,6 @@ def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "GPU 1410 MHz, 62%, 66 °C" in page_of(shown)
     stub.write_text("#!/bin/sh\necho '[N/A], [N/A], [N/A]'\n")
     assert machine_state().gpus == ()
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
-def test_a_gpu_has_its_own_roofline_or_a_reason_why_not(bundle: Bundle) -> None:
-    works = [network_work(bundle, 4)]
-    assert measured_roofline(works, "fp32", "gpu") is None
-    with Slower(bundle) as elsewhere:
-        elsewhere.delay_s, elsewhere.device = 0.0, "gpu"
-        bench_report = bench(bundle, [elsewhere], BenchOptions(plan=QUICK, samples=8, waterfall=False))
-    assert bench_report.shares() == []
-    assert "roofline in fp32 on the gpu: no supported library multiplies in this precision here" in bench_report.skipped
 
 
 @pytest.mark.alone
@@ -299,24 +260,6 @@ def test_an_accessibility_checker_has_no_complaint(report: BenchReport, tmp_path
     assert accessibility_problems(tmp_path / "bench.html") == []
 
 
-def test_the_verdict_stands_first_and_then_what_would_change_it(result: dict[str, Any]) -> None:
-    for cell in result["cells"]:
-        cell["median_ms"], cell["spread"] = 1.5, 0.125
-        cell["outputs"]["right"] = True
-    result["cells"][0]["median_ms"], result["cells"][-1]["spread"] = 1.25, 0.2
-    for ratio, low in zip(result["ratios"], (0.9, 1.1, 1.1), strict=True):
-        ratio["low"], ratio["high"] = low, 1.2
-    valid = summary_of(result)
-    assert (valid.outcome, valid.word) == ("passed", "VALID")
-    assert f"at batch 1: {result['cells'][0]['runner']}, 1.250 ms" in valid.sentence
-    assert "largest spread of rounds is 20% of their median" in valid.changes[0]
-    assert sum("are not shown to differ" in line for line in valid.changes) == 1
-    result["cells"][0]["outputs"]["right"] = False
-    invalid = summary_of(result | {"verdict": "INVALID", "reasons": ["machine busy", "answers were wrong"]})
-    assert (invalid.outcome, invalid.changes[:2]) == ("failed", ("machine busy", "answers were wrong"))
-    assert invalid.sentence == "Do not quote these numbers: the run is invalid for 2 reasons; some answers were wrong."
-
-
 @pytest.fixture
 def result(report: BenchReport) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(json.dumps(report.to_json(), allow_nan=False))
@@ -377,23 +320,6 @@ def test_results_that_cannot_be_compared(result: dict[str, Any], tmp_path: Path)
 def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         BenchOptions(plan=plan, **{"samples": 16, **changes})
-
-
-@pytest.mark.nightly
-def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchReport) -> None:
-    assert report.skipped == ()
-    with open_runners(["onnxruntime:fp16"], precise_bundle) as (runner,):
-        plan = replace(QUICK, batches=(1, 10_000), seconds=0.01)
-        quiet = BenchOptions(plan=plan, samples=10_000, waterfall=False)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gmmvit_deploy.bench.run.fresh_inputs", lambda bundle, count: fresh_inputs(bundle, 16))
-            bench_report = bench(precise_bundle, [runner], quiet)
-    assert bench_report.skipped == (
-        f"onnxruntime:fp16: batch 10000: the runner takes 1 to {runner.max_batch}",
-        "waterfall of a single image: not requested",
-        "random arrivals: no latency bound was given (--bound-ms)",
-        "roofline in fp16 on the cpu: no supported library multiplies in this precision here",
-    )
 
 
 def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:

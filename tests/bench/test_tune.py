@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -98,30 +96,6 @@ def test_our_kernels_behind_triton_give_the_models_answers(
             TritonServer(repository.path, options=PORTS).start()
 
 
-@pytest.mark.parametrize(("fastest", "tried"), [(1, [1, 2]), (2, [1, 2, 4]), (8, [1, 2, 4, 8])])
-def test_the_cores_are_divided_as_long_as_the_rate_rises(
-    fastest: int, tried: list[int], bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-
-    def trial(*arguments: Any, **_: Any) -> Any:
-        settings = arguments[3]
-        counts.append(settings.instances)
-        assert settings.threads * settings.instances == (0 if settings.instances == 1 else 8)
-        return SimpleNamespace(settings=settings, rate=100.0 - abs(settings.instances - fastest))
-
-    def raise_stop() -> None:  # after the last trial
-        raise StopIteration
-
-    monkeypatch.setattr(tuning, "_trial", trial)
-    monkeypatch.setattr(tuning, "cores", lambda: 8)
-    monkeypatch.setattr(tuning, "machine_state", dict)
-    monkeypatch.setattr(tuning, "describe_machine", raise_stop)
-    with pytest.raises(StopIteration):
-        tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=50.0))
-    assert counts == tried
-
-
 @pytest.mark.nightly
 def test_a_bound_that_nothing_holds_writes_nothing(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,13 +122,3 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
         assert answer.returncode == 1
         assert message in answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_options_of_a_runtime() -> None:
-    for options, message in (
-        ({"runtime": "openvino", "backend": "onnxruntime"}, "needs --backend python"),
-        ({"runtime": "openvino", "precision": "fp16"}, "not in fp16"),
-        ({"runtime": "tvm"}, "runtime: expected one of onnxruntime, openvino, got 'tvm'"),
-    ):
-        with pytest.raises(InputError, match=message):
-            RepositoryOptions(**options)
