@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from gmmvit_deploy.bulk._local import classify_locally
 from gmmvit_deploy.bulk._storage import JOB_FOLDER
 from gmmvit_deploy.bulk.run import REPORT, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -250,20 +249,3 @@ def test_the_source_is_damaged_in_the_middle_of_a_run(bundle: Bundle, tmp_path: 
     with pytest.raises(GmmvitError, match=r"a\.tar: the source was changed after the start of the job") as error:
         classify_source(bundle.path, str(archive), str(tmp_path / "to"), shard_images=8, workers=1, on_progress=shorten)
     assert "restore the source" in error.value.hint
-
-
-def test_workers_keep_within_the_quota_of_a_container(
-    source: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container with a limit of 3 cores sees all cores of its node."""
-    launched: list[int] = []
-
-    def launch(job: Any, shards: Any, *, workers: int, on_images: Any) -> None:
-        launched.append(workers)
-        classify_locally(job, shards, workers=1, on_images=on_images)
-
-    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.cpu_quota", lambda root: 3.7)
-    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.allowed_processors", lambda: tuple(range(64)))
-    monkeypatch.setattr("gmmvit_deploy.bulk.run.classify_locally", launch)
-    classify_source(bundle.path, str(source), str(tmp_path), runner="onnxruntime", shard_images=COUNT)
-    assert launched == [3]

@@ -14,9 +14,9 @@ from PIL import Image
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, RESAMPLING, UnusableImage
+from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, UnusableImage
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, fit_of, resize_rule_from_timm
-from gmmvit_deploy.images.spec import ImageSpec, image_from_json
+from gmmvit_deploy.images.spec import ImageSpec
 from tests.images.test_preprocess import encoded, photo
 
 pytest.importorskip("timm")
@@ -153,14 +153,6 @@ def test_an_image_that_resizing_would_make_empty_is_refused() -> None:
         spec.pixels_from_bytes(encoded(Image.new("L", (100, 1)), "PNG"))
 
 
-def test_a_description_without_crop_pct_crops_nothing() -> None:
-    """Bundles of earlier versions have no crop_pct."""
-    spec = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,), resize="stretch-bicubic")
-    data = spec.to_json()
-    assert data.pop("crop_pct") == 1.0
-    assert image_from_json(data) == spec
-
-
 @pytest.mark.parametrize("crop_pct", [0, -0.5, 1.0001, 2, float("nan"), float("inf"), "0.9", None, True])
 def test_crop_pct_outside_its_range(crop_pct: Any) -> None:
     with pytest.raises(InputError, match="image crop_pct: expected a number above 0 and at most 1, got "):
@@ -193,7 +185,3 @@ def test_the_names_of_timm() -> None:
     for name in ("nearest", "lanczos", "box", "hamming", "random"):
         with pytest.raises(InputError, match=f"timm's interpolation: expected bicubic or bilinear, got '{name}'"):
             resize_rule_from_timm("center", name)
-
-
-def test_every_rule_has_its_operations() -> None:
-    assert set(RESIZE_RULES) == set(RESAMPLING)

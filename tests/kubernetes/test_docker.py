@@ -14,10 +14,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.kubernetes import _dockerfiles
 from gmmvit_deploy.kubernetes._dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
@@ -43,14 +41,6 @@ def test_the_slim_image_states_its_size() -> None:
     assert f"{len(packages)} Python packages have {mib:.0f} MiB" in docker_files("openvino")["docker/cpu/Dockerfile"]
     assert not {package.name for package in packages} & {*ABSENT, "nvidia-cublas"}
     assert "onnxruntime" in {package.name for package in image_packages("onnxruntime")}
-
-
-def test_the_requirements_are_those_of_the_python_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """httptools, of which the images need no other package, stands for one with a backport for old versions."""
-    distribution = _dockerfiles.distribution("httptools")
-    monkeypatch.setattr(type(distribution), "requires", ['jinja2; python_version < "3.12"'])
-    for python, names in (("3.11", ["jinja2"]), ("3.13", [])):
-        assert _dockerfiles._required(distribution, Requirement("httptools"), Requirement, python) == names
 
 
 def path_of_the_image(python: Path, programs: Path) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.kubernetes.options import ManifestOptions, place, tag_warnings
+from gmmvit_deploy.kubernetes.options import ManifestOptions, place
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -192,13 +192,6 @@ def test_a_repository_with_other_settings_than_the_measurement_is_refused(bundle
 def test_wrong_options_are_refused(bundle: Bundle, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         write(bundle, tmp_path / "out", **changes)
-
-
-@pytest.mark.parametrize("name", ["server", "host:5000/server"])
-@pytest.mark.parametrize("tag", ["", ":1", "@sha256:12"])
-def test_the_warning_of_a_tag_names_the_image(name: str, tag: str) -> None:
-    (warning,) = tag_warnings({"--image": name + tag})
-    assert warning.startswith(f"--image {name + tag}: a tag can change; name the digest, {name}@sha256:…,")
 
 
 @pytest.mark.integration

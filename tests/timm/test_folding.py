@@ -49,19 +49,6 @@ def test_two_heads_become_one(name: str) -> None:
     assert fold(folded.model).passes["join_distilled_heads"] == ()
 
 
-def test_a_single_head_stays() -> None:
-    model = model_from_spec(
-        TimmSpec(
-            architecture="deit_tiny_patch16_224",
-            model_args={"img_size": 32, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 5},
-            image_size=32,
-            classes=5,
-            mask=MaskSpec(),
-        )
-    )
-    assert fold(model.eval()).passes["join_distilled_heads"] == ()
-
-
 def test_deit3_names(tmp_path: Path) -> None:
     torch.manual_seed(0)
     args = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 5}
