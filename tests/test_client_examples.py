@@ -297,6 +297,7 @@ def test_java_without_tls(address: str, addresses: dict[str, str], folder: Path,
     assert largest == ([f"largest logit: {expected[1]}"] if address == "gateway" else [])
 
 
+@pytest.mark.nightly
 def test_go(folder: Path, expected: Any) -> None:
     go = require("go")
     (folder / "classify.go").write_text(examples("go")[0].text + "\n")

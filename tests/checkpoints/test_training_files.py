@@ -279,6 +279,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("beside", ["criterion.weight", "loss_fn.pos_weight", "class_weights", "val_acc.tp"])
 @pytest.mark.parametrize("prefix", ["", "model.", "net."])
 @pytest.mark.parametrize("own", [False, True], ids=["timm", "own class"])
+@pytest.mark.first(4)
 def test_states_of_losses_and_metrics_beside_the_network_are_left_out(
     own: bool, prefix: str, beside: str, tmp_path: Path
 ) -> None:

@@ -76,7 +76,10 @@ def exported(folder: Path, channels: int, **changes: Any) -> Bundle:
     return bundle_from_checkpoint(checkpoint, folder / "bundle", options(channels, **changes), hints=hints)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda channels: f"{channels} channels")
+OTHERS = [pytest.param(channels, marks=pytest.mark.nightly) for channels in (2, 4)]
+
+
+@pytest.fixture(scope="module", params=[1, *OTHERS], ids=lambda channels: f"{channels} channels")
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return exported(tmp_path_factory.mktemp("channels"), request.param)
 

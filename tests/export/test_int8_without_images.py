@@ -82,6 +82,7 @@ def test_what_cannot_run_it_says_what_to_type(asked, error: type[GmmvitError], d
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly
 def test_a_scale_of_the_wrong_channel_is_named(dynamic: Bundle, tmp_path: Path) -> None:
     bundle = open_bundle(shutil.copytree(dynamic.path, tmp_path / "bundle"))
     path, record_path = bundle.path / CPU, bundle.path / "model.int8.json"

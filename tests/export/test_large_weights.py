@@ -50,6 +50,7 @@ def test_the_graph_is_the_same(large: Bundle, bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.nightly
 def test_the_other_precisions(large: Bundle, precision: str) -> None:
     variant = variant_from_bundle(large, precision)  # type: ignore[arg-type]
     assert (large.path / f"model.{precision}.onnx.data").is_file()

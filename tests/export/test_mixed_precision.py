@@ -91,6 +91,7 @@ def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle
     refused(gmmvit_here("inspect", bundle.path, "--report", "x.html"), "--report draws a checkpoint")
 
 
+@pytest.mark.nightly
 def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     coarse = np.random.default_rng(6).integers(0, 256, (16, 4, 4, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", images=coarse.repeat(8, axis=1).repeat(8, axis=2))
@@ -117,6 +118,7 @@ def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer
 
 
 @pytest.mark.integration
+@pytest.mark.nightly
 def test_tensorrt_takes_the_products_in_their_types(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     path = converted[0].path
     words = ("--precision", "int8", "--compute-capability", "8.9", "--require-fused", "--require-precision")

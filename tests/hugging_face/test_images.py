@@ -168,6 +168,7 @@ def mobilevit(folder: Path, **fields: Any) -> Any:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("reversed_channels", [True, False], ids=["BGR", "RGB"])
+@pytest.mark.first(1)
 def test_the_channels_are_in_the_order_of_the_image_processor(reversed_channels: bool, tmp_path: Path) -> None:
     network = mobilevit(tmp_path, do_flip_channel_order=reversed_channels)
     loaded = load_checkpoint(tmp_path)

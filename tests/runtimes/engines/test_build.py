@@ -149,6 +149,7 @@ def test_a_mask_costs_no_kernel(engine: Engine) -> None:
     assert 0.9 * masks < cost.bytes - cost.twin_bytes < 1.5 * masks
 
 
+@pytest.mark.nightly
 def test_several_targets_and_profiles_are_each_proven(precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
     profiles = tuple(profile_from(text) for text in ("1", "2:4:8"))
     options = strict(capabilities=("8.6", "12.0"), profiles=profiles)
@@ -232,6 +233,7 @@ class TestRequired:
             engine_from_onnx(graph, strict(precision="int8"), rtx, out=tmp_path / "e")
         assert not (tmp_path / "e").exists()
 
+    @pytest.mark.nightly
     def test_a_graph_that_the_policy_does_not_know(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         """A requirement that cannot be judged does not pass."""
         proto = onnx.load(precise_bundle.path / "model.fp16.onnx")

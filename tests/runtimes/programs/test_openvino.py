@@ -89,6 +89,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
     ],
     ids=["vit", "qk_norm"],
 )
+@pytest.mark.first(1)
 def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
     """OpenVINO's own kernel of these attentions, a snippet, overwrites queries before it has read them."""
     model, images, path = distinct_model(spec), random_images(spec, 9), tmp_path / "model.onnx"
