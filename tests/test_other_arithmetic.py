@@ -21,6 +21,8 @@ import pytest
 
 from gmmvit_deploy.runtimes.programs.cores import cpu_features
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[1]
 EMULATOR = "qemu-x86_64"
 _STATED = re.search(r"^OTHER_ARITHMETIC := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]  # type: ignore[index]
@@ -58,12 +60,10 @@ def described(*settings: tuple[str, str], networks: tuple[str, ...] = NETWORKS, 
     return json.loads(answer.stdout)
 
 
-@pytest.mark.integration
 def test_golden_logits_and_what_inspect_states() -> None:
     assert described(*OTHER_ARITHMETIC.items()) == described()
 
 
-@pytest.mark.integration
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates another x86-64 processor")

@@ -78,7 +78,6 @@ def test_a_damaged_file_of_weights_is_refused(change, large: Bundle, tmp_path: P
         open_bundle(tmp_path)
 
 
-@pytest.mark.integration
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
 def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path) -> None:

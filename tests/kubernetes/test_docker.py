@@ -58,7 +58,6 @@ def mapped_below(pid: int) -> str:
 
 
 @needs_haproxy
-@pytest.mark.integration
 @pytest.mark.nightly
 def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
     python = linked_environment(tmp_path / "venv", [package.name for package in image_packages("openvino")])

@@ -90,7 +90,6 @@ def test_export_and_parity(name: str, bundles: dict[str, Bundle]) -> None:
     assert report.passed, report.failures()
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", CASES)
 def test_server_gives_the_answers_for_timms_tensors(
     name: str, bundles: dict[str, Bundle], server: TritonServer, tmp_path: Path
@@ -117,7 +116,6 @@ def test_server_gives_the_answers_for_timms_tensors(
     assert report.passed, report.failures()
 
 
-@pytest.mark.integration
 def test_server_preprocesses_images_for_a_network_that_is_not_square(server: TritonServer) -> None:
     images = np.array([[file] for file in FILES], dtype=np.object_)
     with TritonConnection(server.grpc_url) as connection:

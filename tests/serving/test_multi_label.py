@@ -220,7 +220,6 @@ def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder
         assert guess["present"] == (probability >= guess["threshold"])
 
 
-@pytest.mark.integration
 def test_the_page_shows_the_labels_and_their_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
     logits = pytorch_logits(multi, folder)[0]
     with FrontProcess(FrontOptions(triton_url=server.grpc_url), None) as front, open_chromium() as browser:

@@ -176,7 +176,6 @@ def test_bench_without_the_class_expects_the_stored_logits(own_bundle: OwnBundle
 
 
 @pytest.mark.nightly
-@pytest.mark.integration
 def test_served_logits_are_those_stored_at_export(own_bundle: OwnBundle, tmp_path: Path) -> None:
     repository = repository_from_bundle(own_bundle.bundle, tmp_path / "models")
     with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
