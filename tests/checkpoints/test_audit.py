@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from gmmvit_deploy.checkpoints.audit import audit_model
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families import FAMILIES, model_from_spec
 from gmmvit_deploy.models.families.family import Family
-from gmmvit_deploy.models.layers.roles import with_role
 from tests.checkpoints.test_loading import State, released_state, saved
 from tests.conftest import GOLDEN
 
@@ -80,15 +77,6 @@ def test_a_classifier_head_of_zeros_warns(bias: float, tmp_path: Path) -> None:
     assert warning[0] == "warning"
     assert warning[2].startswith("all weights of the classifier head are zero; fine-tuning starts from a zero head")
     assert warning[2].endswith("a deployed model with a zero head predicts the same class for every image")
-
-
-def test_each_of_two_heads_is_named() -> None:
-    model = load_checkpoint(GOLDEN / "vit_gmm.pth").model
-    model.second_head = with_role(nn.Linear(48, 10), "head")
-    nn.init.zeros_(model.second_head.weight)
-    (warning,) = [finding for finding in audit_model(model, unused={}) if finding.severity == "warning"]
-    assert warning.where == "second_head"
-    assert warning.what.endswith("a zero head adds the same numbers to the logits of every image")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

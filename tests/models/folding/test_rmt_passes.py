@@ -21,13 +21,10 @@ from gmmvit_deploy.models.families.rmt.attention import (
     ManhattanAttention,
     PairRotation,
 )
-from gmmvit_deploy.models.families.rmt.convolutions import GridConvolution
 from gmmvit_deploy.models.families.rmt.folding import (
     share_decays,
 )
-from gmmvit_deploy.models.families.rmt.model import LayerScale
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec
@@ -42,18 +39,6 @@ each_file = pytest.mark.parametrize("name", NAMES)
 def trained(name: str) -> Model:
     case = golden(name)
     return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
-
-
-@each_file
-def test_end_state(name: str) -> None:
-    folded = fold(trained(name)).model
-    modules = list(folded.modules())
-    assert not [module for module in modules if isinstance(module, BatchNorm | LayerScale | PairRotation)]
-    assert not [module for module in modules if isinstance(module, GridConvolution) and module.adds_input]
-    assert [[step.role for _, step in scores.steps()] for _, scores in attention_scores(folded)] == [
-        ["score_bias"] for _ in attention_scores(folded)
-    ]
-    assert all(not values for values in fold(folded).passes.values())
 
 
 @each_file

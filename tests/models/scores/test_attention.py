@@ -3,8 +3,7 @@ from __future__ import annotations
 import torch
 
 from gmmvit_deploy.models.scores.attention import scaled_scores
-from gmmvit_deploy.models.scores.masks import GaussianMixtureMask, PrefixMask, stored_base
-from gmmvit_deploy.models.scores.scales import Scale
+from gmmvit_deploy.models.scores.masks import GaussianMixtureMask, stored_base
 
 
 def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
@@ -16,17 +15,6 @@ def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
     assert on_query.masked(products).equal(products)
     assert not scaled_scores(0.3).scales_query
     assert scaled_scores(0.3)(query, key).equal(products * 0.3)
-
-
-def test_numbers_are_those_of_the_patches() -> None:
-    alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
-    mask = GaussianMixtureMask(alpha, sigma, stored_base(16))
-    numbers = PrefixMask(mask).numbers()
-    assert numbers.patches is not None
-    assert numbers.patches.shape == (2, 256, 256)
-    assert numbers.patches.equal(mask.matrix().detach())
-    assert (numbers.kernels, numbers.underflowed) == (3, 21792)
-    assert (Scale(0.5).numbers().patches, Scale(0.5).numbers().underflowed) == (None, None)
 
 
 def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
