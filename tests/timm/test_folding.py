@@ -17,6 +17,8 @@ from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 
+pytestmark = pytest.mark.integration
+
 SMALL: dict[str, dict[str, Any]] = {
     "deit_tiny_distilled_patch16_224": {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2},
     "pit_ti_distilled_224": {"img_size": 64},

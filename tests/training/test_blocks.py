@@ -25,6 +25,8 @@ from gmmvit_deploy.training.networks import network_for_training, spec_of_preset
 from gmmvit_deploy.training.recipe import RECIPES, Recipe, recipe_from
 from gmmvit_deploy.training.trainer import Step, Trainer
 
+pytestmark = pytest.mark.integration
+
 SIDES = {"deepvit": 32, "eanet": 32, "cait": 16, "vit": 8}
 """Family → image side for a quick step; 32 for the others."""
 IMAGE = ImageSpec(height=8, width=8, channels=1, mean=(0.3,), std=(0.4,))

@@ -32,6 +32,8 @@ from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, blocks, commands
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.integration
+
 SMALL = ["--data", "digits", "--mask", "gmm", "--image-size", "8"]
 QUICK = [*SMALL, "--recipe", "light", "--padding", "0", "--batch", "16", "--rate", "1e-3", "--epochs", "1"]
 NORMALISED = ["--mean", "0.5,0.5", "--std", "0.5,0.5"]
@@ -63,7 +65,6 @@ def started(*words: str | Path, **variables: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.first(1)
-@pytest.mark.integration
 @pytest.mark.parametrize("network", ["preset", "model"])
 def test_trained_digits_are_exported_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
     """The commands of the page; export and server get no value but the checkpoint."""
@@ -95,7 +96,6 @@ def test_trained_digits_are_exported_and_served(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.nightly
-@pytest.mark.integration
 def test_a_run_that_was_killed_writes_the_log_of_a_quiet_run(tmp_path: Path) -> None:
     """The recipe has every random number: order, crops, policies, erasing, mixing, stochastic depth.  The killed run
     has worker processes, the quiet run has none.
@@ -131,7 +131,6 @@ def test_a_run_that_was_killed_writes_the_log_of_a_quiet_run(tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.integration
 def test_two_processes_compute_the_steps_of_a_single_process(tmp_path: Path) -> None:
     """The images and the augmentations of a step are the same; sums differ in rounding."""
     words = [*QUICK, "--preset", "vit_d6", "--batch", "128", "--device", "cpu"]

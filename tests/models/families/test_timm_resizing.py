@@ -24,6 +24,8 @@ from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.conftest import golden
 
+pytestmark = pytest.mark.integration
+
 timm = pytest.importorskip("timm")
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "timm"

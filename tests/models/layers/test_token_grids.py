@@ -8,6 +8,8 @@ from torch import nn
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.models.layers.token_grids import placements, token_grids
 
+pytestmark = pytest.mark.integration
+
 SMALL_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 3, "num_classes": 5}
 
 
