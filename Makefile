@@ -19,9 +19,9 @@ WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0
 # Fast tests never wait, so they get no worker more than there are cores.
 PYTEST_FAST := $(BIN)/python -m pytest -n $(shell cores=$$(nproc); echo $$((cores < 4 ? cores : 4))) --max-worker-restart 0
-FAST := not (server or engine or export or process or browser or further or rest or alone)
+UNIT := not (integration or nightly or alone)
 
-# The first line of make test has checked the shapes in signatures (pyproject.toml).
+# make test has checked the shapes in signatures (pyproject.toml).
 UNTYPED := --jaxtyping-packages=
 
 # Other CPU instructions and another order of sums than this machine's; no test may depend on them.
@@ -31,17 +31,17 @@ NUMERIC := $(addprefix tests/,models/scores models/layers models/folding models/
 
 # docs/pages/developing.md states what each target holds.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "not (rest or alone)"
-	OMP_WAIT_POLICY=PASSIVE $(OTHER_ARITHMETIC) $(PYTEST_FAST) $(UNTYPED) --dist worksteal -m "$(FAST)" $(NUMERIC)
+	OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal -m "not (nightly or alone)"
 
 test-fast: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST_FAST) --dist worksteal -m "$(FAST)"
+	OMP_NUM_THREADS=1 $(PYTEST_FAST) --dist worksteal -m "$(UNIT)"
 
-# All tests that make test leaves out, the fast numeric tests with AVX2 where the CPU has more, and last, one at a time,
-# those that judge a time.
+# All tests that make test leaves out, the numeric unit tests with other arithmetic, and last, one at a time, those that
+# judge a time.
 test-rest: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST) $(UNTYPED) --dist loadfile --no-loadscope-reorder -m "rest and not alone"
-	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) $(UNTYPED) --dist worksteal -m "$(FAST)" $(NUMERIC); fi
+	OMP_NUM_THREADS=1 $(PYTEST) $(UNTYPED) --dist loadfile --no-loadscope-reorder -m "nightly and not alone"
+	OMP_WAIT_POLICY=PASSIVE $(OTHER_ARITHMETIC) $(PYTEST_FAST) $(UNTYPED) --dist worksteal -m "$(UNIT)" $(NUMERIC)
+	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) $(UNTYPED) --dist worksteal -m "$(UNIT)" $(NUMERIC); fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 
 test-all: test test-rest

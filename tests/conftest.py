@@ -11,7 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from gmmvit_deploy.runtimes.programs import turns
 from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
-from tests.cases import mark_further_cases
 from tests.forked import command_line
 from tests.golden_files import EACH_FAMILY as EACH_FAMILY
 from tests.golden_files import EXPORTED as EXPORTED
@@ -59,23 +59,13 @@ def has_bf16() -> bool:
     return "avx512_bf16" in cpu_features()
 
 
-_MARKER_OF_FIXTURE = {
-    "server": "server",
-    "limited_server": "server",
-    "rtx": "engine",
-    "bundle": "export",
-    "tensor_bundles": "export",
-    "tensor_bundle": "export",
-    "graph": "export",
-    "small_exports": "export",
-    "gmmvit": "process",
-}
-"""Fixture → marker of the tests that use it, directly or through another fixture."""
-
-
-def mark_by_fixtures(fixtures: Iterable[str]) -> set[str]:
-    """Return the markers of a test that uses these fixtures."""
-    return {_MARKER_OF_FIXTURE[name] for name in fixtures if name in _MARKER_OF_FIXTURE}
+_STARTED_OR_EXPORTED = frozenset(
+    (
+        *("server", "limited_server", "rtx", "gmmvit"),
+        *("bundle", "tensor_bundles", "tensor_bundle", "graph", "small_exports"),
+    )
+)
+"""Fixtures that start a process, build an engine or export a model: a test that uses one is an integration test."""
 
 
 def pytest_configure() -> None:
@@ -99,14 +89,20 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures they use, and the cases that `make test` leaves out; skip ``gpu`` without a GPU."""
+    """Mark the integration tests, and the cases that `make test` leaves out; skip ``gpu`` without a GPU."""
     no_gpu = visible_gpu() is None
+    cases = Counter[str]()
     for item in items:
-        for marker in mark_by_fixtures(getattr(item, "fixturenames", ())):
-            item.add_marker(marker)
+        if _STARTED_OR_EXPORTED.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.integration)
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
-    mark_further_cases(items)
+        if any(mark.args[:1] == (True,) for mark in item.iter_markers("skipif")):
+            continue  # does not count as the first case
+        test = item.nodeid.partition("[")[0]
+        cases[test] += 1
+        if (first := item.get_closest_marker("first")) and cases[test] > first.args[0]:
+            item.add_marker(pytest.mark.nightly)
     items.sort(key=_own_limit_s, reverse=True)  # so that no worker begins a test of minutes when the others end
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -60,8 +61,15 @@ are exported by tests of each checkpoint: an export takes 5 to 20 seconds.  In P
 """
 RELEASED = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == GOLDEN)
 """Checkpoints of the paper's released code; their manifest has more fields than the others."""
+STRUCTURES = ("vit_gmm", "swin_gmm", "rmt_tiny_like")
+"""Three networks of different structure: `make test` exports these, and `make test-rest` the others."""
 LATER = tuple(name for name in NAMES if name not in RELEASED and MANIFEST[name]["family"] != "timm")
 """Checkpoints of other code, whose networks this package builds; timm builds those of tests/golden/timm."""
+
+
+def each_export(names: Iterable[str]) -> list[Any]:
+    """Return the names as cases of a test; those that are not in `STRUCTURES` are nightly."""
+    return [pytest.param(name, marks=[] if name in STRUCTURES else [pytest.mark.nightly]) for name in names]
 
 
 @dataclass(frozen=True)

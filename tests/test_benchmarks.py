@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import trained_networks
 from benchmarks.before_after import Change
 from benchmarks.shared import interleaved, run_card
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
@@ -41,35 +40,26 @@ def check(script: Path) -> None:
     assert times_of_results() == before
 
 
-@pytest.mark.process
-@pytest.mark.rest
+@pytest.mark.integration
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs(name: str) -> None:
     check(ROOT / "benchmarks" / f"{name}.py")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_script_imports_what_it_uses() -> None:
     for path in (ROOT / "benchmarks").glob("*.py"):
         importlib.import_module(f"benchmarks.{path.stem}")
 
 
 @pytest.mark.gpu
-@pytest.mark.process
-@pytest.mark.rest
+@pytest.mark.integration
+@pytest.mark.nightly
 def test_the_scripts_of_gpus_run() -> None:
     for name in GPU_SCRIPTS:
         check(ROOT / "benchmarks" / f"{name}.py")
-
-
-def test_no_font_is_in_two_splits_and_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [name for packages in trained_networks.PACKAGES.values() for name in packages.split()]
-    assert len(names) == len(set(names))
-    monkeypatch.setattr(trained_networks.shutil, "which", lambda program: program)
-    monkeypatch.setattr(trained_networks, "_files_of", lambda package: [])
-    with pytest.raises(SystemExit, match=r"2 of 2 packages .*\nhint: apt-get install fonts-a fonts-b"):
-        trained_networks.fonts_of(["fonts-a", "fonts-b"])
 
 
 STEADY, WIDE = Ratio(median=1.0, low=0.95, high=1.1), Ratio(median=1.0, low=0.8, high=1.1)
@@ -138,18 +128,6 @@ def test_every_round_has_every_program_once_with_the_same_images_and_twins_toget
         assert sorted(order) == sorted(names)
         assert abs(order.index("a") - order.index("a plain")) == 1
     assert {order[0] for order in rounds.values()} == set(names)
-
-
-def test_two_programs_lead_in_turn() -> None:
-    order: list[int] = []
-
-    def program(number: int) -> interleaved.Program:
-        return lambda images: order.append(number) or images + number  # type: ignore[func-returns-value]
-
-    times, logits = interleaved.time_in_turn(program(0), program(1), np.zeros((1, 2), np.float32), 2, 1)
-    assert order == [0, 1, 1, 1, 0, 0, 0, 0, 1, 1]  # once each, then two turns: one untimed run, one timed
-    assert times.shape == (2, 2)
-    assert [float(answer[0, 0]) for answer in logits] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from tests.serving.gateways import KEY, key_file, request, require_haproxy
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.process]
+pytestmark = pytest.mark.integration
 PAGE = PAGES / "clients.md"
 TIMEOUT_S = 60
 
@@ -271,7 +271,7 @@ def test_javascript(folder: Path, expected: Any) -> None:
     check_lines(run(node, "classify.mjs", "photo.png", "pixels.bin"), expected)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_java(folder: Path, expected: Any) -> None:
     java, keytool = require("java"), require("keytool")
     (folder / "Classify.java").write_text(examples("java")[0].text)
@@ -283,7 +283,7 @@ def test_java(folder: Path, expected: Any) -> None:
     assert largest == f"largest logit: {expected[1]}"
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("address", ["gateway", "alone"])
 def test_java_without_tls(address: str, addresses: dict[str, str], folder: Path, expected: Any) -> None:
     """Java's HttpClient offers HTTP/2 only without TLS.  The endpoint alone takes no tensors."""
@@ -297,6 +297,7 @@ def test_java_without_tls(address: str, addresses: dict[str, str], folder: Path,
     assert largest == ([f"largest logit: {expected[1]}"] if address == "gateway" else [])
 
 
+@pytest.mark.nightly
 def test_go(folder: Path, expected: Any) -> None:
     go = require("go")
     (folder / "classify.go").write_text(examples("go")[0].text + "\n")
@@ -350,7 +351,7 @@ def test_metrics_of_certificate_and_reload(service: Service, certificate: Certif
         assert values(service, certificate)["gmmvit_gateway_reload_failed"] == failed
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_metrics_count_the_restarts_of_the_front(service: Service, certificate: Certificate) -> None:
     assert values(service, certificate)["gmmvit_front_restarts_total"] == 0
     keeper = service.front

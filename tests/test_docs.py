@@ -150,16 +150,13 @@ def shell(scratch: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
     shell.close()
 
 
-@pytest.mark.server
-@pytest.mark.engine
-@pytest.mark.export
-@pytest.mark.process
+@pytest.mark.integration
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     "pages",
     [
         pytest.param([page for page in WITH_BLOCKS if page.name == "index.md"][:1], id="quickstart"),
-        pytest.param(WITH_BLOCKS, id="all pages", marks=pytest.mark.rest),
+        pytest.param(WITH_BLOCKS, id="all pages", marks=pytest.mark.nightly),
     ],
 )
 def test_every_block_runs(
@@ -342,8 +339,8 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_bytes()) <= MOST_README_BYTES
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("site", ".cache"))
     for name in ("gmmvit_deploy", "cli"):

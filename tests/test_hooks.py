@@ -10,7 +10,7 @@ import pytest
 
 from tests.repositories import git, repository_with
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.integration
 
 BADLY_FORMATTED = "x = { 'a':1 }\n"
 BADLY_TYPED = 'def count() -> int:\n    return "none"\n'
@@ -67,8 +67,3 @@ def test_what_is_staged_counts_and_not_the_working_tree(repository: Path) -> Non
     git(repository, "add", "sizes.py")
     (repository / "sizes.py").write_text(BADLY_FORMATTED)
     assert git(repository, "commit", "--message", "Staged", check=False).returncode == 0
-
-
-def test_files_that_are_not_checked_pass(repository: Path) -> None:
-    assert commit(repository, "notes.md", "x = { 'a':1 }\n").returncode == 0
-    assert commit(repository, "model_repository/1/model.py", BADLY_FORMATTED).returncode == 0  # written by the program

@@ -57,7 +57,7 @@ def test_light_rooms_import_no_torch() -> None:
     assert answer.stdout == "[]\n"
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_importing_openvino_reports_nothing_over_the_network() -> None:
     code = """
     import sys, time
@@ -71,12 +71,11 @@ def test_importing_openvino_reports_nothing_over_the_network() -> None:
     assert answer.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", modules("gmmvit_deploy"))
-def test_public_names_are_sorted_and_there(name: str) -> None:
-    module = importlib.import_module(name)
-    public = getattr(module, "__all__", [])
-    assert public == sorted(public, key=lambda x: (not x.isupper(), not x[0].isupper(), x)), name
-    assert all(hasattr(module, attribute) for attribute in public), name
+def test_public_names_are_there() -> None:
+    for name in modules("gmmvit_deploy"):
+        module = importlib.import_module(name)
+        for attribute in getattr(module, "__all__", []):
+            assert hasattr(module, attribute), f"{name}.{attribute}"
 
 
 def test_the_face_of_the_library_is_there_and_typed() -> None:

@@ -22,7 +22,7 @@ from gmmvit_deploy.files.leftovers import (
 )
 from gmmvit_deploy.files.writing import new_file, new_folder
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.integration
 WAITING = "import sys, time; print('waits', flush=True); time.sleep(600)"
 IN_A_FOLDER = f"""
 from gmmvit_deploy.files.leftovers import temporary_folder

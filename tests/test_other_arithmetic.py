@@ -1,7 +1,7 @@
 """What the program states about a file does not depend on the model of the processor.
 
-`make test` runs its fast numeric tests again with the settings of `OTHER_ARITHMETIC` in the Makefile, and
-`make test-rest` with AVX2. The tests here compare two processes of the same run, also on an emulated processor.
+`make test-rest` runs the numeric unit tests again with the settings of `OTHER_ARITHMETIC` in the Makefile, and
+with AVX2. The tests here compare two processes of the same run, also on an emulated processor.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.runtimes.programs.cores import cpu_features
+
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[1]
 EMULATOR = "qemu-x86_64"
@@ -58,13 +60,11 @@ def described(*settings: tuple[str, str], networks: tuple[str, ...] = NETWORKS, 
     return json.loads(answer.stdout)
 
 
-@pytest.mark.process
 def test_golden_logits_and_what_inspect_states() -> None:
     assert described(*OTHER_ARITHMETIC.items()) == described()
 
 
-@pytest.mark.process
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates another x86-64 processor")
 @pytest.mark.skipif("avx512f" not in cpu_features(), reason="this processor has no more than a Haswell")

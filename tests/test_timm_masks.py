@@ -25,7 +25,7 @@ from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.timm import add_masks, create
 from tests.conftest import GOLDEN
 
-pytestmark = pytest.mark.filterwarnings("ignore:the mask of .* has no effect")
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:the mask of .* has no effect")]
 
 GOLDEN_ARGS = {
     "img_size": 32,
@@ -329,8 +329,7 @@ for name, args in (
 """
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
 def test_compiles_as_one_graph() -> None:
     """The Python of the tests checks shapes in signatures, which torch.compile cannot trace; hence another Python."""
     code = COMPILES.format(args=MODELS["vit"][1], swin=MODELS["swin"][1])

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench import _products as products
 from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
 from gmmvit_deploy.bench.measure import Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
-from gmmvit_deploy.bench.page import page_of, summary_of, write_page
+from gmmvit_deploy.bench.page import page_of, write_page
 from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_against
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
@@ -30,7 +29,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.models.families.counting import multiply_accumulates
 from gmmvit_deploy.parity.inputs import fresh_inputs
-from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -62,7 +60,7 @@ def report(bundle: Bundle) -> Iterator[BenchReport]:
         yield bench(bundle, runners, BenchOptions(plan=QUICK, samples=16, bound_ms=50))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_runner_at_every_batch(report: BenchReport) -> None:
     cells = {(cell.runner, cell.scenario, cell.batch) for cell in report.cells}
     scenarios = [("SingleStream", 1), ("MultiStream", 4), ("Offline", 4)]
@@ -94,7 +92,7 @@ def test_a_slower_runner_shows_as_slower(bundle: Bundle) -> None:
     assert best_of(3, quick_over_slow, enough=1) < 1
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize(("off", "largest"), [(0.01, pytest.approx(0.01, rel=0.1)), (float("nan"), None)])
 def test_wrong_answers_make_a_run_invalid(
     off: float, largest: Any, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
@@ -131,22 +129,6 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
     assert reasons_against(cells, (), calm, calm) == ["onnxruntime, SingleStream: LoadGen: something: odd"]
 
 
-def test_the_rate_that_holds_a_bound(report: BenchReport) -> None:
-    assert [load.runner for load in report.loads] == ["onnxruntime", "openvino"]
-    for load in report.loads:
-        trials: dict[float, list[bool]] = {}
-        for point in load.points:
-            trials.setdefault(point.rate, []).append(point.holds)
-        assert len(trials) == 6
-        assert all(len(holds) <= 3 for holds in trials.values())
-        assert all(point.queries >= 662 for point in load.points)
-        assert all(point.holds == (point.p99_ms <= 50) for point in load.points)
-        assert load.outputs.right
-        held = [rate for rate, holds in trials.items() if 2 * sum(holds) > len(holds)]
-        assert (load.best.rate if load.best else None) == max(held, default=None)
-        assert load.best is None or (load.best in load.points and load.best.holds)
-
-
 @pytest.mark.parametrize(
     ("trials", "holds"),
     [([10.0], True), ([60.0, 70.0], False), ([60.0, 10.0, 20.0], True), ([60.0, 10.0, 70.0], False)],
@@ -160,7 +142,7 @@ def test_two_of_three_trials_decide(trials: list[float], holds: bool) -> None:
     assert point is None or point.p99_ms == max(p99 for p99 in trials if p99 <= 50)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
 def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
@@ -172,7 +154,7 @@ def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: d
         assert sum(work.products.values()) > 4
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     works = [network_work(bundle, batch) for batch in (1, 4)]
     line = measured_roofline(works, "fp32")
@@ -190,16 +172,7 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     assert measured_roofline(works, "fp8") is None
 
 
-def test_the_matrix_product_of_a_roofline_reads_its_own_copy_of_the_input() -> None:
-    shape = (2048, 512, 64)
-    program = products._openvino("f32")(shape)
-    (product,) = program().values()  # type: ignore[union-attr]  # Program returns object
-    left = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
-    right = np.random.default_rng(0).standard_normal(shape[1:], dtype=np.float32)
-    np.testing.assert_allclose(product, left @ right, atol=1e-3)
-
-
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: BenchReport) -> None:
     """A stand-in for nvidia-smi prints the state of two GPUs; another program uses the second."""
     stub = tmp_path / "nvidia-smi"
@@ -219,18 +192,6 @@ def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "GPU 1410 MHz, 62%, 66 °C" in page_of(shown)
     stub.write_text("#!/bin/sh\necho '[N/A], [N/A], [N/A]'\n")
     assert machine_state().gpus == ()
-
-
-@pytest.mark.rest
-@pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
-def test_a_gpu_has_its_own_roofline_or_a_reason_why_not(bundle: Bundle) -> None:
-    works = [network_work(bundle, 4)]
-    assert measured_roofline(works, "fp32", "gpu") is None
-    with Slower(bundle) as elsewhere:
-        elsewhere.delay_s, elsewhere.device = 0.0, "gpu"
-        bench_report = bench(bundle, [elsewhere], BenchOptions(plan=QUICK, samples=8, waterfall=False))
-    assert bench_report.shares() == []
-    assert "roofline in fp32 on the gpu: no supported library multiplies in this precision here" in bench_report.skipped
 
 
 @pytest.mark.alone
@@ -274,7 +235,7 @@ def test_no_runner_is_much_faster_than_the_roofline(bundle: Bundle) -> None:
     assert best_of(3, largest_share, enough=1.2) < 1.2
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_path: Path) -> None:
     path = tmp_path / "bench.html"
     write_page(report.to_json(), path)
@@ -292,29 +253,11 @@ def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_
     assert set(report.reasons) <= set(shown)
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint(report: BenchReport, tmp_path: Path) -> None:
     write_page(report.to_json(), tmp_path / "bench.html")
     assert accessibility_problems(tmp_path / "bench.html") == []
-
-
-def test_the_verdict_stands_first_and_then_what_would_change_it(result: dict[str, Any]) -> None:
-    for cell in result["cells"]:
-        cell["median_ms"], cell["spread"] = 1.5, 0.125
-        cell["outputs"]["right"] = True
-    result["cells"][0]["median_ms"], result["cells"][-1]["spread"] = 1.25, 0.2
-    for ratio, low in zip(result["ratios"], (0.9, 1.1, 1.1), strict=True):
-        ratio["low"], ratio["high"] = low, 1.2
-    valid = summary_of(result)
-    assert (valid.outcome, valid.word) == ("passed", "VALID")
-    assert f"at batch 1: {result['cells'][0]['runner']}, 1.250 ms" in valid.sentence
-    assert "largest spread of rounds is 20% of their median" in valid.changes[0]
-    assert sum("are not shown to differ" in line for line in valid.changes) == 1
-    result["cells"][0]["outputs"]["right"] = False
-    invalid = summary_of(result | {"verdict": "INVALID", "reasons": ["machine busy", "answers were wrong"]})
-    assert (invalid.outcome, invalid.changes[:2]) == ("failed", ("machine busy", "answers were wrong"))
-    assert invalid.sentence == "Do not quote these numbers: the run is invalid for 2 reasons; some answers were wrong."
 
 
 @pytest.fixture
@@ -379,23 +322,6 @@ def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], message
         BenchOptions(plan=plan, **{"samples": 16, **changes})
 
 
-@pytest.mark.rest
-def test_what_was_not_measured_is_listed(precise_bundle: Bundle, report: BenchReport) -> None:
-    assert report.skipped == ()
-    with open_runners(["onnxruntime:fp16"], precise_bundle) as (runner,):
-        plan = replace(QUICK, batches=(1, 10_000), seconds=0.01)
-        quiet = BenchOptions(plan=plan, samples=10_000, waterfall=False)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gmmvit_deploy.bench.run.fresh_inputs", lambda bundle, count: fresh_inputs(bundle, 16))
-            bench_report = bench(precise_bundle, [runner], quiet)
-    assert bench_report.skipped == (
-        f"onnxruntime:fp16: batch 10000: the runner takes 1 to {runner.max_batch}",
-        "waterfall of a single image: not requested",
-        "random arrivals: no latency bound was given (--bound-ms)",
-        "roofline in fp16 on the cpu: no supported library multiplies in this precision here",
-    )
-
-
 def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
     with pytest.raises(InputError, match="no runner was named"):
         bench(bundle, [])
@@ -408,7 +334,7 @@ def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
             bench(bundle, [runner], BenchOptions(plan=QUICK, samples=8, data=few))
 
 
-@pytest.mark.server
+@pytest.mark.integration
 def test_bench_of_a_live_server_from_the_command_line(
     bundle: Bundle, server: Running, gmmvit: Any, tmp_path: Path
 ) -> None:

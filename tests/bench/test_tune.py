@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -30,7 +28,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 PORTS = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +64,7 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     assert report.passed, report.failures()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_our_kernels_behind_triton_give_the_models_answers(
     precision: Precision, precise_bundle: Bundle, tmp_path: Path
@@ -93,31 +91,7 @@ def test_our_kernels_behind_triton_give_the_models_answers(
             TritonServer(repository.path, options=PORTS).start()
 
 
-@pytest.mark.parametrize(("fastest", "tried"), [(1, [1, 2]), (2, [1, 2, 4]), (8, [1, 2, 4, 8])])
-def test_the_cores_are_divided_as_long_as_the_rate_rises(
-    fastest: int, tried: list[int], bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-
-    def trial(*arguments: Any, **_: Any) -> Any:
-        settings = arguments[3]
-        counts.append(settings.instances)
-        assert settings.threads * settings.instances == (0 if settings.instances == 1 else 8)
-        return SimpleNamespace(settings=settings, rate=100.0 - abs(settings.instances - fastest))
-
-    def raise_stop() -> None:  # after the last trial
-        raise StopIteration
-
-    monkeypatch.setattr(tuning, "_trial", trial)
-    monkeypatch.setattr(tuning, "cores", lambda: 8)
-    monkeypatch.setattr(tuning, "machine_state", dict)
-    monkeypatch.setattr(tuning, "describe_machine", raise_stop)
-    with pytest.raises(StopIteration):
-        tune(bundle, tmp_path / "tuned", TuneOptions(bound_ms=50.0))
-    assert counts == tried
-
-
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_bound_that_nothing_holds_writes_nothing(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +101,7 @@ def test_a_bound_that_nothing_holds_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[..., CompletedProcess[str]]) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(OutputError):
@@ -143,16 +117,3 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
         assert answer.returncode == 1
         assert message in answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_options_of_a_runtime() -> None:
-    for options, message in (
-        ({"runner": RunnerName("openvino"), "backend": "onnxruntime"}, "needs --backend python"),
-        ({"runner": RunnerName("openvino", "fp16")}, "not in fp16"),
-        (
-            {"runner": RunnerName("tvm")},
-            "runner: expected one of onnxruntime, openvino, openvino.kernels, .*, got 'tvm'",
-        ),
-    ):
-        with pytest.raises(InputError, match=message):
-            RepositoryOptions(**options)  # type: ignore[arg-type]

@@ -39,8 +39,8 @@ def peak_mb(bundle: Bundle, source: Path, folder: Path, shard_images: int) -> fl
     return usage.ru_maxrss / 1024
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["folder", "tar", "parquet"])
 def test_memory_does_not_grow_with_the_shard(kind: str, bundle: Bundle, tmp_path: Path) -> None:
     source = tmp_path / "source"

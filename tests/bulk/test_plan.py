@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from gmmvit_deploy.bulk._storage import JOB_FOLDER, Claims, Storage
 from gmmvit_deploy.bulk.run import INDEX_VARIABLE, Part, part_from
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.errors import InputError, OutputError
-from tests.bulk.sources import images, png, write_folder, write_tar
+from tests.bulk.sources import images, png, write_folder
 
 SETTINGS = Settings(
     bundle_sha256="12ab", runner="onnxruntime", batch=4, shard_images=3, image_column="", versions={"pillow": "1"}
@@ -32,32 +30,6 @@ def planned(source: Path, folder: Path | str, settings: Settings = SETTINGS) -> 
         return settled_plan(storage, claims, open_source(str(source)), settings)
     finally:
         claims.close()
-
-
-def test_shards_are_consecutive_images_of_a_file(tmp_path: Path) -> None:
-    files = images(8)
-    write_tar(tmp_path / "s" / "a.tar", dict([*files.items()][:4]))
-    write_tar(tmp_path / "s" / "b.tar", dict([*files.items()][4:]))
-    plan = planned(tmp_path / "s", tmp_path / "to")
-    assert [(shard.file, shard.images) for shard in plan.shards] == [
-        ("a.tar", 3), ("a.tar", 1), ("b.tar", 3), ("b.tar", 1),
-    ]  # fmt: skip
-    storage = Storage(str(tmp_path / "to"))
-    ids = [entry.id for shard in plan.shards for entry in entries_of(storage, plan, shard)]
-    assert ids == [f"{'ab'[n > 3]}.tar/{name}" for n, name in enumerate(files)]
-    assert plan.images == 8
-
-
-def test_plans_have_the_same_bytes_whoever_writes_them(tmp_path: Path) -> None:
-    write_folder(tmp_path / "s", images(8))
-    for name in ("one", "two"):
-        planned(tmp_path / "s", tmp_path / name)
-    written = {
-        name: {file.name: file.read_bytes() for file in (tmp_path / name / JOB_FOLDER).iterdir()}
-        for name in ("one", "two")
-    }
-    assert written["one"] == written["two"]
-    assert len(written["one"]) == 4
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -116,30 +88,6 @@ def test_a_plan_on_another_file_system(tmp_path: Path) -> None:
         raise RuntimeError
     assert storage.names() == {JOB_FOLDER}
     fsspec.filesystem("memory").rm("/a", recursive=True)
-
-
-def hold(folder: str, number: int, ready: Any) -> None:
-    claims = Claims(Storage(folder))
-    assert claims.take(number)
-    ready.set()
-    time.sleep(60)
-
-
-def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
-    write_folder(tmp_path / "s", images(8))
-    planned(tmp_path / "s", tmp_path / "to")
-    claims = Claims(Storage(str(tmp_path / "to")))
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    process = context.Process(target=hold, args=(str(tmp_path / "to"), 1, ready))
-    process.start()
-    assert ready.wait(30)
-    assert not claims.take(1)
-    assert claims.take(0)
-    process.kill()
-    process.join()
-    assert claims.take(1)
-    claims.close()
 
 
 def test_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

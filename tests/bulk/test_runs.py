@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from gmmvit_deploy.bulk._local import classify_locally
 from gmmvit_deploy.bulk._storage import JOB_FOLDER
 from gmmvit_deploy.bulk.run import REPORT, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -111,7 +110,7 @@ def test_command_line(quiet: dict[str, bytes], source: Path, bundle: Bundle, gmm
     assert "--batch: expected 8, got 3" in refused.stderr
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_image_has_an_answer_and_other_files_are_named(bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path) -> None:
     usable = {name: data for name, data in MIXED.items() if name not in ("j.jpg", "k")}
     write_folder(tmp_path / "mixed", usable | OTHERS)
@@ -142,8 +141,8 @@ def test_parts_of_a_job_are_the_whole(
     assert shards_in(tmp_path / "to") == quiet
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     moments = np.random.default_rng(24)
     folder = tmp_path / "to"
@@ -167,8 +166,8 @@ def test_killed_at_random_moments(quiet: dict[str, bytes], source: Path, bundle:
     assert not list((folder / JOB_FOLDER).glob(".*"))
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_two_runs_of_which_one_is_killed(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     """Both work on the same folder. A parent is killed alone: its worker must end, and the other run must finish."""
     folder = tmp_path / "to"
@@ -198,8 +197,8 @@ def test_a_worker_that_is_killed_is_reported(source: Path, bundle: Bundle, tmp_p
     assert killed
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -225,7 +224,7 @@ def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_two_ray_workers(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ray is not tested")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
@@ -250,20 +249,3 @@ def test_the_source_is_damaged_in_the_middle_of_a_run(bundle: Bundle, tmp_path: 
     with pytest.raises(GmmvitError, match=r"a\.tar: the source was changed after the start of the job") as error:
         classify_source(bundle.path, str(archive), str(tmp_path / "to"), shard_images=8, workers=1, on_progress=shorten)
     assert "restore the source" in error.value.hint
-
-
-def test_workers_keep_within_the_quota_of_a_container(
-    source: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container with a limit of 3 cores sees all cores of its node."""
-    launched: list[int] = []
-
-    def launch(job: Any, shards: Any, *, workers: int, on_images: Any) -> None:
-        launched.append(workers)
-        classify_locally(job, shards, workers=1, on_images=on_images)
-
-    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.cpu_quota", lambda root: 3.7)
-    monkeypatch.setattr("gmmvit_deploy.runtimes.programs.cores.allowed_processors", lambda: tuple(range(64)))
-    monkeypatch.setattr("gmmvit_deploy.bulk.run.classify_locally", launch)
-    classify_source(bundle.path, str(source), str(tmp_path), runner="onnxruntime", shard_images=COUNT)
-    assert launched == [3]

@@ -50,8 +50,8 @@ def rows(storage: Storage, plan: Plan) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.to_pylist()]
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_several_labels_and_features(tmp_path: Path) -> None:
     options = cifar_options(task="multi-label", thresholds=0.4, outputs=("logits", "features"))
     bundle = bundle_from_checkpoint(golden("vit_gmm").path, tmp_path / "bundle", options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.models.sources.hints import SETTINGS
-from tests.cli.terminal import gmmvit_here
 from tests.conftest import MANIFEST, NAMES, golden
 from tests.golden_files import RELEASED, content_of, state_of
 
@@ -136,34 +134,6 @@ def test_a_truncated_file(name: str, share: float, tmp_path: Path) -> None:
     data = (golden(name).path / file.relative_to(path)).read_bytes()
     file.write_bytes(data[: int(share * len(data))])
     refusal(name, path)
-
-
-def options_of(hints: Mapping[str, Any]) -> list[str]:
-    """Return the options of ``gmmvit export`` that have the effect of these hints."""
-    words: list[str] = []
-    for key, value in hints.items():
-        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-        text = ",".join(map(str, value)) if isinstance(value, list) else text
-        words += ["--set", f"{key}={text}"] if key in SETTINGS else [f"--{key.replace('_', '-')}", text]
-    return words
-
-
-@each_source
-@pytest.mark.parametrize("damage", ["a missing key", "half of the file"])
-def test_the_command_line_states_error_and_hint(name: str, damage: str, tmp_path: Path) -> None:
-    first, *_ = used_keys(name)
-    path = damaged(name, tmp_path, lambda state: state.pop(first))
-    if damage == "half of the file":
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    out = tmp_path / "bundles" / "bundle"
-    options = options_of(MANIFEST[name].get("hints", {}))
-    answer = gmmvit_here("export", path, "-o", out, "--input", "tensor", *options, columns=10_000)
-    assert (answer.status, answer.out) == (1, "")
-    error, _, hint = answer.err.partition("Error: ")[2].partition("\nhint: ")
-    assert str(path) in error
-    assert hint.strip()
-    assert "Traceback" not in answer.err
-    assert not out.parent.exists()
 
 
 @pytest.mark.parametrize(

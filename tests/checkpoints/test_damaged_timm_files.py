@@ -21,7 +21,7 @@ from tests.checkpoints.test_hostile_files import Calls
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import GOLDEN, MANIFEST, golden
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 pytest.importorskip("timm")
 

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.golden_files import golden
@@ -148,10 +147,3 @@ def test_weights_of_other_types_become_float32(dtype: torch.dtype, said: str, tm
     assert head.dtype == torch.float32
     assert head.equal(STATE["mlp_head.1.weight"].to(dtype).float())
     assert said in loaded.file.wrapping
-
-
-@pytest.mark.parametrize("part", ["net", "ema"])
-def test_a_chosen_part_loses_its_prefix(part: str, tmp_path: Path) -> None:
-    """A class of the user needs the names of its own tensors."""
-    torch.save({"state_dict": under("net.", STATE) | under("ema.", AVERAGE)}, tmp_path / "file.pth")
-    assert read_tensors(tmp_path / "file.pth", part).tensors.keys() == STATE.keys()

@@ -18,7 +18,7 @@ from gmmvit_deploy.models.specs import ModelSpec
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs, vit_specs
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @given(spec=st.one_of(vit_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()), seed=st.integers(0, 2**16))
 @settings(max_examples=120, deadline=None)
 def test_spec_and_weights_survive(spec: ModelSpec, seed: int) -> None:

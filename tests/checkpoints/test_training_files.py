@@ -19,8 +19,6 @@ import timm
 import torch
 from torch import Tensor
 
-from gmmvit_deploy.checkpoints._torch_file import TorchFile
-from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
@@ -142,37 +140,6 @@ class TestPrefixes:
         assert logits(loaded).equal(expected)
         assert f"a '{prefix}' prefix" in loaded.file.wrapping
 
-    @pytest.mark.parametrize(
-        ("names", "plain", "left_out"),
-        [
-            (
-                ["_orig_mod.cls_token", "_orig_mod.blocks.0._orig_mod.attn.qkv.weight"],
-                ["cls_token", "blocks.0.attn.qkv.weight"],
-                [],
-            ),
-            (["model.a", "model.b", "scale.weight"], ["model.a", "model.b", "scale.weight"], []),
-            (["model.a", "model.b", "criterion.weight"], ["a", "b", "criterion.weight"], []),
-            (["n_averaged", "module.a", "module.b"], ["a", "b"], ["n_averaged"]),
-            (
-                ["backbone.a", "head.mlp.0.weight", "head.weight"],
-                ["backbone.a", "head.mlp.0.weight", "head.weight"],
-                [],
-            ),
-            (["head.mlp.0.weight", "head.last_layer.weight"], ["head.mlp.0.weight", "head.last_layer.weight"], []),
-        ],
-        ids=[
-            "compiled parts",
-            "only some names",
-            "a loss beside the network",
-            "number of averages",
-            "classifier head",
-            "head without backbone",
-        ],
-    )
-    def test_names(self, names: list[str], plain: list[str], left_out: list[str]) -> None:
-        given = names_without_prefix(names)
-        assert (list(given.names.values()), list(given.left_out)) == (plain, left_out)
-
 
 PAIRS = [("state_dict", "state_dict_ema"), ("model", "model_ema"), ("model_state_dict", "model_ema")]
 
@@ -208,12 +175,6 @@ class TestTrainedAndAveraged:
         with pytest.raises(CheckpointError, match="holds only trained weights, under 'model'"):
             read_tensors(path, "averaged")
 
-    def test_only_an_average(self, state: dict[str, Tensor], tmp_path: Path) -> None:
-        path = saved(tmp_path, {"model_ema": state})
-        assert read_tensors(path, "averaged").weights == "averaged"
-        with pytest.raises(CheckpointError, match="holds only averaged weights, under 'model_ema'"):
-            read_tensors(path, "trained")
-
     def test_a_file_that_does_not_state_its_kind(self, state: dict[str, Tensor], tmp_path: Path) -> None:
         from safetensors.torch import save_file
 
@@ -231,15 +192,6 @@ class TestRecord:
         assert record == TrainingRecord(
             args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5}
         )
-
-    @pytest.mark.parametrize(
-        ("content", "args"),
-        [({"args": {"lr": 1.0}}, {"lr": 1.0}), ({"opt": Namespace(lr=1.0)}, {"lr": 1.0}), ({"args": 3}, {}), ({}, {})],
-        ids=["dict", "other key", "number", "absent"],
-    )
-    def test_where_the_options_are(self, content: dict[str, Any], args: dict[str, Any], tmp_path: Path) -> None:
-        file = read_tensors(saved(tmp_path, {**content, "net": {"a": torch.zeros(1)}}))
-        assert file.record.args == args
 
 
 class TestStorages:
@@ -297,24 +249,8 @@ class TestStorages:
                 target.writestr(name, b"big" if name.endswith("byteorder") else data)
         assert read_tensors(swapped).tensors["a"].tolist() == [1.0, -2.5]
 
-    @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
-    def test_optimiser_state_is_not_read(
-        self, old: bool, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        read: list[int] = []
-        original = TorchFile._storage
 
-        def counted(self: TorchFile, ref: Any, itemsize: int) -> Any:
-            read.append(ref.numel * itemsize)
-            return original(self, ref, itemsize)
-
-        monkeypatch.setattr(TorchFile, "_storage", counted)
-        content = {"net": {"a": torch.ones(2)}, "optimizer": {"state": {0: {"exp_avg": torch.ones(1000)}}}}
-        assert list(read_tensors(saved(tmp_path, content, _use_new_zipfile_serialization=not old)).tensors) == ["a"]
-        assert read == [8]
-
-
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_option_of_the_command_line(
     state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path, gmmvit: Any
 ) -> None:
@@ -345,6 +281,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("beside", ["criterion.weight", "loss_fn.pos_weight", "class_weights", "val_acc.tp"])
 @pytest.mark.parametrize("prefix", ["", "model.", "net."])
 @pytest.mark.parametrize("own", [False, True], ids=["timm", "own class"])
+@pytest.mark.first(4)
 def test_states_of_losses_and_metrics_beside_the_network_are_left_out(
     own: bool, prefix: str, beside: str, tmp_path: Path
 ) -> None:

@@ -24,7 +24,6 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.shapes import asked_image
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import golden
 
@@ -48,7 +47,7 @@ def released(path: Path, spec: ViTSpec) -> Path:
     return path
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_export_from_a_bundles_weights_gives_the_same_network(
     tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
@@ -130,7 +129,7 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
         model_from_bundle(broken.manifest, broken.weights_path)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
     bundle: Bundle, tmp_path: Path, gmmvit: Any
 ) -> None:
@@ -202,29 +201,6 @@ T2T = T2TSpec(
     token_mlp_dim=8,
     mask=MaskSpec(),
 )
-
-
-class TestAskedImage:
-    """For sources whose tensors determine neither the side nor the channels."""
-
-    def test_is_taken_from_the_hints(self) -> None:
-        assert asked_image("mnist.pt", LoadHints(image_size=28, channels=1)) == (28, 1)
-
-    @pytest.mark.parametrize(
-        ("hints", "message", "hint"),
-        [
-            ({}, "the size and the channels", "type --image-size N and --set channels=N"),
-            ({"channels": 1}, "shows the size of the images", "type --image-size N with"),
-            ({"image_size": 28}, "shows the channels of the images", "type --set channels=N with"),
-        ],
-        ids=["neither", "no side", "no channels"],
-    )
-    def test_is_asked_for(self, hints: dict[str, int], message: str, hint: str) -> None:
-        with pytest.raises(CheckpointError, match=message) as caught:
-            asked_image("mnist.pt", LoadHints(**hints))
-        assert "mnist.pt" in str(caught.value)
-        assert hint in caught.value.hint
-        assert "--image-size 28 --set channels=1" in caught.value.hint
 
 
 @pytest.mark.parametrize(

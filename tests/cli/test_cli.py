@@ -49,7 +49,7 @@ def test_inspect_prints_no_fields_of_variants_that_a_model_is_not(tmp_path: Path
     assert not any(name in table for name in ("head blocks", "head average", "image width", "False", "None"))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_inspect_writes_a_report(gmmvit: Gmmvit, tmp_path: Path) -> None:
     for name in ("masks.html", "masks.png"):
         answer = gmmvit("inspect", GOLDEN / "swin_gmm.pth", "--report", tmp_path / name, "--json")
@@ -105,8 +105,7 @@ def test_parity_table_and_status(gmmvit: Gmmvit, bundle: Bundle) -> None:
     assert "(float32 noise)" in answer.stdout
 
 
-@pytest.mark.process
-@pytest.mark.export
+@pytest.mark.integration
 def test_a_command_writes_nothing_but_progress_to_stderr(tmp_path: Path) -> None:
     """In a new interpreter, where libraries warn at import; tests/demo/test_demo.py checks `gmmvit demo`."""
     for words in (
@@ -226,9 +225,8 @@ def test_an_address_without_a_server(url: str) -> None:
     refused(gmmvit_here("classify", GOLDEN / "manifest.json", "--url", url), url)
 
 
-@pytest.mark.rest
-@pytest.mark.export
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_a_disk_that_refuses_to_take_more(tmp_path: Path) -> None:
     """A real write error: no file may grow beyond 64 KiB, as on a disk that is nearly full."""
     command = f"ulimit -f 64; exec {sys.executable} -m gmmvit_cli.main export "
@@ -249,7 +247,7 @@ def test_classify_on_a_server_without_the_model(protocol: str, gmmvit: Gmmvit, s
     assert answer.stderr.startswith(f"Error: the server at {url} has no model 'resnet'\nhint: ")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_what_was_not_foreseen_is_an_error_too(gmmvit: Gmmvit, tmp_path: Path) -> None:
     (tmp_path / "jaxtyping.py").write_text("raise RuntimeError('a broken install')")
     environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -262,8 +260,8 @@ def test_what_was_not_foreseen_is_an_error_too(gmmvit: Gmmvit, tmp_path: Path) -
     assert "Traceback" in with_trace.stderr
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_a_reader_that_goes_away(bundle: Bundle) -> None:
     command = f"{sys.executable} -m gmmvit_cli.main parity {bundle.path} --json | true"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

@@ -68,8 +68,8 @@ complete -p gmmvit
 """
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_in_bash(tmp_path: Path) -> None:
     program = tmp_path / "gmmvit"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gmmvit_cli.main "$@"\n')

@@ -23,7 +23,7 @@ Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 EXPORT = ("--mean", "0,0,0", "--std", "1,1,1", "--labels", "a,b,c,d,e,f,g,h,i,j", "--max-batch", "8")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     precisions = ("--precision", "fp32,fp16,int8", "--calibration", calibration_images, "--calibration-images", "16")
@@ -134,7 +134,7 @@ def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(bundl
     refused(gmmvit_here("doctor", bundle.path, *both), "--server-version and --server exclude each other")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:
     plan = served_by_tensorrt(engine, tmp_path / "e").path
     command = ("repository", precise_bundle.path, "-o", tmp_path / "r", "--backend", "tensorrt", "--engine", plan)

@@ -163,7 +163,7 @@ print("heavy", sorted(heavy & set(sys.modules)))
 """
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_help_imports_nothing_that_it_does_not_use() -> None:
     """Modules are counted, because a count does not depend on how busy the machine is."""
     answer = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=True)
@@ -193,7 +193,7 @@ for words in sys.argv[1:]:
 """
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_an_input_that_is_missing_is_refused_without_loading_pytorch(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     result.write_text("{}")

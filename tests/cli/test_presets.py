@@ -136,7 +136,7 @@ def test_inspect_prints_where_values_come_from() -> None:
     assert json.loads(gmmvit_here("inspect", path, *options, "--json").out)["taken_from"] == RMT_ORIGINS
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_manifest_states_where_values_come_from(tensor_bundles: dict[str, Bundle]) -> None:
     def stored(name: str) -> dict[str, str]:
         origins = json.loads((tensor_bundles[name].path / "manifest.json").read_text())["taken_from"]

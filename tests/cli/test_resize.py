@@ -13,7 +13,7 @@ from tests.export.test_channels import SPEC, saved_checkpoint
 from tests.images.test_preprocess import encoded, photo
 from tests.images.test_timm_preprocess import by_timm
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_checkpoint(tmp_path_factory.mktemp("resize") / "model.pth", SPEC)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
     bundle_path = tmp_path / "bundle"
     options = ("--mean", "0.5,0.4,0.3", "--std", "0.2,0.2,0.2", "--labels", "a,b,c,d,e", "--max-batch", "2")

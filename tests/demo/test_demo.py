@@ -32,7 +32,7 @@ from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
 
-pytestmark = [pytest.mark.server, pytest.mark.rest, pytest.mark.timeout(900)]  # a test waits for the whole demo
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(900)]  # a test waits for the whole demo
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.runtimes.runners.names import RUNNERS
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 MASKS: Sequence[MaskKind] = ("plain", "gmm", "elm", "decay")
 
@@ -56,9 +56,7 @@ def few(digits: Digits, count: int) -> Digits:
     )
 
 
-@pytest.mark.server
-@pytest.mark.engine
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo with a short training, so that the accuracy is only compared between the programs, and without its

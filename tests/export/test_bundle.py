@@ -27,10 +27,10 @@ from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Limit
 from tests.conftest import EXPORTED, GOLDEN, RELEASED, cifar_options, golden
+from tests.golden_files import each_export
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", each_export(EXPORTED))
 def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     case = golden(name)
     with OnnxRuntimeRunner(tensor_bundles[name]) as runner:
@@ -41,16 +41,6 @@ def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, 
             np.testing.assert_allclose(runner.run(case.inputs[:size]), case.logits[:size], rtol=0, atol=case.atol)
         order = [2, 0, 3, 1]
         np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=case.atol)
-
-
-@pytest.mark.cases
-@pytest.mark.parametrize("name", EXPORTED)
-def test_eager_is_rebuilt_from_the_bundle_alone(name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    moved = tmp_path / "moved"
-    shutil.copytree(tensor_bundles[name].path, moved)
-    case = golden(name)
-    with EagerRunner(open_bundle(moved)) as runner:
-        np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
 
 
 @pytest.mark.first(1)
@@ -89,7 +79,7 @@ def test_pixels_are_normalised_inside_the_graph(bundle: Bundle) -> None:
         assert float(np.abs(runner.run(pixels) - expected).max()) < 1e-5
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_exporting_twice_gives_the_same_bytes(bundle: Bundle, tmp_path: Path) -> None:
     events: list[Progress] = []
     options = cifar_options()
@@ -109,8 +99,8 @@ def test_manifest_states_where_it_came_from(bundle: Bundle) -> None:
     assert set(manifest["files"]) == {"model.onnx", "weights.safetensors", "golden.npz", "labels.txt"}
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_closed_form_survives_the_bundle(tmp_path: Path) -> None:
     case = golden("vit_gmm_256_tokens")
     options = ExportOptions(input_kind="tensor", max_batch=4)
@@ -132,11 +122,6 @@ class TestOptions:
         with pytest.raises(InputError, match="needs the mean and the std"):
             ExportOptions(**options).completed(KnownImages())
 
-    def test_tensor_needs_nothing(self, tensor_bundles: dict[str, Bundle]) -> None:
-        manifest = tensor_bundles["vit_gmm"].manifest
-        assert manifest.image.normalisation is None
-        assert manifest.labels == tuple("0123456789")
-
     @pytest.mark.parametrize(
         ("labels", "message"),
         [
@@ -150,7 +135,7 @@ class TestOptions:
             bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", cifar_options(labels=labels))
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_one_output_needs_the_multi_label_task(self, tmp_path: Path) -> None:
         """The softmax of a single logit is 1, whatever the image."""
         content = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)
@@ -167,12 +152,8 @@ class TestOptions:
         np.testing.assert_allclose(given, 1 / (1 + np.exp(-logits.astype(np.float64))), atol=1e-12)
         assert bundle.manifest.labels == ("n01440764: defect",)
 
-    def test_max_batch_below_one(self) -> None:
-        with pytest.raises(InputError, match="at least 1"):
-            cifar_options(max_batch=0)
-
-    @pytest.mark.rest
-    @pytest.mark.export
+    @pytest.mark.nightly
+    @pytest.mark.integration
     def test_max_batch_of_one(self, tmp_path: Path) -> None:
         single = bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "b", cifar_options(max_batch=1))
         inputs, logits = single.golden()
@@ -195,7 +176,7 @@ class TestNothingHalfWritten:
         assert "--force" in caught.value.hint
         assert (out / "precious").read_text() == "mine"
 
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_force_replaces_a_bundle(self, tmp_path: Path, bundle: Bundle) -> None:
         out = tmp_path / "bundle"
         shutil.copytree(bundle.path, out)
@@ -204,7 +185,7 @@ class TestNothingHalfWritten:
         assert not (out / "old").exists()
         assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_force_does_not_replace_the_files_of_others(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.txt").write_text("mine")
         with pytest.raises(OutputError, match=r"--force replaces an earlier output .* the folder holds thesis\.txt"):
@@ -225,7 +206,7 @@ class TestNothingHalfWritten:
 
     @pytest.mark.first(1)
     @pytest.mark.parametrize("force", [False, True])
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_failure_in_the_middle(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
         out = tmp_path / "deep" / "bundle"
         if force:
@@ -238,8 +219,8 @@ class TestNothingHalfWritten:
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         assert left == (["deep", "deep/bundle", "deep/bundle/old"] if force else [])
 
-    @pytest.mark.rest
-    @pytest.mark.export
+    @pytest.mark.nightly
+    @pytest.mark.integration
     def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")

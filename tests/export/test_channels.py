@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from PIL import Image
@@ -36,7 +35,7 @@ from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.parity.faults import rebuilt
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 LABELS = tuple("abcde")
@@ -77,7 +76,10 @@ def exported(folder: Path, channels: int, **changes: Any) -> Bundle:
     return bundle_from_checkpoint(checkpoint, folder / "bundle", options(channels, **changes), hints=hints)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda channels: f"{channels} channels")
+OTHERS = [pytest.param(channels, marks=pytest.mark.nightly) for channels in (2, 4)]
+
+
+@pytest.fixture(scope="module", params=[1, *OTHERS], ids=lambda channels: f"{channels} channels")
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return exported(tmp_path_factory.mktemp("channels"), request.param)
 
@@ -103,29 +105,6 @@ def logits_of_files(bundle: Bundle, files: list[Path]) -> np.ndarray:
         return eager.model(torch.stack(tensors)).numpy()
 
 
-@pytest.mark.first(1)
-def test_bundle_states_the_form_of_its_images(small: Bundle) -> None:
-    channels = small.manifest.spec.channels
-    assert small.input_shape == (20, 20, channels)
-    assert small.manifest.image.mean == MEAN[:channels]
-    golden = small.golden_set()
-    assert golden.inputs.shape[1:] == golden.image_pixels.shape[1:] == (20, 20, channels)
-    assert golden.tensors.shape[1:] == (channels, 20, 20)
-    (graph_input,) = onnx.load(small.onnx_path).graph.input
-    dims = [dim.dim_value or dim.dim_param for dim in graph_input.type.tensor_type.shape.dim]
-    assert (graph_input.name, dims) == ("pixels", ["batch", 20, 20, channels])
-
-
-@pytest.mark.first(1)
-def test_runners_agree(small: Bundle) -> None:
-    inputs, logits = small.golden()
-    with EagerRunner(small) as eager, OnnxRuntimeRunner(small) as onnxruntime:
-        np.testing.assert_array_equal(eager.run(inputs), logits)
-        np.testing.assert_allclose(onnxruntime.run(inputs), logits, rtol=0, atol=1e-5)
-        with pytest.raises(InputError, match="expected a batch of"):
-            onnxruntime.run(np.zeros((1, 20, 20, 3), np.uint8))
-
-
 def test_parity_passes(small: Bundle) -> None:
     images = np.stack([np.asarray(photo("RGB", 40, 30).rotate(10 * turn)) for turn in range(6)])
     data = ArrayImages("photographs", images, None)
@@ -146,7 +125,7 @@ def test_files_of_any_mode_are_classified(mode: str, small: Bundle, tmp_path: Pa
     assert answer.predictions[0].label == LABELS[int(expected.argmax())]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
     data = DATASETS["mnist"]
     bundle = exported(tmp_path, 1, mean=data.mean, std=data.std)
@@ -159,7 +138,7 @@ def test_a_wrong_normalisation_of_grey_images_is_named(tmp_path: Path) -> None:
         assert "mean and std of MNIST's training images" in failed[name][-1]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     checkpoint = saved_checkpoint(tmp_path / "grey.pth", replace(SPEC, channels=1, classes=10))
     assert "type --set channels=1, which fits the file" in gmmvit("inspect", checkpoint).stderr
@@ -213,7 +192,7 @@ def test_other_families_take_other_channels(spec: ModelSpec, tmp_path: Path) -> 
     assert load_checkpoint(checkpoint, hints_of(spec)).spec == spec
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_swin_exports_other_channels(tmp_path: Path) -> None:
     spec = OTHER_FAMILIES[0]
     checkpoint = saved_checkpoint(tmp_path / "model.pth", spec)

@@ -18,14 +18,12 @@ from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import golden
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 SMALL = ViTSpec(
     image_size=8,
     patch_size=4,
@@ -48,7 +46,7 @@ def exported(model: Model) -> onnx.ModelProto:
     return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["swin_gmm", "cait_gmm", "t2t_gmm"])
 def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rules that raise, every family still exports, and every node states its role."""
@@ -93,21 +91,3 @@ def test_a_node_without_a_role_is_an_error_that_names_it() -> None:
     model.head_norm = Odd()
     with pytest.raises(ExportError, match=r"have no role.*\n  head_norm/Tanh: Odd declares no role for tanh"):
         exported(model)
-
-
-def test_a_layer_without_a_role_is_an_error_that_names_it() -> None:
-    model = small()
-    model.head = nn.Linear(16, 3)
-    with pytest.raises(ExportError, match="head/Gemm: Linear declares no role for linear") as caught:
-        exported(model)
-    assert "with_role" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("holder", [MaskedAttention, AttentionScores])
-def test_an_attention_without_a_product_is_an_error_that_names_it(
-    holder: type[nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Q Kᵀ is an operator of the scores, P V of the module that holds them."""
-    monkeypatch.setattr(holder, "operator_roles", {"softmax": "softmax", "matmul": "projection"})
-    with pytest.raises(ExportError, match=r"\n  blocks\.0\.attention declares blocks\.0\.attention/Softmax$"):
-        exported(small())

@@ -88,7 +88,7 @@ def test_runners_on_a_cpu_run_the_graph_for_cpus(name: str, precise_bundle: Bund
     assert np.abs(logits - precise_bundle.golden_set().logits).max() <= 4 * errors["largest_abs"]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_each_graph_has_its_own_errors_and_calibration(copied: Bundle) -> None:
     path = copied.path / "model.int8.json"
     data = json.loads(path.read_text())
@@ -149,7 +149,7 @@ def test_a_copy_for_cpus_needs_no_graph_for_gpus(copied: Bundle) -> None:
     assert (checks[CPU], checks[GPU]) == (True, False)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_hint_after_a_killed_conversion_works_as_typed(copied: Bundle, calibration_images: Path) -> None:
     (copied.path / GPU).unlink()
     with pytest.raises(BundleError) as caught:
@@ -161,7 +161,7 @@ def test_the_hint_after_a_killed_conversion_works_as_typed(copied: Bundle, calib
     assert [open_variant(copied, "int8", for_cpu=for_cpu).for_cpu for for_cpu in (False, True)] == [False, True]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_no_file_is_replaced_when_the_last_cannot_be_written(
     copied: Bundle, calibration_images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

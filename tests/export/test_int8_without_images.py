@@ -28,7 +28,7 @@ from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner, op
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 CPU = "model.int8.cpu.onnx"
 TO_TYPE = "--precision int8 --calibration IMAGES --force"
 
@@ -83,6 +83,7 @@ def test_what_cannot_run_it_says_what_to_type(asked, error: type[GmmvitError], d
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly
 def test_a_scale_of_the_wrong_channel_is_named(dynamic: Bundle, tmp_path: Path) -> None:
     bundle = open_bundle(shutil.copytree(dynamic.path, tmp_path / "bundle"))
     path, record_path = bundle.path / CPU, bundle.path / "model.int8.json"

@@ -26,7 +26,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, GOLDEN, cifar_options
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def test_the_graph_is_the_same(large: Bundle, bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.nightly
 def test_the_other_precisions(large: Bundle, precision: str) -> None:
     variant = variant_from_bundle(large, precision)  # type: ignore[arg-type]
     assert (large.path / f"model.{precision}.onnx.data").is_file()
@@ -78,8 +79,7 @@ def test_a_damaged_file_of_weights_is_refused(change, large: Bundle, tmp_path: P
         open_bundle(tmp_path)
 
 
-@pytest.mark.server
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
 def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path) -> None:
     options = RepositoryOptions(runner=RunnerName(runtime), threads=1)

@@ -10,18 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.gates import Gate
-from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.quantize import projections_of
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.cli.terminal import Answer, gmmvit_here, refused
 
 DB = "53"
@@ -97,6 +91,7 @@ def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle
     refused(gmmvit_here("inspect", bundle.path, "--report", "x.html"), "--report draws a checkpoint")
 
 
+@pytest.mark.nightly
 def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     coarse = np.random.default_rng(6).integers(0, 256, (16, 4, 4, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", images=coarse.repeat(8, axis=1).repeat(8, axis=2))
@@ -122,7 +117,8 @@ def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer
     assert any(f"expected the node QuantizeLinear {forgotten}/" in why for why in calibration["reasons"])
 
 
-@pytest.mark.engine
+@pytest.mark.integration
+@pytest.mark.nightly
 def test_tensorrt_takes_the_products_in_their_types(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
     path = converted[0].path
     words = ("--precision", "int8", "--compute-capability", "8.9", "--require-fused", "--require-precision")
@@ -131,18 +127,7 @@ def test_tensorrt_takes_the_products_in_their_types(converted: tuple[Bundle, Ans
     assert json.loads(answer.out)["card"]["misses"] == []
 
 
-def test_the_configuration_of_triton_names_the_record(converted: tuple[Bundle, Answer], tmp_path: Path) -> None:
-    bundle, _ = converted
-    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(runner=RunnerName("openvino", "int8")))
-    text = (tmp_path / "r" / "gmmvit_network" / "config.pbtxt").read_text()
-    parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
-    assert parameters["gmmvit_record_sha256"].string_value == sha256_of_file(bundle.path / "model.int8.json")
-    named = json.loads(parameters["gmmvit_calibration"].string_value)
-    calibration = record_of(bundle)["cpu"]["calibration"]
-    assert named == {key: calibration[key] for key in ("images", "sha256", "recipe", "gate")}
-
-
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_gate_that_only_float32_holds_writes_nothing(
     converted: tuple[Bundle, Answer], calibration_images: Path
 ) -> None:

@@ -15,14 +15,12 @@ from onnx import numpy_helper
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import (
-    BundleError,
     ExportError,
     MissingDependencyError,
     RunnerUnavailableError,
 )
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export import variants
-from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.export.variants import variant_from_bundle
@@ -35,9 +33,8 @@ from tests.conftest import golden
 from tests.parity.faults import with_graph
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
-LIMITS = {"logits": 1e-5}
 PROVEN = ("onnxruntime", "openvino", "openvino+kernels")
 
 Damage = Callable[[onnx.ModelProto], None]
@@ -76,7 +73,7 @@ def exporting(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "onnx_from_model", broken)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damaged after the masks were compared bit for bit: what is left is the run of the file."""
     prove = module.prove_folded
@@ -92,7 +89,7 @@ def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @needs_kernel
 def test_a_fault_that_our_kernels_would_hide_ends_the_export(
     tensor_bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,26 +170,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     assert {path.name for path in copied.path.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("error", "part"),
-    [
-        (RunnerUnavailableError("no kernels"), "skipped"),
-        (MissingDependencyError("openvino", extra="openvino"), "skipped"),
-        (BundleError("it does not load"), "wrong"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_program_that_cannot_be_had_is_not_a_wrong_one(error: Exception, part: str, bundle: Bundle) -> None:
-    def fails() -> Any:
-        raise error
-
-    inputs, expected = bundle.golden_rows()
-    proven = proven_programs({"other": fails}, inputs, expected, LIMITS)
-    assert {name for name in proven._fields if getattr(proven, name)} == {part}
-    assert str(error) in getattr(proven, part)["other"]
-
-
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +183,7 @@ def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
     assert open_bundle(made.path).manifest == made.manifest
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*given: Any, **options: Any) -> Any:
         raise MissingDependencyError("onnxruntime", extra="cpu")
@@ -232,7 +210,7 @@ def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bu
         assert largest <= proof["largest_abs"] <= proof["limit"]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("raises", [True, False], ids=["cannot run", "wrong logits"])
 def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundle is written, nothing takes OpenVINO by itself, and OpenVINO gives no answer to whom names it."""

@@ -21,7 +21,7 @@ from gmmvit_deploy.parity.inputs import open_images_of
 from gmmvit_deploy.runtimes.runners.open import open_runners
 
 timm = pytest.importorskip("timm")
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 VIT = Path(__file__).parents[1] / "golden" / "timm" / "timm_vit.pth.tar"
 WHY = "the model was resized from 32 × 32 to 48 × 48 pixels, position embeddings resampled by deit's algorithm"
@@ -43,7 +43,7 @@ def bundle(answer: tuple[subprocess.CompletedProcess[str], Path]) -> Bundle:
     return open_bundle(answer[1])
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_export_states_the_resizing(
     answer: tuple[subprocess.CompletedProcess[str], Path], bundle: Bundle, gmmvit: Gmmvit
 ) -> None:
@@ -80,7 +80,7 @@ def test_parity_without_images_is_undecided(bundle: Bundle) -> None:
     assert {check.name for check in report.runners[0].checks if check.verdict == "undecided"} == {"accuracy"}
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_command_states_that_the_accuracy_was_not_checked(bundle: Bundle, gmmvit: Gmmvit) -> None:
     answer = gmmvit("parity", bundle.path, "--runner", "onnxruntime")
     assert answer.returncode == 0, answer.stderr

@@ -20,7 +20,7 @@ from tests.timm_graphs import timm_model
 
 INSIDE = ("registers", "rmsnorm", "swin_padded", "beit", "eva02", "cait", "mobilevit")
 """Test models whose operators the policy knows."""
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 
 @functools.cache
@@ -78,7 +78,7 @@ def test_projections_are_quantised(name: str, precision: Precision) -> None:
     assert 0 < error < 0.1 * np.abs(exact).max()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_an_operator_outside_the_policy_leaves_fp32_only() -> None:
     name, node = "resnet", "network.maxpool/MaxPool"
     for precision in ("fp16", "int8"):
@@ -94,7 +94,7 @@ def test_an_operator_outside_the_policy_leaves_fp32_only() -> None:
     assert own <= 8 * np.abs(single - exact).max() + 2**-23 * np.abs(exact).max()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_attentions_that_are_not_answered_are_inferred() -> None:
     """CaiT's talking heads do not call the fused attention function; its class attention does."""
     attentions = {attention.name: attention for attention in attentions_of(graph_in("cait", "fp16").graph)}

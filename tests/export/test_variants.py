@@ -12,7 +12,6 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError, OutputError
 from gmmvit_deploy.export import variants as module
-from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
 from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.roles import attentions_of
@@ -51,7 +50,7 @@ def test_a_precision_is_recorded_whole(precision: str, precise_bundle: Bundle) -
     assert {attention.mask for attention in attentions_of(proto.graph)} == set(record.constants.values())
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_same_bundle_gives_the_same_bytes(copied: Bundle, precise_bundle: Bundle, calibration_images: Path) -> None:
     for precision in ("fp16", "int8"):
         data = open_images(copied, str(calibration_images), limit=64) if precision == "int8" else None
@@ -59,7 +58,7 @@ def test_the_same_bundle_gives_the_same_bytes(copied: Bundle, precise_bundle: Bu
         assert made.sha256 == open_variant(precise_bundle, precision).sha256
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_recipe_of_a_copy_gives_the_same_int8_graphs_without_a_search(
     copied: Bundle, precise_bundle: Bundle, calibration_images: Path
 ) -> None:
@@ -78,25 +77,6 @@ def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
     assert variant.path == copied.onnx_path
     assert variant.record is None
     assert sorted(path.name for path in copied.path.iterdir()) == before
-
-
-@pytest.mark.rest
-def test_what_exists_is_kept(copied: Bundle) -> None:
-    first = variant_from_bundle(copied, "fp16")
-    with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists"):
-        variant_from_bundle(copied, "fp16")
-    assert variant_from_bundle(copied, "fp16", padded=False, force=True).sha256 == first.sha256  # head dim 16 is good
-
-
-@pytest.mark.rest
-def test_heads_are_padded_by_default(tensor_bundles: dict[str, Bundle]) -> None:
-    widths = []
-    for padded in (True, False):
-        prepared = prepared_graph(tensor_bundles["pit_plain"], "fp16", padded=padded)
-        shapes = {tensor.name: tuple(tensor.dims) for tensor in prepared.proto.graph.initializer}
-        first = next(node for node in prepared.proto.graph.node if node.name == "stages.0.0.attention.qkv/MatMul")
-        widths.append(shapes[first.input[1]])
-    assert widths == [(24, 3 * 2 * 16), (24, 3 * 2 * 12)]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +125,7 @@ def test_calibration_belongs_to_the_quantised_precisions(copied: Bundle, calibra
         variant_from_bundle(copied, "fp16", calibration=open_images(copied, str(calibration_images), limit=4))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(path.name for path in copied.path.iterdir())
     monkeypatch.setattr(module, "emulated_outputs", lambda *_, **__: (np.full((8, 10), np.nan, np.float32),))
@@ -154,7 +134,7 @@ def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch:
     assert sorted(path.name for path in copied.path.iterdir()) == before
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_record_that_cannot_be_written_leaves_no_graph(copied: Bundle) -> None:
     (copied.path / "model.fp16.json").mkdir()  # where the record would go
     before = sorted(path.name for path in copied.path.iterdir())

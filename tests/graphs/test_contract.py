@@ -16,6 +16,8 @@ from gmmvit_deploy.errors import BundleError
 from tests.hostile.bundles import GOLDEN
 from tests.hostile.graphs import GRAPHS
 
+pytestmark = pytest.mark.integration
+
 
 def signed(bundle: Bundle, folder: Path, name: str, content: bytes) -> Bundle:
     """Replace a file of a bundle, and its hash in the manifest."""
@@ -45,7 +47,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.export
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_graphs(name: str, bundle: Bundle, tmp_path: Path) -> None:
     model = onnx.load(bundle.onnx_path)
@@ -56,7 +57,6 @@ def test_broken_graphs(name: str, bundle: Bundle, tmp_path: Path) -> None:
     assert BROKEN[name] in str(caught.value)
 
 
-@pytest.mark.export
 @pytest.mark.parametrize(
     "name", [name for name in GOLDEN if "header" in name or "objects" in name or "no arch" in name]
 )
@@ -68,7 +68,6 @@ def test_broken_golden_files(name: str, bundle: Bundle, tmp_path: Path) -> None:
         signed(bundle, tmp_path, "golden.npz", content)
 
 
-@pytest.mark.export
 def test_a_compressed_golden_file(bundle: Bundle, tmp_path: Path) -> None:
     import numpy as np
 
@@ -78,7 +77,6 @@ def test_a_compressed_golden_file(bundle: Bundle, tmp_path: Path) -> None:
         signed(bundle, tmp_path, "golden.npz", (tmp_path / "golden.npz").read_bytes())
 
 
-@pytest.mark.export
 def test_a_manifest_nested_too_deep(bundle: Bundle, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     shutil.copytree(bundle.path, path)

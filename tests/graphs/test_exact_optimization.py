@@ -82,34 +82,6 @@ def test_a_neutral_scalar_is_removed(operator: str, neutral: float) -> None:
     assert operators(optimized(proto)) == ["Relu"]
 
 
-@pytest.mark.parametrize(("operator", "scalar"), [("Add", 1e-6), ("Mul", 0.125), ("Mul", 1e-9), ("Div", 1e-9)])
-def test_other_scalars_keep_their_shape(operator: str, scalar: float) -> None:
-    proto = graph(helper.make_node(operator, ["x", "c"], ["y"]), c=np.float32(scalar))
-    short = optimized(proto)
-    assert [(constant.name, list(constant.dims)) for constant in short.graph.initializer] == [("c", [])]
-
-
-def test_a_result_without_dimensions_keeps_its_shape() -> None:
-    proto = graph(
-        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        helper.make_node("Add", ["sum", "c"], ["y"]),
-        shape=(),
-        c=np.float32(1e-9),
-    )
-    assert run(optimized(proto)).shape == ()
-
-
-def test_the_division_by_a_sum_that_is_zero() -> None:
-    proto = graph(
-        helper.make_node("ReduceSum", ["x", "axes"], ["sum"]),
-        helper.make_node("Add", ["c", "sum"], ["safe"]),
-        helper.make_node("Div", ["x", "safe"], ["y"]),
-        c=np.float32(1e-9),
-        axes=np.array([1]),
-    )
-    np.testing.assert_array_equal(run(optimized(proto), np.zeros((2, 3), np.float32)), 0)
-
-
 def test_values_with_the_same_name() -> None:
     """PyTorch's exporter names a buffer ``mean`` and the result of ReduceMean alike."""
     model = ir.from_proto(

@@ -46,12 +46,6 @@ def test_the_first_operator_without_a_known_role_is_named(precision: Precision) 
     )
 
 
-def test_a_node_whose_name_hides_its_operator_is_named_with_the_operator() -> None:
-    graph = graph_of(("node_17", "HardSwish", "unknown"))
-    with pytest.raises(ExportError, match=r"node node_17 \(HardSwish\) has none"):
-        require_known_roles(graph, "fp16", what="m")
-
-
 def test_a_graph_without_declared_roles_is_accepted() -> None:
     """The operators of a graph from another exporter compute in float32 in every precision."""
     graph = graph_of(("act/HardSwish", "HardSwish", None))

@@ -17,6 +17,7 @@ from gmmvit_deploy.models.families.vit.model import ViT
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import RELEASED
+from tests.golden_files import each_export
 from tests.models.folding.test_passes import small
 
 GMM = MaskSpec(kind="gmm", kernels=2)
@@ -33,7 +34,7 @@ def graph(folded: FoldedModel) -> onnx.ModelProto:
     return onnx_from_model(folded.model, preprocessing=None, max_batch=4)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_folded_graph_passes_and_names_its_constants(graph: onnx.ModelProto, folded: FoldedModel) -> None:
     records, _ = prove_folded(graph, folded)
     stored = {initializer.name: numpy_helper.to_array(initializer) for initializer in graph.graph.initializer}
@@ -72,8 +73,8 @@ def test_nothing_of_this_machine_is_in_the_graph(graph: onnx.ModelProto) -> None
     assert notes == {ROLE_KEY, ATTENTION_KEY}
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_unfolded_graph_is_refused(folded: FoldedModel) -> None:
     unfolded = onnx_from_model(small(GMM), preprocessing=None, max_batch=4)
     with pytest.raises(ExportError):
@@ -131,8 +132,8 @@ def test_pieces_of_a_mask_are_refused(graph: onnx.ModelProto, folded: FoldedMode
         prove_folded(left, folded)
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_equal_masks_of_two_layers_share_one_constant() -> None:
     model: ViT = small(MaskSpec(kind="elm"))
     for block in model.blocks:
@@ -142,8 +143,7 @@ def test_equal_masks_of_two_layers_share_one_constant() -> None:
     assert len({record.constant for record in records}) == 1
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", each_export(RELEASED))
 def test_no_two_large_constants_are_equal(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
     shapes = {record.shape for record in (*tensor_bundles[name].manifest.masks, *tensor_bundles[name].manifest.biases)}

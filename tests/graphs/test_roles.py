@@ -14,10 +14,10 @@ from gmmvit_deploy.graphs.guessed_roles import guessed_attentions
 from gmmvit_deploy.graphs.roles import attentions_of, role_disagreements, roles_of, unknown_operators
 from gmmvit_deploy.precision import ROLES, Precision, Role
 from tests.conftest import RELEASED
+from tests.golden_files import each_export
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", each_export(RELEASED))
 def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
     roles = roles_of(graph)
@@ -109,8 +109,7 @@ def test_a_declared_role_that_no_policy_has_is_refused() -> None:
         roles_of(graph_of(node))
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", each_export(RELEASED))
 def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
     assert role_disagreements(graph) == ()

@@ -36,7 +36,7 @@ def images_for(proto: onnx.ModelProto, count: int = 3) -> np.ndarray:
 
 
 @pytest.mark.first(1)
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["vit", "registers", "map_pooling", "swin", "beit", "pit", "eva02", "cait"])
 def test_the_rewritten_graph_computes_the_same_logits(name: str) -> None:
     proto = fold_constant_moves(exported(name))
@@ -51,7 +51,7 @@ def test_the_rewritten_graph_computes_the_same_logits(name: str) -> None:
     assert split_stacked_projections(rewritten) is rewritten
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_metadata_of_the_nodes_is_kept() -> None:
     proto = exported("vit")
     roles = roles_of(proto.graph)
@@ -154,7 +154,7 @@ def test_a_graph_with_nothing_to_rewrite_is_returned(tensor_bundles: dict[str, B
     assert fold_constant_moves(proto) is proto
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_the_table_of_rotary_positions_becomes_constants() -> None:
     proto = exported("eva02")
     assert constant_nodes(proto.graph) == ["model/Split (Split)"]

@@ -23,7 +23,7 @@ BLOCK = "network.blocks.0"
 
 
 @pytest.mark.first(1)
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["map_pooling", "swin", "rope", *OUTSIDE_THE_POLICY])
 def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) -> None:
     graph = exported(name).graph
@@ -36,7 +36,7 @@ def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) ->
 
 
 @pytest.mark.first(3)
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -28,8 +28,7 @@ def test_hostile_images_are_refused_or_are_decoded(case) -> None:
         assert refused or case.may_be_answered
 
 
-@pytest.mark.process
-@pytest.mark.export
+@pytest.mark.integration
 def test_commands_refuse_code_in_checkpoints_and_loops_in_bundles(tmp_path: Path) -> None:
     """``gmmvit export`` refuses the checkpoint, ``gmmvit parity`` the bundle; nothing runs or is written."""
     sandbox, sound = Sandbox(tmp_path / "commands" / "sandbox"), sound_bundle(tmp_path)

@@ -27,6 +27,8 @@ from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.exact import assert_same_logits, exact_logits
 from tests.hugging_face.folders import saved
 
+pytestmark = pytest.mark.integration
+
 FOLDED = {
     "deit_with_teacher": {},
     "beit": {"fold_biases": 2, "merge_layer_scales": 4},
@@ -77,7 +79,6 @@ def test_the_folding_passes_keep_the_logits(name: str) -> None:
 
 
 @pytest.mark.first(1)
-@pytest.mark.export
 @pytest.mark.parametrize("name", FOLDED)
 def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, tmp_path: Path) -> None:
     proto = onnx_from_model(folded(name).model, preprocessing=None, max_batch=8)
@@ -93,8 +94,7 @@ def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, 
     assert len(matches) == (3 if name == "swin" else 2)
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "precision"), [("swin", "fp16"), ("beit", "bf16")])
 def test_half_precision_stays_within_the_limits(name: str, precision: Precision) -> None:
     proto = graph_from_model(loaded(name), precision, preprocessing=None, max_batch=8).proto

@@ -27,6 +27,8 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import spec_to_json
 from tests.hugging_face.folders import ARCHITECTURES, BACKBONES, built, saved
 
+pytestmark = pytest.mark.integration
+
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 EXACT = 1e-12
 

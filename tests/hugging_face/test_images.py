@@ -34,6 +34,8 @@ from tests.hugging_face.folders import LABELS, edited, processed, saved
 from tests.timm.test_to_triton import picture
 from tests.uneven_attention import perturbed
 
+pytestmark = pytest.mark.integration
+
 VIT, DEIT, BIT = "ViTImageProcessor", "DeiTImageProcessor", "BitImageProcessor"
 SQUARE, SHORTEST = {"height": 32, "width": 32}, {"shortest_edge": 37}
 CASES: dict[str, dict[str, Any]] = {
@@ -166,8 +168,8 @@ def mobilevit(folder: Path, **fields: Any) -> Any:
     return network
 
 
-@pytest.mark.export
 @pytest.mark.parametrize("reversed_channels", [True, False], ids=["BGR", "RGB"])
+@pytest.mark.first(1)
 def test_the_channels_are_in_the_order_of_the_image_processor(reversed_channels: bool, tmp_path: Path) -> None:
     network = mobilevit(tmp_path, do_flip_channel_order=reversed_channels)
     loaded = load_checkpoint(tmp_path)

@@ -29,6 +29,8 @@ from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.hugging_face.folders import ARCHITECTURES, LABELS, edited, saved
 
+pytestmark = pytest.mark.integration
+
 NOT_ANSWERED = {"swinv2"}  # its attention on cosines does not call the fused attention function
 EXACT = 1e-12
 

@@ -14,6 +14,8 @@ from gmmvit_deploy.export.options import ExportOptions
 from tests.cli.terminal import gmmvit_here
 from tests.hugging_face.folders import built, saved
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize(

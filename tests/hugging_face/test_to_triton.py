@@ -37,7 +37,7 @@ from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS
 from tests.hugging_face.folders import LABELS, built, processed, saved
 
-pytestmark = [pytest.mark.export, pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 HELD_OUT = 200

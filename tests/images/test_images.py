@@ -9,24 +9,10 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.spec import ImageSpec, image_from_json
+from gmmvit_deploy.images.spec import ImageSpec
 from tests.images.test_preprocess import encoded, photo
 
 GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        GREY,
-        ImageSpec(height=8, width=8, channels=3),
-        ImageSpec(height=8, width=9, channels=4, mean=(0.5,) * 4, std=(0.1,) * 4, resize="stretch-bicubic"),
-        ImageSpec(height=8, width=9, channels=3, resize="center-bicubic", crop_pct=0.875),
-    ],
-    ids=["grey", "not normalised", "bicubic", "cropped"],
-)
-def test_json_round_trip(spec: ImageSpec) -> None:
-    assert image_from_json(spec.to_json()) == spec
 
 
 @pytest.mark.parametrize(
@@ -46,12 +32,6 @@ def test_json_round_trip(spec: ImageSpec) -> None:
 def test_refuses_what_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         replace(GREY, **changes)
-
-
-def test_the_hint_about_channels_names_the_options_for_them() -> None:
-    with pytest.raises(InputError) as caught:
-        replace(GREY, mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0))
-    assert caught.value.hint == "type --mean and --std with the values of training, 1 numbers each"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +71,3 @@ def test_sides_are_height_then_width() -> None:
     tensor = GREY.tensor_from_pixels(np.full((3, *GREY.pixels_shape), 255, np.uint8))
     assert tensor.shape[1:] == GREY.tensor_shape == (1, 20, 28)
     np.testing.assert_array_equal(tensor, (np.float32(1) - np.float32(0.1)) / np.float32(0.3))
-
-
-def test_no_tensor_without_mean_and_std() -> None:
-    with pytest.raises(InputError, match="the normalisation of the images is unknown"):
-        replace(GREY, mean=None, std=None).tensor_from_pixels(np.zeros(GREY.pixels_shape, np.uint8))

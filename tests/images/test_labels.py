@@ -202,10 +202,6 @@ class TestThresholdFiles:
             read()
         assert "t.json" in str(caught.value)
 
-    def test_a_missing_file(self) -> None:
-        with pytest.raises(InputError, match="nowhere: expected a number on each line"):
-            thresholds_from("nowhere")
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),

@@ -14,7 +14,7 @@ from PIL import Image
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, RESAMPLING, UnusableImage
+from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, UnusableImage
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, fit_of, resize_rule_from_timm
 from gmmvit_deploy.images.spec import ImageSpec
 from tests.images.test_preprocess import encoded, photo
@@ -185,7 +185,3 @@ def test_the_names_of_timm() -> None:
     for name in ("nearest", "lanczos", "box", "hamming", "random"):
         with pytest.raises(InputError, match=f"timm's interpolation: expected bicubic or bilinear, got '{name}'"):
             resize_rule_from_timm("center", name)
-
-
-def test_every_rule_has_its_operations() -> None:
-    assert set(RESIZE_RULES) == set(RESAMPLING)

@@ -16,7 +16,7 @@ from gmmvit_deploy.serving.gateway.files import ALERTS
 from tests.kubernetes.made import object_in, write
 
 pytestmark = [
-    pytest.mark.process,
+    pytest.mark.integration,
     pytest.mark.skipif(
         shutil.which("promtool") is None, reason="no promtool; on Debian, type apt-get install prometheus"
     ),

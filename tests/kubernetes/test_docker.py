@@ -14,16 +14,14 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.kubernetes import _dockerfiles
 from gmmvit_deploy.kubernetes._dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import COMPILERS, hadolint, linked_environment
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.integration
 ABSENT = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino_telemetry", "safetensors", "yaml", "timm")
 KEY = "key-of-the-slim-image-0123456789"
 MOST_MIB = 500
@@ -45,14 +43,6 @@ def test_the_slim_image_states_its_size() -> None:
     assert "onnxruntime" in {package.name for package in image_packages("onnxruntime")}
 
 
-def test_the_requirements_are_those_of_the_python_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """httptools, of which the images need no other package, stands for one with a backport for old versions."""
-    distribution = _dockerfiles.distribution("httptools")
-    monkeypatch.setattr(type(distribution), "requires", ['jinja2; python_version < "3.12"'])
-    for python, names in (("3.11", ["jinja2"]), ("3.13", [])):
-        assert _dockerfiles._required(distribution, Requirement("httptools"), Requirement, python) == names
-
-
 def path_of_the_image(python: Path, programs: Path) -> str:
     """Return a PATH with the environment, haproxy, and the shell of the base by which Triton starts its workers."""
     programs.mkdir()
@@ -68,7 +58,7 @@ def mapped_below(pid: int) -> str:
 
 
 @needs_haproxy
-@pytest.mark.server
+@pytest.mark.nightly
 def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
     python = linked_environment(tmp_path / "venv", [package.name for package in image_packages("openvino")])
     path = path_of_the_image(python.parent, tmp_path / "programs")

@@ -39,7 +39,7 @@ def written_job(bundle: Bundle, out: Path, **changes: Any) -> WrittenManifests:
 
 
 @pytest.mark.first(2)
-@pytest.mark.process
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "changes",
     [
@@ -79,7 +79,7 @@ def test_an_object_store_is_reached_with_a_secret_and_nothing_else_is(bundle: Bu
     assert "envFrom" not in claimed.apply.joinpath("job.yaml").read_text()
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_hadolint_has_no_complaint(tmp_path: Path) -> None:
     for store in (False, True):
         text = bulk_docker_files("onnxruntime", store=store)["docker/bulk/Dockerfile"]
@@ -89,8 +89,8 @@ def test_hadolint_has_no_complaint(tmp_path: Path) -> None:
         assert hadolint(file) == ""
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_each_index_does_its_part_also_after_a_kill(bundle: Bundle, tmp_path: Path) -> None:
     source = write_folder(tmp_path / "images", images(COUNT, broken=BROKEN))
     quiet = tmp_path / "quiet"
@@ -127,7 +127,7 @@ def test_each_index_does_its_part_also_after_a_kill(bundle: Bundle, tmp_path: Pa
     assert (folder / "_report.html").is_file()
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_wrong_command_line_ends_the_whole_job(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
     job = object_in(written_job(bundle, tmp_path / "out"), "Job")
     codes = [
@@ -158,8 +158,8 @@ def test_wrong_options_are_refused(bundle: Bundle, tmp_path: Path, changes: dict
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_the_command(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
     out = tmp_path / "kubernetes"
     words = ["manifests", bundle.path, "-o", out, "--style", "job", "--image", IMAGE, "--model-uri", OCI, "--force"]

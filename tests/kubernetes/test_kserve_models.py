@@ -20,7 +20,7 @@ PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
 FILES = ("servingruntime.yaml", "inferenceservice.yaml")
 
 
-@pytest.mark.process
+@pytest.mark.integration
 @pytest.mark.skipif(PYTHON is None, reason="GMMVIT_KSERVE_PYTHON names no Python with the package kserve")
 @pytest.mark.parametrize("model", [OCI, "pvc://models/vit", "s3://bucket/vit"])
 def test_nothing_is_lost_or_unknown(bundle: Bundle, tmp_path: Path, model: str) -> None:

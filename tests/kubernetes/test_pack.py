@@ -20,7 +20,7 @@ def hashes(folder: Path) -> dict[Path, str]:
     return {path.relative_to(folder): sha256_of_file(path) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_repository_and_its_labels(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
     context = pack(repository.path, tmp_path / "image")
     assert {path.name for path in context.path.iterdir()} == {"Dockerfile", "models"}
@@ -53,7 +53,7 @@ def test_a_bundle_as_it_is_with_files_that_every_user_can_read(bundle: Bundle, t
     assert modes == {(True, 0o755), (False, 0o644)}
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_threads_that_are_not_stated_are_noted(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
     """Also the labels state instances and threads, which an operator writes into the manifests."""
     untuned = gmmvit("pack", bundle.path, "-o", tmp_path / "untuned")

@@ -36,7 +36,7 @@ from tests.serving.gateways import request as request_of
 from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
 from tests.waiting import best_of, wait_until
 
-pytestmark = [needs_haproxy, pytest.mark.server, pytest.mark.process]
+pytestmark = [needs_haproxy, pytest.mark.integration]
 KEY = "key-of-the-kubelet-0123456789"
 PRE_STOP_S, EXIT_S, GRACE_S = 10, 48, 65
 """What the page states: the sleep of preStop, the longest time from SIGTERM to the end, and the grace period."""
@@ -108,7 +108,7 @@ def pod(container: dict[str, Any], repository: Repository, tmp_path: Path) -> It
     started.serve.process.communicate()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_healthy_wrong_bundle_no_key_dead_worker_and_draining(pod: Pod) -> None:
     """One server in all of these states in turn: a start takes seconds."""
     pod.port = 1  # nothing listens there yet, as in a pod whose container has just started
@@ -227,7 +227,7 @@ def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureR
 OF_THE_STAND_IN = ("--model", MODEL, "--bundle", "")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("slow_pod", [0.02], indirect=True)
 def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> None:
     slow_pod.ready()
@@ -248,7 +248,7 @@ def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> No
     assert any("overloaded, and the gateway's own inference is answered" in text for _, text in answers), answers
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("slow_pod", [0.0], indirect=True)
 def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> None:
     metrics = slow_pod.ready()["metrics"]
@@ -272,7 +272,7 @@ def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> N
     assert slow_pod.serve.end(timeout_s=EXIT_S)[0] == 0
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("slow_pod", [(0.0, 8)], indirect=True)
 def test_a_server_that_starts_is_not_ready(slow_pod: Pod) -> None:
     """The gateway's ports are open from the start, and nobody answers there before the models are loaded."""

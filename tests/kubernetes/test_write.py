@@ -14,7 +14,7 @@ import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.kubernetes.options import ManifestOptions, place, tag_warnings
+from gmmvit_deploy.kubernetes.options import ManifestOptions, place
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
@@ -46,7 +46,7 @@ def test_the_objects_beside_those_of_kserve_are_valid_and_fit_its_pods(bundle: B
 
 
 @pytest.mark.first(1)
-@pytest.mark.process
+@pytest.mark.integration
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH, whose kustomize builds the folders")
 @pytest.mark.parametrize("style", ["deployment", "kserve"])
 @pytest.mark.parametrize("tuned", [True, False])
@@ -197,14 +197,7 @@ def test_wrong_options_are_refused(bundle: Bundle, tmp_path: Path, changes: dict
         write(bundle, tmp_path / "out", **changes)
 
 
-@pytest.mark.parametrize("name", ["server", "host:5000/server"])
-@pytest.mark.parametrize("tag", ["", ":1", "@sha256:12"])
-def test_the_warning_of_a_tag_names_the_image(name: str, tag: str) -> None:
-    (warning,) = tag_warnings({"--image": name + tag})
-    assert warning.startswith(f"--image {name + tag}: a tag can change; name the digest, {name}@sha256:…,")
-
-
-@pytest.mark.process
+@pytest.mark.integration
 def test_the_command(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
     out = tmp_path / "kubernetes"
     answer = gmmvit("manifests", bundle.path, "-o", out, "--image", "host:5000/server:1", "--model-uri", OCI)

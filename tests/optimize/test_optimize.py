@@ -26,7 +26,7 @@ from tests.cli.terminal import Answer, gmmvit_here, refused
 from tests.parity.test_quantised import planted
 from tests.planted.quantised import FAULTS
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 IMAGES = 520
 
 
@@ -78,7 +78,7 @@ def optimized(bundle: Bundle, *arguments: str | Path) -> tuple[Choice, Answer]:
     return choices[-1], answer
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_choice_is_written_beside_the_proven_files(
     precise_bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +122,7 @@ def test_the_choice_is_written_beside_the_proven_files(
     assert "<svg" in page
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
     bundle = planted(precise_bundle, FAULTS["a range cut to a third"][0], tmp_path)
     choice, _ = optimized(bundle, "--data", f"array:{labelled}", "--gate", "0.01")
@@ -157,7 +157,7 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
     assert [entry["machine"]["cpu"] for entry in written["machines"]] == [choice.machine.cpu]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_with_calibration_every_form_is_tried_and_the_chosen_graph_is_kept(
     bundle: Bundle, labelled: Path, tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ def test_the_versions_that_changed_are_named_and_the_choice_is_judged_again(
     assert "kept decisions 0.9900 then, " in check.summary
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_choice_that_misses_its_gate_now_fails(precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:int8")
     assert judged(bundle).verdict == "passed"  # with the same versions

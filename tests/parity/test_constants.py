@@ -18,7 +18,7 @@ from gmmvit_deploy.parity._constants import check_constants
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.reference import Reference
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 
 def judged(

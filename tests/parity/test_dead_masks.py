@@ -29,7 +29,7 @@ from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from tests.conftest import golden
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 LAST = "stages.2.0.attention"
 
@@ -65,7 +65,7 @@ def test_the_graph_and_the_manifest_leave_the_mask_out(name: str, tensor_bundles
     assert [[constants[read] for read in node.input if read in constants] for node in inside] == [[()]]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_bundle_of_an_older_version_still_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = golden("pit_gmm")
     options = ExportOptions(input_kind="tensor", max_batch=4)
@@ -81,7 +81,7 @@ def test_a_bundle_of_an_older_version_still_passes(tmp_path: Path, monkeypatch: 
         assert check_parity(bundle, runners, ParityOptions()).passed
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_mistakes_in_a_dead_mask_are_not_suspects(tmp_path: Path) -> None:
     """The only mask of a PiT with a single attention is dead."""
     bundle = exported(pit((1,)), tmp_path)
@@ -112,7 +112,7 @@ def test_a_mistake_in_the_masks_of_the_graph_is_named(tensor_bundles: dict[str, 
     assert explain(bundle, reference, inputs, shifted, 1e-5) == name
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_kernels_take_attentions_with_and_without_a_mask_in_a_model(tmp_path: Path) -> None:
     bundle = exported(pit((1, 1, 1)), tmp_path)
     matches = attentions_in_onnx(bundle.onnx_path.read_bytes())

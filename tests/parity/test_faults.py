@@ -111,7 +111,7 @@ def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle
     assert reason in judgement.checks["numeric"]["reasons"][-1]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fault", "reason"), [("mean and std", "mean and std of svhn"), ("channels", "BGR")], ids=["mean", "BGR"]
 )
@@ -242,7 +242,7 @@ def test_a_model_whose_float32_is_no_reference(bundle: Bundle, monkeypatch: pyte
     assert "float32 is too coarse for this model" in judged(bundle).checks["numeric"]["reasons"][0]
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_a_network_with_the_same_logits_for_every_image_proves_nothing(
     gmmvit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ with open_runner("onnxruntime", bundle) as runner:
 """
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_ten_thousand_images_in_bounded_memory(bundle: Bundle, tmp_path: Path) -> None:
     """A folder with variations of some images, and a broken image."""
     data = labelled_by(bundle)

@@ -89,8 +89,3 @@ def test_other_filters_of_pillow_are_named(channels: int) -> None:
             resized = opened.convert(recorded.mode).resize((32, 24), Image.Resampling.LANCZOS)
             made.append(np.asarray(resized).reshape(recorded.pixels_shape))
     assert names_of(IMAGES, recorded, np.stack(made))[0] == "resized with lanczos instead of bilinear"
-
-
-def test_a_fit_that_cannot_resize_an_image_is_left_out() -> None:
-    """With ``border``, 100×1 pixels become 32×0 pixels, which Pillow refuses."""
-    assert names_of((encoded(photo(100, 1), "PNG"),), STRETCH, np.zeros((1, 24, 32, 3), np.uint8)) == []

@@ -43,7 +43,7 @@ from tests.parity.faults import Altered
 from tests.planted.quantised import FAULTS, Constants, Fault
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 CPU = "model.int8.cpu.onnx"
 
 
@@ -102,6 +102,7 @@ def test_decisions_are_judged_on_real_images_only(precise_bundle: Bundle) -> Non
 
 
 @pytest.mark.parametrize("wrong", [1, 8])
+@pytest.mark.nightly
 def test_single_images_and_batches_are_judged_and_the_worst_counts(precise_bundle: Bundle, wrong: int) -> None:
     """A program for a single image, as our chains of int8 products, may be wrong where that of a batch is right."""
 
@@ -152,6 +153,7 @@ def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle
 
 
 @pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.first(2)
 def test_planted_faults_are_named_without_images(what: str, precise_bundle: Bundle, tmp_path: Path) -> None:
     fault, named = FAULTS[what]
     bundle = planted(precise_bundle, fault, tmp_path)
@@ -160,7 +162,7 @@ def test_planted_faults_are_named_without_images(what: str, precise_bundle: Bund
     assert any(reason.startswith("quantisation: ") and named in reason for reason in check.reasons), check.reasons
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_planted_faults_of_graphs_for_gpus_are_named(
     precision: Precision, precise_bundle: Bundle, tmp_path: Path
@@ -293,6 +295,7 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
+@pytest.mark.nightly
 def test_the_recorded_db_is_that_of_the_graph_that_ships(
     for_cpu: bool, precise_bundle: Bundle, calibration_images: Path
 ) -> None:

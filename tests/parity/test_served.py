@@ -23,7 +23,7 @@ from tests.conftest import FREE_PORTS
 from tests.parity.faults import with_manifest
 from tests.parity.test_faults import failed_checks, labelled_by
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
 def edited(path: Path, old: str, new: str) -> None:

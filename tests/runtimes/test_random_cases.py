@@ -49,7 +49,7 @@ IMAGES = 17
 SETS = (("avx2", "1"), ("avx512", "1"), ("avx512-bf16", "1"), ("avx512-bf16", "2"), ("neon", "1"), ("neon-bf16", "2"))
 """(instruction set, arithmetic of attention as masked_attention.h numbers it)."""
 
-pytestmark = [pytest.mark.rest, pytest.mark.timeout(60 * MINUTES + 300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(60 * MINUTES + 300)]
 Case = dict[str, Any]
 
 
@@ -170,7 +170,7 @@ def sets() -> list[tuple[str, str]]:
     return [each for each in SETS if run_kernel(*each, "norm", 0, 1, 16)[0] != LACKS]
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_random_kernels() -> None:
     assert sets()
     search(random_kernel, check_kernel, 60 * MINUTES / 4)
@@ -267,6 +267,6 @@ def random_network(random: Random) -> Case:
     return {**case, **changes}
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_random_networks() -> None:
     search(random_network, check_network, 60 * MINUTES * 3 / 4)

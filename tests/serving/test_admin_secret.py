@@ -13,7 +13,7 @@ from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServ
 from tests.conftest import FREE_PORTS
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def status(server: TritonServer, method: str, path: str, body: bytes | None = No
     return answer.status
 
 
-@pytest.mark.server
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -49,14 +49,14 @@ def test_http_needs_the_secret(method: str, path: str, guarded: TritonServer) ->
     assert status(guarded, method, path, **{ADMIN_HEADER: "s3cret-_"}) == 200
 
 
-@pytest.mark.server
+@pytest.mark.integration
 def test_inferences_and_configurations_do_not(guarded: TritonServer) -> None:
     assert status(guarded, "POST", f"/v2/models/{MODEL}/infer", infer_body(1)) == 200
     assert status(guarded, "GET", f"/v2/models/{MODEL}/config") == 200
     assert status(guarded, "GET", "/v2/health/ready") == 200
 
 
-@pytest.mark.server
+@pytest.mark.integration
 def test_grpc_needs_the_secret(guarded: TritonServer) -> None:
     client = tritonclient.grpc.InferenceServerClient(guarded.grpc_url.removeprefix("grpc://"))
     with pytest.raises(Exception, match="UNAVAILABLE"):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy.serving._metric_text import filesystem_metrics
 from gmmvit_deploy.serving.gateway.files import ALERTS
 from tests.certificates import self_signed
 from tests.documented import PAGES, blocks
@@ -154,7 +153,7 @@ def promtool(*arguments: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_the_documented_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = PAGES / "operate.md"
     (block,) = (block for block in blocks(page, page.read_text(encoding="utf-8")) if block.language == "yaml")
@@ -166,8 +165,8 @@ def test_the_documented_configuration_is_valid(tmp_path: Path, monkeypatch: pyte
     assert f"{len(NAMES)} rules found" in promtool("check", "config", "prometheus.yml")
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_each_alert_fires_and_stays_silent(tmp_path: Path) -> None:
     tests = [
         {
@@ -201,13 +200,3 @@ def test_each_alert_has_both_cases_and_what_to_do() -> None:
 def test_the_runbook_has_each_alert() -> None:
     page = (PAGES / "operate.md").read_text(encoding="utf-8")
     assert re.findall(r"^#### (Gmmvit\w+)$", page, re.MULTILINE) == NAMES
-
-
-def test_file_systems_have_their_free_and_total_bytes(tmp_path: Path) -> None:
-    text = filesystem_metrics((tmp_path, tmp_path / "absent"))
-    (free,) = re.findall(rf'^gmmvit_filesystem_free_bytes{{folder="{tmp_path}"}} (\d+)$', text, re.MULTILINE)
-    (size,) = re.findall(rf'^gmmvit_filesystem_size_bytes{{folder="{tmp_path}"}} (\d+)$', text, re.MULTILINE)
-    assert abs(int(free) - shutil.disk_usage(tmp_path).free) < 2**30
-    assert int(size) == shutil.disk_usage(tmp_path).total
-    assert 'folder="/dev/shm"' in text
-    assert "absent" not in text

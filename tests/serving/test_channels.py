@@ -16,10 +16,10 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.export.test_channels import LABELS, exported, logits_of_files, photo
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.integration
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_grey_images_get_pytorchs_answers(tmp_path: Path) -> None:
     """PNG files, grey, coloured and with alpha, over gRPC and HTTP → the logits of eager PyTorch."""
     bundle = exported(tmp_path, 1)

@@ -20,7 +20,7 @@ from tests.cli.terminal import gmmvit_here
 from tests.serving.commands import Serve
 
 
-@pytest.mark.server
+@pytest.mark.integration
 def test_the_choice_is_served_and_stated(precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
     service = Serve(bundle.path)

@@ -30,6 +30,8 @@ from tests.serving.commands import Serve, metric_values
 from tests.serving.processes import kinds_of
 from tests.serving.shared import Running
 
+pytestmark = pytest.mark.integration
+
 IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(2)]
 MOST_BYTES = 2**20
 
@@ -59,7 +61,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.server
 class TestAnswers:
     def test_a_photo_by_curl_gets_labels(self, front: FrontProcess, images: Path, bundle: Bundle) -> None:
         status, answer = curl("--data-binary", "@0.jpg", f"{front.classify_url}?top=3", folder=images)
@@ -69,14 +70,6 @@ class TestAnswers:
         assert [labels[guess["index"]] for guess in predictions] == [guess["label"] for guess in predictions]
         assert len({guess["index"] for guess in predictions}) == 3
         assert 1 >= predictions[0]["probability"] >= predictions[1]["probability"] >= predictions[2]["probability"] > 0
-
-    def test_a_form_gets_the_labels_of_each_image(self, front: FrontProcess, images: Path) -> None:
-        form = curl("-F", "a=@0.jpg", "-F", "b=@1.jpg", f"{front.classify_url}?top=1", folder=images)
-        alone = [curl("--data-binary", f"@{n}.jpg", f"{front.classify_url}?top=1", folder=images) for n in (0, 1)]
-        assert form[0] == 200
-        assert [row[0]["index"] for row in form[1]["predictions"]] == [
-            answer["predictions"][0][0]["index"] for _, answer in alone
-        ]
 
     @pytest.mark.parametrize(
         ("arguments", "status", "reason"),
@@ -106,7 +99,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.server
 class TestWhoMayAsk:
     @pytest.mark.parametrize("name", OTHERS)
     def test_pages_of_other_origins_are_refused(self, name: str, front: FrontProcess) -> None:
@@ -136,7 +128,6 @@ MALFORMED = {
 }
 
 
-@pytest.mark.server
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_http_is_refused_and_the_connection_closed(name: str, front: FrontProcess) -> None:
     with socket.create_connection(("127.0.0.1", front.port), timeout=10) as connection:
@@ -151,7 +142,6 @@ def test_malformed_http_is_refused_and_the_connection_closed(name: str, front: F
     assert front.ready()
 
 
-@pytest.mark.server
 @pytest.mark.parametrize("what", ["bytes after an answer", "the body of a refused request"])
 def test_a_client_that_sends_too_slowly_loses_its_connection(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_http, "HEAD_TIMEOUT_S", 0.2)
@@ -180,7 +170,6 @@ def test_a_client_that_sends_too_slowly_loses_its_connection(what: str, monkeypa
     assert asyncio.run(closed()) == b""
 
 
-@pytest.mark.server
 def test_a_port_in_use_names_the_option(repository: Repository, gmmvit: Callable[..., Any]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -193,8 +182,7 @@ def test_a_port_in_use_names_the_option(repository: Repository, gmmvit: Callable
     assert "--classify-port" in answer.stderr
 
 
-@pytest.mark.server
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_serve_names_the_address_and_starts_the_process_again(serve: Callable[..., Serve], images: Path) -> None:
     command = serve()
     where = command.ready()
@@ -208,8 +196,7 @@ def test_serve_names_the_address_and_starts_the_process_again(serve: Callable[..
     assert command.end()[0] == 0
 
 
-@pytest.mark.server
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_serve_says_why_images_are_not_classified(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     made = repository_from_bundle(tensor_bundles["vit_gmm"], tmp_path / "models")
     command = Serve(made.path)

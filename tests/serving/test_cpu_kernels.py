@@ -19,7 +19,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
 needs_kernel = pytest.mark.skipif(our_kernels("fp32")[0] is None, reason="our kernels are not available here")

@@ -27,7 +27,7 @@ from tests.export.test_channels import LABELS, SPEC, exported
 from tests.images.test_preprocess import encoded, photo
 from tests.images.test_timm_preprocess import by_timm
 
-pytestmark = [pytest.mark.export, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "center": (3, {"resize": "center-bicubic", "crop_pct": 0.9}),
@@ -91,7 +91,6 @@ def test_export_and_parity(name: str, bundles: dict[str, Bundle]) -> None:
     assert report.passed, report.failures()
 
 
-@pytest.mark.server
 @pytest.mark.parametrize("name", CASES)
 def test_server_gives_the_answers_for_timms_tensors(
     name: str, bundles: dict[str, Bundle], server: TritonServer, tmp_path: Path
@@ -118,7 +117,6 @@ def test_server_gives_the_answers_for_timms_tensors(
     assert report.passed, report.failures()
 
 
-@pytest.mark.server
 def test_server_preprocesses_images_for_a_network_that_is_not_square(server: TritonServer) -> None:
     images = np.array([[file] for file in FILES], dtype=np.object_)
     with TritonConnection(server.grpc_url) as connection:

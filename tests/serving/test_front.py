@@ -202,7 +202,7 @@ class TestOverload:
             assert answer.headers["retry-after"] == "1"
             assert "fill the memory" in answer.json()["error"]
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_an_overloaded_server_is_passed_on(self, limited_server: TritonServer) -> None:
         """While two requests of 49 million pixels wait in Triton, a third is refused with Triton's reason."""
         bomb = flat_png(7000, 7000)

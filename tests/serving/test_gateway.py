@@ -54,7 +54,7 @@ from tests.serving.shared import MOST_BODY_BYTES, SECRET, Running, shared_servic
 from tests.serving.stand_in import answers_held, sleeping_repository
 from tests.waiting import everything_was_read, wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.integration
 INFER = "/v2/models/gmmvit_network/infer"
 RAW = {"Inference-Header-Content-Length": "0"}
 
@@ -295,7 +295,7 @@ class TestHttp:
                 connection.recv(1)
             connection.close()
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_a_stranger_whose_body_stops_is_refused_within_seconds(self, gateway: Running) -> None:
         """`raw_answer` waits for 20 s at most; without a limit of its own, the gateway would wait for 60 s."""
         head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n".encode()
@@ -476,7 +476,7 @@ class TestFront:
         server.server_close()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 class TestTls:
     def test_https_http2_and_grpcs(self, open_gateway: Open, pixels: np.ndarray, tmp_path: Path) -> None:
         cert, key = certificate(tmp_path)
@@ -515,7 +515,7 @@ class TestTls:
         assert request(gateway.http_url, "/v2", ca=new_cert).status == 200
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 class TestReload:
     def test_keys_change_without_a_restart(self, open_gateway: Open, tmp_path: Path) -> None:
         lines: list[str] = []
@@ -537,7 +537,7 @@ class TestReload:
         kept.close()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 class TestRestart:
     def test_a_killed_haproxy_is_started_again(self, open_gateway: Open) -> None:
         lines: list[str] = []
@@ -645,7 +645,7 @@ class TestObservability:
         assert request(gateway.metrics_url, "/other").status == 404
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 class TestReadiness:
     def test_a_network_that_does_not_answer_is_not_ready(self, repository: Repository, tmp_path: Path) -> None:
         """Triton itself says ready for ever after `kill -9` of the worker of the network."""
@@ -683,7 +683,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         yield running
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 class TestOverload:
     def test_http(self, slow: TritonServer, open_gateway: Open) -> None:
         """Two requests are in the server, four wait until their time is over, and the others are refused at once."""

@@ -23,7 +23,7 @@ from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_t
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
 from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
-from gmmvit_deploy.serving.gateway.files import ALERTS, config_text, gateway_options, options_for, tls_pem, write_files
+from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.options import (
     Front,
@@ -31,16 +31,12 @@ from gmmvit_deploy.serving.gateway.options import (
     GatewaySettings,
     HealthCheck,
     Upstream,
-    is_loopback,
-    require_insecure,
 )
 from gmmvit_deploy.serving.gateway.own import gateway_folder
-from gmmvit_deploy.serving.gateway.service import behind_gateway
 from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
-from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions
 from gmmvit_deploy.serving.server_log import ServerLog
 from tests.certificates import self_signed
 from tests.cli.terminal import gmmvit_here, without_progress
@@ -149,22 +145,6 @@ class TestSettings:
         with pytest.raises(InputError, match=bound):
             GatewaySettings(keys=tmp_path, **wrong)
 
-    def test_addresses(self) -> None:
-        assert all(map(is_loopback, ("127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1")))
-        assert not any(map(is_loopback, ("0.0.0.0", "10.0.0.1", "example.org", "::")))  # noqa: S104 - refused
-        with pytest.raises(InputError, match="without a key"):
-            require_insecure("10.0.0.1", insecure=False)
-        require_insecure("10.0.0.1", insecure=True)
-
-    def test_triton_itself_stays_on_loopback_behind_a_secret(self) -> None:
-        open_to_all = ServerOptions(host="0.0.0.0", metrics_host="0.0.0.0", http_port=8000)  # noqa: S104 - not used
-        behind = behind_gateway(open_to_all, "0123")
-        assert (behind.host, behind.metrics_host, behind.http_port) == ("127.0.0.1", None, 0)
-        apis = "model-repository,shared-memory,trace,logging,statistics"
-        assert behind.restrictions == tuple(
-            f"--{option}={apis}:{ADMIN_HEADER}=0123" for option in ("http-restricted-api", "grpc-restricted-protocol")
-        )
-
     def test_tuning_bounds_the_queue(self, tmp_path: Path) -> None:
         settings = GatewaySettings(keys=key_file(tmp_path))
         models = ServedModels(names=("m",), bundle="", health=HealthCheck(path="/"), row_bytes=0)
@@ -198,7 +178,7 @@ class TestHAProxy:
         assert (check().works, check().fix) == (False, "apt-get install haproxy")
         assert "there is no haproxy on PATH" in check().detail
 
-    @pytest.mark.process
+    @pytest.mark.integration
     @pytest.mark.parametrize(
         ("version", "message"), [("2.2.9", r"2\.6 or newer, got 2\.2\.9"), ("x", "is not HAProxy: ")]
     )
@@ -228,24 +208,12 @@ class TestConfig:
         ],
         ids=["default", "json", "no queue", "threads", "front", "admin", "no inference", "syslog", "sockets"],
     )
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_haproxy_takes_it(self, changes: dict[str, Any], tmp_path: Path) -> None:
         check_config(require_haproxy(), write_files(tmp_path, options(**changes), {HASH: "web"}, ""))
 
-    def test_a_name_is_no_pattern(self) -> None:
-        assert r"a\.b" in config_text(options(models=("a.b",)))
-
 
 class TestModels:
-    @pytest.mark.export
-    def test_of_a_bundle(self, bundle: Bundle) -> None:
-        models = read_models(bundle.path)
-        assert models.names == ("gmmvit", "gmmvit_classify", "gmmvit_labels", "gmmvit_network", "gmmvit_preprocess")
-        assert models.bundle == bundle.sha256
-        assert models.health.path == "/v2/models/gmmvit/infer"
-        assert models.health.infers
-        assert models.row_bytes == 32 * 32 * 3
-
     def test_of_a_network_alone_the_check_sends_a_tensor(self, tmp_path: Path) -> None:
         models = read_models(network(tmp_path, "[ 4, 4, 3 ]", "TYPE_FP32"))
         assert models.health.body == "A" * 192
@@ -266,17 +234,7 @@ class TestModels:
         with pytest.raises(RepositoryError, match="the configuration of the model cannot be read"):
             read_models(tmp_path)
 
-    @pytest.mark.export
-    def test_a_check_that_fits_both_bundles_is_used_while_both_are_served(
-        self, bundle: Bundle, tensor_bundle: Bundle
-    ) -> None:
-        pixels, tensor = read_models(bundle.path), read_models(tensor_bundle.path)
-        assert options_for(options(), [pixels]).health == pixels.health
-        both = options_for(options(), [pixels, tensor])
-        assert both.models == tuple(sorted({*pixels.names, *tensor.names}))
-        assert both.health.infers == (pixels.health == tensor.health)
-
-    @pytest.mark.export
+    @pytest.mark.integration
     @pytest.mark.parametrize("backend", ["python", "onnxruntime"])
     def test_no_configuration_has_a_queue_policy(self, backend: Any, bundle: Bundle) -> None:
         """A queue policy makes Triton 2.51 wait for its timer of 500 ms, so requests wait in the gateway instead."""
@@ -288,7 +246,7 @@ class TestModels:
 
 
 class TestCertificate:
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_certificate_and_key_of_each_other(self, tmp_path: Path) -> None:
         cert, key = certificate(tmp_path)
         (tmp_path / "other").mkdir()
@@ -318,8 +276,7 @@ class TestCertificate:
 
 
 class TestOwnGateway:
-    @pytest.mark.export
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_the_folder_is_complete_and_checked(self, bundle: Bundle, tmp_path: Path) -> None:
         require_haproxy()
         cert, key = certificate(tmp_path)
@@ -337,8 +294,7 @@ class TestOwnGateway:
         assert (out / "bundles.map").read_text() == f"triton {bundle.sha256}\n"
         assert KEY not in (out / "keys.map").read_text()
 
-    @pytest.mark.export
-    @pytest.mark.process
+    @pytest.mark.integration
     def test_haproxy_starts_with_several_threads_from_another_folder(self, bundle: Bundle, tmp_path: Path) -> None:
         """`haproxy -c` is not enough: it does not load the Lua programs for the other threads."""
         require_haproxy()
@@ -366,7 +322,7 @@ class TestOwnGateway:
             process.kill()
             process.communicate()
 
-    @pytest.mark.export
+    @pytest.mark.integration
     def test_without_haproxy_it_is_written_but_not_checked(
         self, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -448,21 +404,6 @@ def test_the_port_of_the_other_protocol_is_named(url: str, expected: str) -> Non
         OSError("no HTTP/2 settings"), Request(url, "gmmvit", "get_model_config", 1.0, Access())
     )
     assert error.hint.startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (("serve", "bundle", "--http-port", "70000"), "--http-port: expected a number in the range 0<=x<=65535"),
-        (("serve", "bundle", "--queue-timeout", "0"), "--queue-timeout: expected a number in the range x>=1"),
-        (("gateway", "bundle", "--max-body", "10"), "--max-body: expected a number in the range x>=1024"),
-    ],
-)
-def test_a_number_out_of_range_is_an_invalid_command_line(typed: tuple[str, ...], message: str) -> None:
-    answer = gmmvit_here(*typed)
-    assert answer.status == 2
-    assert message in answer.err or "greater than or equal" in answer.err or "less than or equal" in answer.err
-    assert f"got '{typed[-1]}'" in answer.err
 
 
 def test_serving_a_path_that_does_not_exist(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from gmmvit_deploy.serving.gateway.haproxy import HAProxy
 from tests.serving.gateways import require_haproxy
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 CONFIG = """
 global
@@ -72,7 +72,7 @@ def haproxy(tmp_path: Path, asked: threading.Event) -> Iterator[tuple[HAProxy, i
         running.stop(1)
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_request_is_answered_and_an_idle_connection_is_not_waited_for(
     haproxy: tuple[HAProxy, int, int], asked: threading.Event
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_request_is_answered_and_an_idle_connection_is_not_waited_for(
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_after_a_handover_kept_connections_get_their_answer(haproxy: tuple[HAProxy, int, int]) -> None:
     running, port, before = haproxy
     kept = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -107,7 +107,7 @@ def test_after_a_handover_kept_connections_get_their_answer(haproxy: tuple[HAPro
     assert f"Pid: {running.pid}" in running.command("show info")
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_handover_to_an_invalid_configuration_is_refused(haproxy: tuple[HAProxy, int, int], tmp_path: Path) -> None:
     running, port, before = haproxy
     (tmp_path / "haproxy.cfg").write_text("no configuration\n")
@@ -119,7 +119,7 @@ def test_a_handover_to_an_invalid_configuration_is_refused(haproxy: tuple[HAProx
     assert kept.getresponse().status == 200
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_haproxy_that_was_killed_is_stopped_without_an_error(haproxy: tuple[HAProxy, int, int]) -> None:
     running, _, pid = haproxy
     os.kill(pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import EACH_FAMILY, FREE_PORTS, LATER, MANIFEST, golden
 from tests.serving.test_server import PROTOCOLS, url_of
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SERVED = [name for name in EACH_FAMILY if MANIFEST[name]["family"] != "timm"]
 
 

@@ -17,7 +17,7 @@ import gmmvit_deploy
 from gmmvit_deploy.serving.server import TritonServer
 from tests.serving.stand_in import MODEL, infer_body
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 LAUNCHER = Path(gmmvit_deploy.__file__).parent / "files" / "_launch.py"
 GIB = 1 << 30
@@ -32,7 +32,7 @@ def answers(server: TritonServer) -> bool:
     return answered.status == 200
 
 
-@pytest.mark.server
+@pytest.mark.integration
 class TestTheSameServerAnswersAfterwards:
     @pytest.mark.parametrize(
         ("body", "headers"),
@@ -65,7 +65,7 @@ class TestTheSameServerAnswersAfterwards:
         assert stand_in.pid == before
 
 
-@pytest.mark.process
+@pytest.mark.integration
 class TestTheLimit:
     def launched(self, hard: int) -> subprocess.CompletedProcess[str]:
         """Run ``ulimit -s`` behind the launcher, where the hard limit of the stack is ``hard``."""

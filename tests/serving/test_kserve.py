@@ -27,10 +27,9 @@ from tests.serving.shared import Running
 
 PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
 pytestmark = [
-    pytest.mark.rest,
+    pytest.mark.nightly,
     needs_haproxy,
-    pytest.mark.server,
-    pytest.mark.process,
+    pytest.mark.integration,
     pytest.mark.skipif(PYTHON is None, reason="GMMVIT_KSERVE_PYTHON names no Python with the package kserve"),
 ]
 

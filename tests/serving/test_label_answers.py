@@ -24,7 +24,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import encoded, photo
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.integration
 LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship", "tab\there", "end")
 THRESHOLDS = (0.5,) * 4 + (0.01,) * 6
 MODELS = ("gmmvit", "multi")

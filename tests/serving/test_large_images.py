@@ -16,9 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 from tritonclient import grpc
-from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
 import gmmvit_deploy.images.preprocess
@@ -29,34 +27,21 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.triton_models import large_images
-from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder, Job, LargeImages
+from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder
 from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import encoded, photo, png
 from tests.serving.conftest import flat_png
-from tests.serving.processes import kinds_of, processes_naming
+from tests.serving.processes import kinds_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 
 def waits(event: threading.Event) -> Callable[[Decoder], None]:
     return lambda decoder: event.wait(10) and None
 
 
-class TestThreads:
-    def test_waiting_jobs_take_turns(self) -> None:
-        large = LargeImages(threads=1, most_pixels=100)
-        begin, order = threading.Event(), []
-        many = [waits(begin), *(lambda decoder, n=n: order.append(f"many {n}") for n in range(3))]
-        large.add(Job(many, pixels=1, finish=list))
-        large.add(Job([lambda decoder: order.append("single")], pixels=1, finish=lambda: order.append("answer")))
-        begin.set()
-        large.close()
-        assert order.index("answer") < order.index("many 1")
-        assert order[-1] == "many 2"
-
-
-@pytest.mark.process
+@pytest.mark.integration
 class TestDecoder:
     @pytest.fixture
     def decoder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
@@ -201,28 +186,7 @@ def refusal_of(server: TritonServer, image: bytes) -> InferenceServerException |
     raise AssertionError("an image without pixels was decoded")
 
 
-@pytest.mark.export
-def test_the_configuration_states_the_budget(bundle: Bundle, tmp_path: Path) -> None:
-    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=5_000_000))
-    for model in ("gmmvit", "gmmvit_preprocess"):
-        text = (tmp_path / "r" / model / "config.pbtxt").read_text()
-        parameters = text_format.Parse(text, model_config_pb2.ModelConfig()).parameters
-        assert parameters["request_pixels"].string_value == "5000000"
-        assert parameters["worker_pixels"].string_value == "10000000"
-
-
-def test_a_decoder_for_each_core(limited_server: TritonServer) -> None:
-    """Without a number of threads, as many large images are decoded at once as there are cores."""
-    cores = len(os.sched_getaffinity(0))
-    count = min(3 * cores, 48)  # within the budget of the server
-    large = as_input(*[flat_png(1100, 1100)] * count)
-    with TritonConnection(limited_server.grpc_url) as connection:
-        connection.infer("gmmvit_preprocess", "IMAGE", large, output="pixels")
-    scripts = str(limited_server.repository / "gmmvit_preprocess" / "1" / "gmmvit_large_images.py")
-    assert len(processes_naming(scripts)) == min(cores, count)
-
-
-@pytest.mark.export
+@pytest.mark.integration
 def test_a_budget_below_the_input_of_the_network_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected at least 1024, the pixels of an input of the network, got 1023"):
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=1023))

@@ -44,7 +44,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.browser import open_chromium
 from tests.conftest import FREE_PORTS, golden
 
-pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SIDE = 16
 NAMES = (*"0123456789", "even", "even")  # the second "even" is a class that no image has
 THRESHOLDS = (0.5,) * 10 + (0.6, 0.9)
@@ -220,7 +220,6 @@ def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder
         assert guess["present"] == (probability >= guess["threshold"])
 
 
-@pytest.mark.browser
 def test_the_page_shows_the_labels_and_their_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
     logits = pytorch_logits(multi, folder)[0]
     with FrontProcess(FrontOptions(triton_url=server.grpc_url), None) as front, open_chromium() as browser:

@@ -24,7 +24,7 @@ from tests.serving.shared import Running
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.server, pytest.mark.browser]
+pytestmark = pytest.mark.integration
 
 MOST_BYTES = 2**20
 PHONE = {"viewport": {"width": 400, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}

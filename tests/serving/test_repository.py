@@ -82,16 +82,6 @@ def test_only_a_runner_with_kernels_has_their_library(name: str, bundle: Bundle,
     assert read_models(tmp_path / "r").runner == written.runner == name
 
 
-def test_what_repositories_state_about_the_runner(bundle: Bundle, tmp_path: Path) -> None:
-    repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="onnxruntime"))
-    assert read_models(tmp_path / "r").runner == "onnxruntime"
-    by_hand = tmp_path / "foreign" / "network" / "config.pbtxt"
-    by_hand.parent.mkdir(parents=True)
-    by_hand.write_text('backend: "python"\nof_a_newer_triton: 1')
-    foreign = read_models(tmp_path / "foreign")
-    assert (foreign.runner, dict(foreign.backends)) == ("", {"network": "python"})
-
-
 def test_kernels_that_must_be_there_and_cannot(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     bundle = tensor_bundles["eanet_performer"]  # no Q Kᵀ
     options = RepositoryOptions(runner=RunnerName("openvino", kernels=True))
@@ -220,25 +210,6 @@ def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_p
     assert copied.read_bytes() == (precise_bundle.path / "model.fp16.onnx").read_bytes()
 
 
-def test_configurations_fit_together(bundle: Bundle, tmp_path: Path) -> None:
-    repository_from_bundle(bundle, tmp_path / "r")
-    ensemble, preprocess, network = (
-        config(tmp_path / "r" / name / "config.pbtxt") for name in ("gmmvit", "gmmvit_preprocess", "gmmvit_network")
-    )
-    assert ensemble.platform == "ensemble"
-    assert [step.model_name for step in ensemble.ensemble_scheduling.step] == ["gmmvit_preprocess", "gmmvit_network"]
-    assert preprocess.output[0] == model_config_pb2.ModelOutput(
-        name="pixels", data_type=model_config_pb2.TYPE_UINT8, dims=[32, 32, 3]
-    )
-    assert list(network.input[0].dims) == list(preprocess.output[0].dims)
-    assert (ensemble.output[0].name, list(ensemble.output[0].dims)) == ("logits", [10])
-    for model in (ensemble, network):
-        assert model.output[0].label_filename == "labels.txt"
-        labels = (tmp_path / "r" / model.name / "labels.txt").read_text().splitlines()
-        assert labels == json.loads(model.parameters["gmmvit_labels"].string_value) == list(bundle.manifest.labels)
-        assert model.parameters["gmmvit_bundle_sha256"].string_value == bundle.sha256
-
-
 def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
     written = repository_from_bundle(tensor_bundles["vit_gmm"], tmp_path / "r")
     assert written.models == ("gmmvit_network",)
@@ -251,11 +222,6 @@ def test_tensorrt_without_an_engine_gives_the_build_command(bundle: Bundle, tmp_
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="tensorrt"))
     assert f"gmmvit build {bundle.path} --flavor tensorrt" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_engine_goes_with_tensorrt_only(engine: Engine, precise_bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError, match="--engine needs --backend tensorrt"):
-        repository_from_bundle(precise_bundle, tmp_path / "r", engine=engine)
 
 
 def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from tests.serving.processes import processes_naming, wait_gone
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.integration
 PROTOCOLS = ("grpc", "http")
 
 
@@ -77,7 +77,7 @@ def family_server(
         yield running
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_whole_way_for_other_families(
     name: str, family_bundles: dict[str, Bundle], family_server: TritonServer, tmp_path: Path
@@ -201,7 +201,7 @@ class TestStarting:
             self.start(repository.path, **{service: taken})
         assert f"--{service.replace('_', '-').split('-')[0]}-port" in e.value.hint
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_a_network_that_does_not_load(self, repository: Repository, tmp_path: Path) -> None:
         broken = tmp_path / "models"
         shutil.copytree(repository.path, broken)
@@ -224,7 +224,7 @@ class TestStarting:
         with pytest.raises(ServerError, match="not ready after 0 s"):
             self.start(repository.path, start_timeout_s=0.01)
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_a_proxy_in_the_environment_is_not_asked(
         self, repository: Repository, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -232,7 +232,7 @@ class TestStarting:
         monkeypatch.delenv("no_proxy", raising=False)
         self.start(repository.path, start_timeout_s=30)
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_runtime_folders_are_removed(self, repository: Repository, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
@@ -258,7 +258,7 @@ class TestStopping:
         assert "Traceback" not in errors
         wait_gone(str(running.path))
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_a_signal_while_it_starts(self, serve: Callable[..., Serve]) -> None:
         running = serve()
         wait_until(lambda: len(processes_naming(str(running.path))) >= 2, "two processes of the service")
@@ -267,7 +267,7 @@ class TestStopping:
         assert "Traceback" not in errors
         assert status in (0, 143)
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_killing_gmmvit_ends_triton(
         self, serve: Callable[..., Serve], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

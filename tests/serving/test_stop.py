@@ -24,7 +24,7 @@ from tests.serving.gateways import BEARER, key_file, request, require_haproxy
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
 from tests.waiting import best_of, wait_until
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 KINDS = {"kept", "new", "grpc"}
 PATH = f"/v2/models/{MODEL}/infer"
@@ -113,14 +113,14 @@ def serving(models: Path, *arguments: str) -> Iterator[Serve]:
         running.process.communicate()
 
 
-@pytest.mark.server
+@pytest.mark.integration
 def test_sigterm_under_load(tmp_path: Path) -> None:
     """A server without a gateway may refuse requests while it stops, and gives no wrong answer."""
     drained_under_load_s(tmp_path)
 
 
 @pytest.mark.alone
-@pytest.mark.server
+@pytest.mark.integration
 def test_sigterm_under_load_takes_seconds(tmp_path: Path) -> None:
     measure_s = lambda: drained_under_load_s(Path(tempfile.mkdtemp(dir=tmp_path)))  # noqa: E731
     assert best_of(3, measure_s, enough=25) < 25
@@ -154,14 +154,14 @@ def _drained_s(running: Serve) -> float:
     return ended - began
 
 
-@pytest.mark.server
+@pytest.mark.integration
 def test_kill_and_sigterm_under_load_behind_the_gateway(tmp_path: Path) -> None:
     """A killed server is back. At SIGTERM, each request that HAProxy read reaches its client."""
     killed_and_drained_s(tmp_path)
 
 
 @pytest.mark.alone
-@pytest.mark.server
+@pytest.mark.integration
 def test_behind_the_gateway_a_killed_server_is_back_and_haproxy_ends_within_seconds(tmp_path: Path) -> None:
     """Back within 10 s; and HAProxy ends within 5 s: alone, it would wait 10 s for a connection without a request."""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.parity._served import _mix
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
@@ -31,7 +29,7 @@ from tests.serving.processes import processes_naming
 from tests.serving.stand_in import MODEL, write_stand_in
 from tests.waiting import best_of, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 LONG = "GMMVIT_LONG_TESTS"
 """With this environment variable, the overload lasts a minute."""
 WITHIN_S = 10.0
@@ -139,19 +137,6 @@ def answered_probes(supervisor: Supervisor) -> dict[str, float]:
     return {line.rpartition(" ")[0].partition("{")[2]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-@pytest.mark.parametrize("snapshot", [True, False], ids=["process", "probe"])
-def test_a_worker_that_ends_before_the_first_look(snapshot: bool, tmp_path: Path) -> None:
-    models = write_stand_in(tmp_path / "models")
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as server:
-        os.kill(stub_of(server.pid, MODEL).pid, signal.SIGKILL)
-        if not snapshot:
-            server.workers = ()
-        supervisor = Supervisor(server)
-        wait_until(lambda: supervisor.metrics.restarts == 1, "a restart", step=supervisor.step)
-        assert f'{{reason="{"worker" if snapshot else "probe"}"}} 1' in supervisor.metrics.text()
-        supervisor._end_watch()
-
-
 @pytest.fixture
 def supervised(repository: Repository) -> Iterator[Supervisor]:
     """A supervisor of a running server; a test calls `step`."""
@@ -229,44 +214,6 @@ def test_a_worker_that_hangs_while_another_model_is_busy(decoder: bool, supervis
     with TritonConnection(server.http_url) as connection:  # gRPC waits after the clients' failures
         image = np.array([[bundle.golden_set().images[0]]], dtype=np.object_)
         assert connection.infer("gmmvit", "IMAGE", image).shape == (1, 10)
-
-
-_QUICK = "gmmvit_deploy.serving._watch._QUICK_S"
-
-
-@pytest.mark.alone
-def test_a_model_that_answers_at_once_is_probed_every_second_idle_and_busy(
-    supervised: Supervisor, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever this machine takes for an answer, it counts as quick."""
-    monkeypatch.setattr(_QUICK, 60.0)
-    run_for(supervised, 3)  # the last probes with a longer interval
-
-    def off(counts: dict[str, float]) -> float:
-        return max(abs(count - 3) for count in counts.values())
-
-    def off_busy() -> float:
-        with clients(supervised.server.grpc_url, *bundle.golden()) as answered:
-            counts = probes_in(supervised, 3)
-        assert len(answered) > 20
-        return abs(counts['model="gmmvit_network",result="answered"}'] - 3)
-
-    assert best_of(3, lambda: off(probes_in(supervised, 3)), enough=1) <= 1
-    assert best_of(3, off_busy, enough=1) <= 1
-    assert supervised.metrics.restarts == 0
-
-
-def test_a_model_that_takes_long_is_probed_less_often(supervised: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_QUICK, 1e-6)
-    run_for(supervised, 3)  # the last probes with a shorter interval
-    assert max(probes_in(supervised, 4).values()) <= 1
-
-
-def probes_in(supervised: Supervisor, seconds: float) -> dict[str, float]:
-    """Return labels → number of the probes in some seconds from now."""
-    before = answered_probes(supervised)
-    run_for(supervised, seconds)
-    return {name: count - before.get(name, 0) for name, count in answered_probes(supervised).items()}
 
 
 def test_the_wait_grows_with_each_restart_until_the_server_was_steady(
@@ -357,43 +304,3 @@ def test_probes_do_not_disturb_what_parity_counts(repository: Repository, bundle
         supervisor._end_watch()
     assert report.passed, report.failures()
     assert report.runners[0].check("served").details["joined"] > 0
-
-
-class _Counting:
-    """A server whose statistics of a round have the given inputs and executions beside those of the requests."""
-
-    def __init__(self, *rounds: tuple[int, int]) -> None:
-        self.rounds = list(rounds)
-        self.inputs = self.executions = self.reads = 0
-
-    def run(self, batch: np.ndarray) -> np.ndarray:
-        self.inputs += len(batch)
-        return batch
-
-    def counts(self, model: str) -> tuple[int, int]:
-        self.reads += 1
-        if self.reads % 2 == 0:
-            inputs, executions = self.rounds[self.reads // 2 - 1]
-            self.inputs += inputs
-            self.executions += executions
-        return self.inputs, self.executions
-
-
-@pytest.mark.parametrize(
-    ("rounds", "requests", "executions"),
-    [
-        ([(0, 100)], 160, 100),
-        ([(0, 160), (0, 100)], 320, 260),
-        ([(1, 101)], 160, 101),  # a probe in the round, perhaps alone in an execution
-        ([(1, 161), (0, 160), (0, 159)], 480, 479),
-        ([(1, 161), (2, 162), (1, 160)], 480, 480),  # probes prove nothing
-    ],
-    ids=["alone", "joined later", "a probe", "joined after a probe", "never joined"],
-)
-def test_probes_never_add_joined_requests(rounds: list[tuple[int, int]], requests: int, executions: int) -> None:
-    server = _Counting(*rounds)
-    judged = SimpleNamespace(add=lambda *arguments, **options: None)
-    runner, served = SimpleNamespace(run=server.run, max_batch=8), SimpleNamespace(connection=server, network="n")
-    inputs = np.zeros((8, 2), np.float32)
-    counted = _mix(runner, served, inputs, inputs, np.random.default_rng(0), judged)  # type: ignore[arg-type]
-    assert counted == {"requests": requests, "executions": executions, "joined": requests - executions}

@@ -27,6 +27,8 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.uneven_attention import attention_effects, perturbed
 
+pytestmark = pytest.mark.integration
+
 MAX_BATCH = 5
 SMALL: dict[str, tuple[str, int, dict[str, Any]]] = {
     "hiera": ("hiera_tiny_224", 64, {"img_size": 64, "embed_dim": 16, "num_heads": 1, "stages": [1, 1, 1, 1]}),
@@ -60,8 +62,7 @@ def exported(folder: Path, weights: Path, hints: LoadHints) -> Bundle:
     return export.bundle_from_checkpoint(weights, folder / "bundle", options, hints=hints)
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SMALL)
 def test_every_batch_size_is_proven(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     architecture, size, args = SMALL[name]
@@ -111,7 +112,6 @@ def stacked_images(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @pytest.mark.first(1)
-@pytest.mark.export
 @pytest.mark.parametrize("patch", [one_image_at_a_time, stacked_images])
 def test_a_forward_that_loops_over_the_batch_is_refused(
     patch: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +141,6 @@ def without_onnx_operator(forward: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 @pytest.mark.first(1)
-@pytest.mark.export
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [(reading_values, "data-dependent"), (without_onnx_operator, "No ONNX function found for .*_linalg_svd")],

@@ -21,6 +21,8 @@ from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 
+pytestmark = pytest.mark.integration
+
 TINY = {"embed_dim": 24, "depth": 1, "num_heads": 2}
 
 

@@ -20,6 +20,8 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.documented import PAGES, blocks
 
+pytestmark = pytest.mark.integration
+
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 4]}
 SWIN_NAME = "swin_tiny_patch4_window7_224"

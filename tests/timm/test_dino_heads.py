@@ -15,6 +15,8 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.models.sources.hints import LoadHints
 
+pytestmark = pytest.mark.integration
+
 ARGS = {"img_size": 28, "embed_dim": 24, "depth": 3, "num_heads": 2}
 CLASSES = 5
 IMAGES = torch.randn(3, 3, 28, 28, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

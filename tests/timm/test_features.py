@@ -25,7 +25,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.conftest import GOLDEN, has_bf16, once
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 ARGUMENTS = {"img_size": 32}
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -54,7 +54,7 @@ def both(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return once(shared / "both", lambda out: bundle_from_checkpoint(file, out, chosen, hints=hints()))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("classes", [0, 3], ids=["backbone without a head", "classifier"])
 @torch.no_grad()
 def test_features_are_those_of_timm(classes: int, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_features_are_those_of_timm(classes: int, tmp_path: Path) -> None:
     assert (verdicts["numeric"], verdicts["decisions"], report.verdict) == ("passed", "skipped", "passed")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernel)], ids=["plain", "kernels"])
 def test_every_runtime_computes_both_outputs(kernels: bool, both: Bundle) -> None:
     golden = both.golden_set()
@@ -87,7 +87,7 @@ def test_every_runtime_computes_both_outputs(kernels: bool, both: Bundle) -> Non
             assert np.array_equal(answers["logits"], runner.rows(golden.inputs))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
     with OnnxRuntimeRunner(both) as runner:
         (report,) = check_parity(both, [runner]).runners
@@ -101,7 +101,7 @@ def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
     assert "reference inputs, features" in report.check("numeric").reasons[0]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> None:
     shutil.copytree(both.path, tmp_path / "b")
     copied = open_bundle(tmp_path / "b")
@@ -150,7 +150,7 @@ def test_a_backbone_without_a_head_has_no_logits(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_teacher_of_a_dino_file_gives_features(tmp_path: Path, gmmvit: Command) -> None:
     arguments = '{"patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "mlp_ratio": 2}'
     words = ("--model", "vit_tiny_patch16_224", "--image-size", 32, "--model-args", arguments)

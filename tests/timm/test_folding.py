@@ -17,6 +17,8 @@ from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 
+pytestmark = pytest.mark.integration
+
 SMALL: dict[str, dict[str, Any]] = {
     "deit_tiny_distilled_patch16_224": {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 2},
     "pit_ti_distilled_224": {"img_size": 64},
@@ -47,19 +49,6 @@ def test_two_heads_become_one(name: str) -> None:
     torch.testing.assert_close(answers, expected, rtol=1e-6, atol=1e-6)
     assert not hasattr(folded.model.network.head_dist, "weight")
     assert fold(folded.model).passes["join_distilled_heads"] == ()
-
-
-def test_a_single_head_stays() -> None:
-    model = model_from_spec(
-        TimmSpec(
-            architecture="deit_tiny_patch16_224",
-            model_args={"img_size": 32, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 5},
-            image_size=32,
-            classes=5,
-            mask=MaskSpec(),
-        )
-    )
-    assert fold(model.eval()).passes["join_distilled_heads"] == ()
 
 
 def test_deit3_names(tmp_path: Path) -> None:

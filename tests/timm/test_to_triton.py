@@ -34,7 +34,7 @@ from tests.models.families.test_naive_vit import tutorial_logits, tutorial_state
 timm = pytest.importorskip("timm")
 from timm.data import create_transform, resolve_data_config  # noqa: E402 - after the check that timm is installed
 
-pytestmark = [pytest.mark.export, pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 PROTOCOLS = ("grpc", "http")
 ATOL = 2e-5  # of logits, as for the golden files

@@ -11,10 +11,11 @@ import torch
 
 from gmmvit_deploy import ExportOptions, LoadHints, bundle_from_checkpoint
 
+pytestmark = pytest.mark.integration
+
 vision_transformer = pytest.importorskip("torchvision").models.vision_transformer
 
 
-@pytest.mark.export
 def test_the_hidden_layer_is_part_of_the_logits_and_of_the_features(tmp_path: Path) -> None:
     network = vision_transformer.VisionTransformer(
         image_size=16, patch_size=8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=7,

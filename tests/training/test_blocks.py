@@ -20,10 +20,12 @@ from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.training._batches import Batches
 from gmmvit_deploy.training._files import CHECKPOINT, Settings, save
-from gmmvit_deploy.training.images import LabelledTensors, TrainingData, collated, mean_and_std
+from gmmvit_deploy.training.images import LabelledTensors, TrainingData
 from gmmvit_deploy.training.networks import network_for_training, spec_of_preset, spec_of_timm
 from gmmvit_deploy.training.recipe import RECIPES, Recipe, recipe_from
 from gmmvit_deploy.training.trainer import Step, Trainer
+
+pytestmark = pytest.mark.integration
 
 SIDES = {"deepvit": 32, "eanet": 32, "cait": 16, "vit": 8}
 """Family → image side for a quick step; 32 for the others."""
@@ -56,25 +58,6 @@ def test_an_epoch_of_the_released_code_is_three_passes_and_repeats_no_image_in_a
     assert all(set(Counter(batch).values()) == {3} for batch in indices(repeated))
     once = Batches(300, replace(recipe, repetition="none", batch=30, epochs=1), seed=0)
     assert Counter(chain.from_iterable(indices(once))) == Counter(range(300))
-
-
-@pytest.mark.parametrize("repetition", ["passes", "batches", "none"])
-def test_batches_continue_at_any_step(repetition: str) -> None:
-    recipe = replace(Recipe(epochs=3, batch=64), repetition=repetition)  # type: ignore[arg-type]  # a parameter
-    every = list(Batches(600, recipe, seed=5))
-    assert len({seed for batch in every for _, seed in batch}) == sum(map(len, every))
-    for first in (1, len(every) // 2, len(every)):
-        later = Batches(600, recipe, seed=5)
-        later.first = first
-        assert list(later) == every[first:]
-    assert list(Batches(600, recipe, seed=6)) != every
-
-
-def test_processes_share_the_batches_of_a_single_process() -> None:
-    recipe = Recipe(epochs=1, batch=40)
-    single = [Counter(batch) for batch in Batches(200, recipe, seed=1)]
-    parts = [Batches(200, recipe, seed=1, rank=rank, processes=2) for rank in range(2)]
-    assert [Counter(first) + Counter(second) for first, second in zip(*parts, strict=True)] == single
 
 
 def test_augmentation_depends_on_the_seed_of_the_image_only() -> None:
@@ -158,7 +141,7 @@ def losses(recipe: Recipe) -> list[float]:
     return [record.loss for record in Trainer(network, few(IMAGE, 8), recipe, seed=0).run() if isinstance(record, Step)]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_part_of_the_recipe_changes_the_losses() -> None:
     paper = replace(recipe_from("paper", "cifar10"), epochs=2, batch=4, mixing=0.9, erasing=0.9, drop_path=0.4)
     expected = losses(paper)
@@ -171,18 +154,7 @@ def test_every_part_of_the_recipe_changes_the_losses() -> None:
     assert without_effect == []
 
 
-def test_label_smoothing_is_that_of_pytorch() -> None:
-    recipe = replace(RECIPES["light"], epochs=1, batch=4, padding=0, smoothing=0.3)
-    network = network_for_training(replace(SMALL, classes=3), drop_path=0)
-    data = replace(few(IMAGE), labels=("a", "b", "c"))
-    tensors, classes = collated([LabelledTensors(data.train, IMAGE)[index, 0] for index in range(4)])  # type: ignore[misc]  # no error
-    with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(network(tensors), classes, label_smoothing=0.3)
-    step, _ = Trainer(network, data, recipe, seed=0).run()
-    assert step.loss == pytest.approx(float(expected), rel=1e-5)
-
-
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_masks_decay_as_in_the_released_code_or_not_at_all() -> None:
     spec = spec_of_timm("test_vit", {"patch_size": 4}, classes=2, image_size=8, channels=1, mask="gmm")
     for decays, expected in ((True, False), (False, True)):
@@ -212,9 +184,3 @@ def test_rate_rises_and_then_falls_along_a_cosine() -> None:
     assert rates[:2] == pytest.approx([1e-6, 1e-6 + 0.5 * (1e-3 - 1e-6)])
     expected = [1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * step / 8)) / 2 for step in range(8)]
     assert rates[2:] == pytest.approx(expected)
-
-
-def test_mean_and_std_of_images() -> None:
-    pixels = np.zeros((3, 8, 8, 1), np.uint8)
-    pixels[:, :4] = 255
-    assert mean_and_std(ArrayImages("x", pixels, None), IMAGE) == ((0.5,), (0.5,))

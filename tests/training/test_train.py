@@ -32,6 +32,8 @@ from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, blocks, commands
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.integration
+
 SMALL = ["--data", "digits", "--mask", "gmm", "--image-size", "8"]
 QUICK = [*SMALL, "--recipe", "light", "--padding", "0", "--batch", "16", "--rate", "1e-3", "--epochs", "1"]
 NORMALISED = ["--mean", "0.5,0.5", "--std", "0.5,0.5"]
@@ -63,8 +65,6 @@ def started(*words: str | Path, **variables: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.first(1)
-@pytest.mark.server
-@pytest.mark.export
 @pytest.mark.parametrize("network", ["preset", "model"])
 def test_trained_digits_are_exported_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
     """The commands of the page; export and server get no value but the checkpoint."""
@@ -95,8 +95,7 @@ def test_trained_digits_are_exported_and_served(tmp_path: Path, monkeypatch: pyt
     assert np.mean(right) == pytest.approx(result["accuracy"])
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
 def test_a_run_that_was_killed_writes_the_log_of_a_quiet_run(tmp_path: Path) -> None:
     """The recipe has every random number: order, crops, policies, erasing, mixing, stochastic depth.  The killed run
     has worker processes, the quiet run has none.
@@ -131,8 +130,7 @@ def test_a_run_that_was_killed_writes_the_log_of_a_quiet_run(tmp_path: Path) -> 
     assert torch.equal(last.model.state_dict()[name], second["model_state_dict"][name])
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
 def test_two_processes_compute_the_steps_of_a_single_process(tmp_path: Path) -> None:
     """The images and the augmentations of a step are the same; sums differ in rounding."""
     words = [*QUICK, "--preset", "vit_d6", "--batch", "128", "--device", "cpu"]
@@ -186,7 +184,7 @@ def test_progress_and_log_state_what_a_step_and_an_epoch_gave(tmp_path: Path) ->
     assert "add --resume to continue a run, or add --force to replace the folder" in " ".join(answer.err.split())
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_resumed_run_has_the_settings_of_the_run_before(run_of_a_step: Path, tmp_path: Path) -> None:
     words = ["-o", run_of_a_step, *QUICK, "--preset", "vit_d6", "--batch", "1436", "--resume"]
     log = (run_of_a_step / "log.jsonl").read_bytes()
@@ -206,7 +204,7 @@ def test_a_resumed_run_has_the_settings_of_the_run_before(run_of_a_step: Path, t
     assert "expected a checkpoint that gmmvit train wrote" in answer.err
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_a_checkpoint_whose_entries_contradict_each_other_is_refused(run_of_a_step: Path, tmp_path: Path) -> None:
     content = torch.load(run_of_a_step / "checkpoint.pth", weights_only=True)
     images = json.loads(content["gmmvit_images"])

@@ -7,6 +7,7 @@ has a folder of golden files (`tests.conftest.MANIFEST`); nothing here names a f
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, get_args
 
@@ -38,6 +39,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import LATER, MANIFEST, NAMES, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
+from tests.golden_files import STRUCTURES, each_export
 from tests.models.families.mistakes import mistaken
 from tests.models.families.small_models import (
     FAMILY_EXAMPLES,
@@ -50,11 +52,23 @@ from tests.models.families.small_models import (
 )
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
-each_small = pytest.mark.parametrize("small", SMALL, ids=str)
-each_example = pytest.mark.parametrize("small", FAMILY_EXAMPLES, ids=str)
-each_family_example = pytest.mark.parametrize(
-    "small", [small for small in FAMILY_EXAMPLES if not small.variant], ids=str
-)
+
+
+def marks(small: Small) -> list[pytest.MarkDecorator]:
+    """Return the mark ``nightly`` unless `make test` exports a network of the family."""
+    in_make_test = small.family.name in {MANIFEST[name]["family"] for name in STRUCTURES} and not small.variant
+    return [] if in_make_test else [pytest.mark.nightly]
+
+
+def each(smalls: Iterable[Small]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "small", [pytest.param(small, id=str(small), marks=marks(small)) for small in smalls]
+    )
+
+
+each_small = each(SMALL)
+each_example = each(FAMILY_EXAMPLES)
+each_family_example = each(small for small in FAMILY_EXAMPLES if not small.variant)
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
@@ -100,7 +114,6 @@ def test_folding_keeps_golden_logits(case: Golden) -> None:
     np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
 
 
-@pytest.mark.cases
 def test_each_folding_pass_keeps_the_golden_logits(case: Golden) -> None:
     """In float64, where a pass changes the logits by rounding only."""
     model = copy.deepcopy(loaded_checkpoint(case.name).model).double().requires_grad_(False)
@@ -111,8 +124,7 @@ def test_each_folding_pass_keeps_the_golden_logits(case: Golden) -> None:
             assert run(model) == (), f"{run.__name__} changes the network again"
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", LATER)
+@pytest.mark.parametrize("name", each_export(LATER))
 def test_each_mistake_in_reading_is_far_from_the_golden_logits(name: str) -> None:
     """A reference made from the same wrong reading would repeat the mistake; the training code's logits do not."""
     case, model = golden(name), loaded_checkpoint(name).model
@@ -167,7 +179,6 @@ def test_preset_builds(name: str) -> None:
     assert model.spec.classes == 10
 
 
-@pytest.mark.cases
 @each_small
 def test_each_source_names_every_tensor_once(small: Small) -> None:
     state = small.model().state_dict()
@@ -239,7 +250,7 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
 @pytest.mark.parametrize(
     ("small", "precision"),
     [
-        pytest.param(small, precision, id=f"{small}-{precision}", marks=[pytest.mark.rest] if small.variant else [])
+        pytest.param(small, precision, id=f"{small}-{precision}", marks=marks(small))
         for small in FAMILY_EXAMPLES
         if not small.variant or str(small) in ("swin-spt-lsa", "cait-spt-lsa")
         for precision in (OTHER_PRECISIONS if small is FAMILY_EXAMPLES[0] else ("fp16", "int8"))

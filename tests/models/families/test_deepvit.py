@@ -177,23 +177,9 @@ def test_a_preset_of_the_same_sizes_is_used(small_preset: str) -> None:
     assert (loaded.images.mean, loaded.images.std, loaded.images.crop_pct) == ((0.5,) * 3, (0.5,) * 3, 0.9)
 
 
-def test_an_option_wins_over_the_preset(small_preset: str) -> None:
-    loaded = load_checkpoint(SCALED.path, LoadHints(scale_adjustment=1.0))
-    assert isinstance(loaded.spec, DeepViTSpec)
-    assert (loaded.spec.scale_adjustment, loaded.spec.transform_scale) == (1.0, True)
-    assert loaded.taken_from["scale_adjustment"] == "--set scale_adjustment=1.0"
-    assert "arch of the file" in loaded.taken_from["transform_scale"]
-
-
 def test_a_tensor_wins_over_an_option() -> None:
     with pytest.raises(CheckpointError, match="--set heads=9, but the number of heads in the head mixing matrices"):
         load_checkpoint(SCALED.path, replace(SCALED.hints, heads=9))
-
-
-def test_other_classes_keep_the_preset(small_preset: str, tmp_path: Path) -> None:
-    content = content_of(SCALED.name)
-    content["state_dict"] |= {"head.weight": torch.randn(7, 27), "head.bias": torch.randn(7)}
-    assert spec_of(saved(tmp_path, content), LoadHints()).classes == 7
 
 
 def test_preset_option(small_preset: str) -> None:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from torch import Tensor
 
-from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.models.families import preset_spec
 from gmmvit_deploy.models.families.eanet import EANET, folding
-from gmmvit_deploy.models.families.eanet.attention import ExternalAttention, SlotWeights
+from gmmvit_deploy.models.families.eanet.attention import ExternalAttention
 from gmmvit_deploy.models.families.eanet.model import EANet
-from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.models.layers.attention import attention_names
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import QUANTIZED, Precision
-from gmmvit_deploy.runtimes.engines._graph_source import source_from_onnx
-from gmmvit_deploy.runtimes.engines.proof import prove_attentions
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from tests.conftest import GOLDEN, MANIFEST, golden
 from tests.exact import assert_same_logits, exact_logits
@@ -103,14 +93,6 @@ def test_sides_are_multiples_of_16() -> None:
 # ---- folding -------------------------------------------------------------------------------------------------------
 
 
-def test_the_narrowed_block_runs_its_softmax_over_all_tokens() -> None:
-    block = fold(loaded(SMALLEST).model).model.get_submodule("blocks.1")
-    tokens = torch.randn(1, 5, 32)
-    other = tokens.clone()
-    other[:, 3] += 1
-    assert not block(tokens).equal(block(other))
-
-
 def test_folding_refuses_a_pass_that_changes_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded(SMALLEST).model
     trained = ExternalAttention.forward
@@ -134,67 +116,11 @@ def test_dead_biases_have_no_influence_and_are_reported() -> None:
     assert "attention.to_slots.bias of every block have no influence on the logits" in finding["what"]
 
 
-def test_no_other_bias_of_a_block_is_dead() -> None:
-    model, images = loaded(SMALLEST).model, golden(SMALLEST).inputs
-    assert isinstance(model, EANet)
-    expected = exact_logits(model, images)
-    others = [
-        name
-        for name, _ in model.named_parameters()
-        if name.endswith(".bias") and name.startswith("blocks.") and name not in model.dead_biases()
-    ]
-    for name in others:
-        changed = copy.deepcopy(model)
-        with torch.no_grad():
-            changed.get_parameter(name).add_(torch.randn_like(changed.get_parameter(name)))
-        assert np.abs(exact_logits(changed, images) - expected).max() > 1e-6, name
-
-
 # ---- the two normalisations ----------------------------------------------------------------------------------------
 
 
-def test_a_token_whose_slots_all_underflow_gets_zeros() -> None:
-    logits = torch.zeros(1, 3, 4)
-    logits[:, 0] = -1000.0
-    weights = SlotWeights(4)(logits)
-    assert weights[:, 0].equal(torch.zeros(1, 4))
-    assert weights.isfinite().all()
-    assert torch.tensor(1e-9).half() == 0  # why both normalisations stay in float32
-
-
-@pytest.fixture(scope="module")
-def smallest_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    case = golden(SMALLEST)
-    options = ExportOptions(input_kind="tensor", max_batch=4)
-    return bundle_from_checkpoint(case.path, tmp_path_factory.mktemp("eanet") / "bundle", options, hints=case.hints)
-
-
-@pytest.mark.export
-def test_an_attention_without_products_is_listed_with_its_reason(smallest_bundle: Bundle) -> None:
-    proto = onnx.load(smallest_bundle.onnx_path)
-    names = attention_names(loaded(SMALLEST).model)
-    assert names == (
-        *(f"token_transformers.{index}.weights" for index in range(2)),
-        *(f"blocks.{index}.attention.weights" for index in range(2)),
-    )
-    listed = attentions_of(proto.graph)
-    assert [(attention.name, attention.known) for attention in listed] == [(name, False) for name in names]
-    matches = attentions_in_onnx(proto.SerializeToString())
-    assert all(isinstance(match, Refusal) for match in matches)
-    reason = "its softmax does not run over the keys, the last dimension"
-    assert [(match.name, match.reason) for match in matches if isinstance(match, Refusal)] == [
-        (name, reason) for name in names
-    ]
-    source = source_from_onnx(smallest_bundle.onnx_path)
-    proofs = prove_attentions(
-        (), source.attentions, target="8.9", profiles=1, head_dims=source.head_dims, unmatched=source.unmatched
-    )
-    assert [(proof.name, proof.fused) for proof in proofs] == [(name, False) for name in names]
-    assert {proof.reason for proof in proofs} == {f"this softmax is not part of a known form of attention: {reason}"}
-
-
 @pytest.mark.first(1)
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precision) -> None:
     """Weights that underflow to 0 in every slot of most tokens; without the 1e-9 they would be 0/0.  bf16 has the nodes

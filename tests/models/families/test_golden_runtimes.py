@@ -28,11 +28,12 @@ from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from tests.conftest import EXPORTED, LATER, MANIFEST, Golden, golden, once
+from tests.golden_files import each_export
 from tests.runtimes.kernels.test_masked_attention import needs_bf16, needs_kernel
 
 BATCHES = (1, 2, 5, 8)
 NAMES = tuple(name for name in LATER if name in EXPORTED)
-each_name = pytest.mark.parametrize("name", NAMES)
+each_name = pytest.mark.parametrize("name", each_export(NAMES))
 each_precision = pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
 
 KERNEL_ATTENTIONS = {
@@ -72,7 +73,6 @@ def require_parity(runners: list[Runner], bundle: Bundle) -> None:
         assert runner.check("batch invariance").details["batches"] == [1, 2, 3, 5, 8]
 
 
-@pytest.mark.cases
 @each_precision
 @each_name
 def test_openvino(name: str, precision: Precision, tensor_bundles: dict[str, Bundle]) -> None:
@@ -82,7 +82,6 @@ def test_openvino(name: str, precision: Precision, tensor_bundles: dict[str, Bun
         require_parity([runner], bundle)
 
 
-@pytest.mark.cases
 @each_name
 def test_the_kernels_take_the_attentions_of_the_table(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     matches = attentions_in_onnx(tensor_bundles[name].onnx_path.read_bytes())
@@ -94,7 +93,6 @@ def test_the_table_has_every_golden_checkpoint() -> None:
     assert set(KERNEL_ATTENTIONS) == set(NAMES)
 
 
-@pytest.mark.cases
 @needs_kernel
 @each_precision
 @each_name

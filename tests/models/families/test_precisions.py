@@ -43,7 +43,7 @@ def model_and_images(name: str) -> tuple[Model, np.ndarray]:
 
 
 @pytest.mark.first(1)
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "precision"), [*((name, "fp16") for name in (*OTHER, *GOLDEN)), ("rmt-2023", "int8")])
 def test_each_precision_exports(name: str, precision: Precision) -> None:
     """bf16 has the nodes of fp16, and fp8 those of int8."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.models.families import model_from_spec, preset_spec
+from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.families.rmt.attention import FoldedRotation
 from gmmvit_deploy.models.families.rmt.presets import PRESETS
@@ -145,11 +145,6 @@ def test_a_typed_preset_gives_side_and_stages() -> None:
 
 
 # ---- presets -------------------------------------------------------------------------------------------------------
-
-
-def test_a_preset_takes_no_other_mask() -> None:
-    with pytest.raises(SpecError, match="expected one of decay, got elm"):
-        preset_spec("RMT_S", classes=10, image_size=32, mask=MaskSpec(kind="elm"))
 
 
 @pytest.mark.parametrize(

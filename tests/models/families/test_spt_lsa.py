@@ -22,51 +22,28 @@ from gmmvit_deploy.models.families import FAMILIES, preset_spec, spec_from_json,
 from gmmvit_deploy.models.families.cait.folding import drop_remainder
 from gmmvit_deploy.models.families.t2t.model import T2T
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
-from gmmvit_deploy.models.folding.fold import fold, folding_passes
+from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
+from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from tests.conftest import MANIFEST, Golden, cifar_options, golden
+from tests.conftest import MANIFEST, cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import tensors_of
 from tests.models.families.small_models import SMALL, SmallExports
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"].name == "spt_lsa")
-WITH_LSA = tuple(name for name in NAMES if name != "spt_swin")
 Tensors = dict[str, Tensor]
-
-
-@pytest.fixture(params=NAMES)
-def case(request: pytest.FixtureRequest) -> Golden:
-    return golden(request.param)
 
 
 def trained(name: str) -> Model:
     return load_checkpoint(golden(name).path).model
 
 
-def test_spt_and_lsa_are_read_from_the_names_of_the_tensors(case: Golden) -> None:
-    spec: Any = load_checkpoint(case.path).spec
-    assert (spec.spt, spec.lsa) == (case.name != "lsa_vit_img64", case.name != "spt_swin")
-
-
 # ---- folding -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize("name", WITH_LSA)
-def test_folded_scores_have_at_most_the_masked_diagonal(name: str) -> None:
-    folded = fold(trained(name))
-    operations = {
-        tuple(step.operation for _, step in scores.steps_before()) for _, scores in attention_scores(folded.model)
-    }
-    expected = {("multiply", "mix"), ("mix",)} if name == "sl_cait" else {("add",)}
-    assert operations == expected
-    assert folded.passes["merge_temperature_into_query"] == tuple(layer for layer, _ in attention_scores(trained(name)))
 
 
 LARGE = "patch_blocks.1.attention.inner"
@@ -138,20 +115,6 @@ def test_shifted_patches_are_those_of_the_formula(side: int) -> None:
         torch.testing.assert_close(patches(x)[0], expected)
 
 
-@pytest.mark.parametrize("grid", [2, 4, 14])
-def test_merging_gathers_the_shifted_patches_of_the_tokens_bit_for_bit(grid: int) -> None:
-    merging = ShiftedMerging(grid, 3)
-    tokens = torch.randn(2, grid**2, 3)
-    image = tokens.transpose(1, 2).unflatten(2, (grid, grid))
-    seen: list[Tensor] = []
-    merging.patches.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    merging.patches(image)
-    merging(tokens)
-    views, gathered = seen
-    assert gathered.equal(views)
-    assert (gathered == 0).any()  # the places outside of the grid
-
-
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_no_cast_stands_between_the_image_and_the_norm_of_the_patches(
     precision: Precision, small_exports: SmallExports
@@ -172,8 +135,8 @@ def test_no_cast_stands_between_the_image_and_the_norm_of_the_patches(
 # ---- the batch of Swin ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_a_graph_that_takes_pixels_pads_after_the_normalisation(tmp_path: Path) -> None:
     """Black pixels are not zeros after the normalisation, so that zeros around black pixels show the order."""
     bundle = bundle_from_checkpoint(golden("sl_vit").path, tmp_path / "bundle", cifar_options())

@@ -17,13 +17,14 @@ from gmmvit_deploy.checkpoints._model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
+from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.models.families import spec_from_json, spec_to_json
 from gmmvit_deploy.models.families.timm.resizing import resized_model
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import golden
+
+pytestmark = pytest.mark.integration
 
 timm = pytest.importorskip("timm")
 
@@ -96,7 +97,7 @@ def test_equals_timm_with_positions_of_timm(name: str, size: int, prefix: int, a
     assert ours.spec.interpolation == "timm"
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_default_for_a_file_of_deit_is_deits_algorithm() -> None:
     network, tensors = built("timm_deit_distilled"), tensors_of("timm_deit_distilled")
     tensors["pos_embed"] = by_classic_code(tensors["pos_embed"], 2, 6, size=(6, 6), align_corners=False)
@@ -106,7 +107,7 @@ def test_the_default_for_a_file_of_deit_is_deits_algorithm() -> None:
     torch.testing.assert_close(logits(ours.model), logits(network), **EXACT)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_default_for_a_file_of_dino_is_dinos_algorithm() -> None:
     network, tensors = built("dino_linear"), tensors_of("dino_linear")
     scale = (6 + 0.1) / 4
@@ -212,15 +213,7 @@ def test_tables_equal_those_of_timms_loading(case: str, tmp_path: Path) -> None:
     assert ours.spec.interpolation == ("timm" if "positions" in case else None)  # type: ignore[attr-defined]
 
 
-@pytest.mark.rest
-def test_the_windows_of_swin_stay_and_so_do_the_tables() -> None:
-    before, after = loaded("timm_swin"), loaded("timm_swin", resize_to=SIZE)
-    assert after.spec.resizing == "resized from 32 × 32 to 48 × 48 pixels"
-    for name, tensor in before.model.state_dict().items():
-        assert tensor.equal(after.model.state_dict()[name]), name
-
-
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_positions_of_a_pit_lie_over_rows_and_columns(tmp_path: Path) -> None:
     args = {"base_dims": [8, 8, 8], "depth": [1, 1, 1], "heads": [1, 2, 4], "num_classes": 5}
     path = saved(tmp_path, timm.create_model("pit_ti_224", **args, img_size=64))
@@ -307,7 +300,7 @@ def test_asks_for_the_algorithm_if_the_code_is_not_known() -> None:
     assert "timm, torchvision, deit, dino" in error.hint
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_refuses_a_tensor_without_a_rule_by_its_name(tmp_path: Path) -> None:
     args = {"embed_dim": [16, 16, 16], "depth": [1, 1, 1], "num_heads": [1, 1, 1], "key_dim": 8, "num_classes": 5}
     path = saved(tmp_path, timm.create_model("levit_128", **args, img_size=64))
@@ -370,15 +363,3 @@ def test_the_spec_records_the_resizing() -> None:
     older = {name: value for name, value in stored.items() if name not in ("resized_from", "interpolation")}
     assert spec_from_json(older).resizing == ""
     assert describe_checkpoint(loaded("timm_vit", resize_to=SIZE))["spec"]["resized_from"] == [32, 32]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"resized_from": (32, 0)}, "resized_from: expected whole numbers"),
-        ({"interpolation": "timm"}, "interpolation is only for a model that was resized"),
-    ],
-)
-def test_a_spec_with_a_wrong_record_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        TimmSpec(architecture="vit_tiny_patch16_224", image_size=48, classes=5, mask=MaskSpec(), **fields)

@@ -108,11 +108,6 @@ def test_a_class_token_after_which_nothing_else_is_read() -> None:
     assert dead_masks(model) == (("blocks.2.attention", "before.mask"),)
 
 
-def test_two_prefix_tokens_of_which_the_network_reads_the_first() -> None:
-    model = vit(lambda: PrefixMask(elm(15), 2), class_token=True)
-    assert dead_masks(model) == (("blocks.2.attention", "before.mask"),)
-
-
 def test_one_entry_that_is_read_keeps_a_mask() -> None:
     def mask(change: int) -> ElementwiseMask:
         made = PrefixMask(elm(16)).matrix().detach().clone()
@@ -149,13 +144,6 @@ def test_a_mask_that_is_removed_wrongly_is_noticed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(removal, "dead_masks", lambda _: (("stages.1.1.attention", "before.mask"),))
     with pytest.raises(FoldError, match=r"changed the logits by .* removed the masks of stages\.1\.1\.attention"):
         drop_dead_masks(model)
-
-
-def test_requires_folded_masks_and_evaluation_mode() -> None:
-    with pytest.raises(FoldError, match="run fold_masks first"):
-        drop_dead_masks(trained("pit_gmm"))
-    with pytest.raises(FoldError, match="training mode"):
-        drop_dead_masks(trained("pit_gmm").train())
 
 
 def test_logits_that_are_not_finite_keep_all_masks() -> None:

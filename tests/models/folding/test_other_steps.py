@@ -106,14 +106,6 @@ def test_infinity_on_purpose_is_allowed_and_by_accident_is_not() -> None:
         fold_biases(attention(AttentionScores({"diagonal": up})))
 
 
-def test_a_scale_waits_for_its_temperature_to_be_folded() -> None:
-    scores = AttentionScores({"temperature": temperature(), "mask": ElementwiseMask(torch.rand(N, N))})
-    model = attention(scores)
-    fold_masks(model)
-    with pytest.raises(FoldError, match="must be constants before a merge"):
-        merge_scale(model)
-
-
 def test_a_step_that_no_pass_folds_is_an_error() -> None:
     class Novel(Multiply):
         role = "mixing"
@@ -151,12 +143,6 @@ def test_a_bias_and_a_masked_diagonal_become_a_single_bias() -> None:
     assert weights(scores).equal(before)
 
 
-def test_biases_are_merged_only_after_they_are_folded() -> None:
-    scores = AttentionScores({"decay": ManhattanDecay(-torch.rand(HEADS), 2), "diagonal": MaskedDiagonal(N)})
-    with pytest.raises(FoldError, match="must be constants before a merge"):
-        merge_biases(attention(scores))
-
-
 def test_a_row_of_minus_infinity_is_refused() -> None:
     diagonal = MaskedDiagonal(N)
     diagonal.masked[1] = -math.inf
@@ -191,8 +177,3 @@ def test_temperature_goes_into_the_rows_of_q() -> None:
     assert new[3:6].equal(2 * old[3:6])
     assert new[6:].equal(old[6:])
     torch.testing.assert_close(model.attention(x), before)  # type: ignore[operator]
-
-
-def test_a_fixed_scale_stays_out_of_the_weights() -> None:
-    model = projecting(AttentionScores({"scale": Scale(0.5)}))
-    assert merge_temperature_into_query(model) == ()

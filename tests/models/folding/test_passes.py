@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,11 +8,11 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.vit.model import ViT
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.models.folding.passes import fold_masks, merge_scale
+from gmmvit_deploy.models.folding.passes import fold_masks
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.step import Constant
 from gmmvit_deploy.models.specs import MaskSpec
-from tests.conftest import Golden, golden
+from tests.conftest import golden
 
 MASKED = {
     "gmm": MaskSpec(kind="gmm", kernels=3),
@@ -54,19 +53,6 @@ def test_folded_mask_equals_the_trained_mask_bit_for_bit(mask: MaskSpec) -> None
         assert mask(ones)[0].detach().equal(record.trained.expand(2, 16, 16))
 
 
-@pytest.mark.first(2)
-def test_folds_the_released_masks(each_golden: Golden) -> None:
-    loaded = load_checkpoint(each_golden.path, each_golden.hints)
-    result = fold(loaded.model)
-    masked = sum("mask" in roles(scores) for _, scores in attention_scores(loaded.model))
-    assert len(result.masks) == masked - len(result.passes["drop_dead_masks"])
-    assert bool(masked) == (loaded.spec.mask.kind != "plain")
-    assert len(result.biases) == (sum(loaded.spec.depths) if loaded.spec.family == "swin" else 0)
-    with torch.inference_mode():
-        logits = result.model(torch.from_numpy(each_golden.inputs)).numpy()
-    np.testing.assert_allclose(logits, each_golden.logits, rtol=0, atol=each_golden.atol)
-
-
 def test_leaves_plain_attention_alone() -> None:
     model = small(MaskSpec())
     result = fold(model)
@@ -84,37 +70,6 @@ def test_nothing_learned_is_left_of_a_mask(mask: MaskSpec) -> None:
     for _, scores in attention_scores(result.model):
         assert roles(scores) == ["mask"]
         assert isinstance(scores.before.mask, Constant)
-
-
-def test_folding_twice_changes_nothing(each_golden: Golden) -> None:
-    once = fold(load_checkpoint(each_golden.path, each_golden.hints).model)
-    twice = fold(once.model)
-    assert not any(twice.passes.values())
-    before, after = once.model.state_dict(), twice.model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(before[name].equal(after[name]) for name in before)
-
-
-def test_the_trained_model_stays_as_it_is() -> None:
-    model = small(MASKED["gmm"])
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    fold(model)
-    assert all(model.state_dict()[name].equal(tensor) for name, tensor in before.items())
-
-
-def test_merged_constant_is_mask_times_scale() -> None:
-    for record in fold(small(MASKED["gmm"])).masks:
-        assert record.constant.equal(record.trained * 5**-0.5)
-
-
-def test_merge_scale_requires_folded_masks() -> None:
-    with pytest.raises(FoldError, match="must be constants before a merge"):
-        merge_scale(small(MASKED["gmm"]))
-
-
-def test_fold_masks_requires_evaluation_mode() -> None:
-    with pytest.raises(FoldError, match="training mode"):
-        fold_masks(small(MASKED["gmm"]).train())
 
 
 def test_fold_first_cast_second() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
@@ -23,17 +21,10 @@ from gmmvit_deploy.models.families.rmt.attention import (
     ManhattanAttention,
     PairRotation,
 )
-from gmmvit_deploy.models.families.rmt.convolutions import GridConvolution, NormedConvolution
 from gmmvit_deploy.models.families.rmt.folding import (
-    fold_rotations,
-    merge_batch_norms,
-    merge_branch_scales,
-    merge_scale_into_keys,
     share_decays,
 )
-from gmmvit_deploy.models.families.rmt.model import LayerScale
-from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec
@@ -48,18 +39,6 @@ each_file = pytest.mark.parametrize("name", NAMES)
 def trained(name: str) -> Model:
     case = golden(name)
     return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
-
-
-@each_file
-def test_end_state(name: str) -> None:
-    folded = fold(trained(name)).model
-    modules = list(folded.modules())
-    assert not [module for module in modules if isinstance(module, BatchNorm | LayerScale | PairRotation)]
-    assert not [module for module in modules if isinstance(module, GridConvolution) and module.adds_input]
-    assert [[step.role for _, step in scores.steps()] for _, scores in attention_scores(folded)] == [
-        ["score_bias"] for _ in attention_scores(folded)
-    ]
-    assert all(not values for values in fold(folded).passes.values())
 
 
 @each_file
@@ -102,32 +81,6 @@ def test_rotation_tables_are_those_of_the_formula_bit_for_bit(name: str) -> None
             assert head.unflatten(1, (2, -1)).equal(torch.stack((-sin[:, 0], sin[:, 1]), dim=1))
 
 
-def test_a_factor_that_no_branch_ends_in_is_reported() -> None:
-    model = trained("rmt_layerscale")
-    model.stem.extra = LayerScale(8)
-    with pytest.raises(FoldError, match=r"did not merge these factors into a linear layer: stem\.extra"):
-        merge_branch_scales(model)
-    model.stem.norm = BatchNorm(8)
-    with pytest.raises(FoldError, match=r"did not merge these BatchNorms into a layer: stem\.norm"):
-        merge_batch_norms(model)
-
-
-def test_a_convolution_without_bias_and_separate_keys_are_reported() -> None:
-    model = trained("rmt_layerscale")
-    separate = fold_for_engines(fold(model), engine_passes(model.spec, quantized=True)).model
-    assert merge_scale_into_keys(separate) == ()
-    attention = model.stages[0].blocks[0].attention
-    attention.qkv = separate.stages[0].blocks[0].attention.qkv
-    for run in (merge_scale_into_keys, fold_rotations):
-        with pytest.raises(FoldError, match="expected a single linear layer for Q, K and V"):
-            run(copy.deepcopy(model))
-    first = model.stem.convolutions[0]
-    assert isinstance(first, NormedConvolution)
-    first.convolution.bias = None
-    with pytest.raises(FoldError, match="expected a layer with a bias"):
-        merge_batch_norms(model)
-
-
 # ---- equal decays --------------------------------------------------------------------------------------------------
 
 
@@ -157,8 +110,8 @@ def test_decays_that_differ_stay_apart() -> None:
     assert fold(model).passes["share_decays"] == (SHARED[0], WHOLE[2])
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_the_graph_holds_the_decays_of_a_stage_once_and_the_runners_are_right(tmp_path: Path) -> None:
     model, weights = deeper(), tmp_path / "weights.safetensors"
     weights.write_bytes(bytes_from_model(model))

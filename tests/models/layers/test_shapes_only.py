@@ -34,7 +34,7 @@ def test_as_the_model_with_values(family: str, mask: str) -> None:
 
 
 @pytest.mark.first(1)
-@pytest.mark.process
+@pytest.mark.integration
 @pytest.mark.parametrize("family", ["vit", "cait", "pit"])  # others use further functions, which PyTorch computes
 def test_the_compiler_is_not_imported(family: str) -> None:
     code = (

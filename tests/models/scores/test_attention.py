@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
-from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
-from gmmvit_deploy.models.scores.biases import ManhattanDecay
-from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
-from gmmvit_deploy.models.scores.masks import GaussianMixtureMask, PrefixMask, stored_base
-from gmmvit_deploy.models.scores.scales import Scale
+from gmmvit_deploy.models.scores.attention import scaled_scores
+from gmmvit_deploy.models.scores.masks import GaussianMixtureMask, stored_base
 
 
 def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
@@ -22,25 +17,6 @@ def test_scale_of_q_multiplies_q_and_nothing_else() -> None:
     assert scaled_scores(0.3)(query, key).equal(products * 0.3)
 
 
-def test_a_step_on_q_behind_a_step_on_the_product_is_refused() -> None:
-    on_query, decay = Scale(0.3, scales_query=True), ManhattanDecay(-torch.ones(2), 2)
-    AttentionScores({"scale": on_query, "decay": decay})
-    for before, after in (({"decay": decay, "scale": on_query}, {}), ({}, {"scale": on_query})):
-        with pytest.raises(ValueError, match="attention steps are out of order"):
-            AttentionScores(before, after)
-
-
-def test_numbers_are_those_of_the_patches() -> None:
-    alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
-    mask = GaussianMixtureMask(alpha, sigma, stored_base(16))
-    numbers = PrefixMask(mask).numbers()
-    assert numbers.patches is not None
-    assert numbers.patches.shape == (2, 256, 256)
-    assert numbers.patches.equal(mask.matrix().detach())
-    assert (numbers.kernels, numbers.underflowed) == (3, 21792)
-    assert (Scale(0.5).numbers().patches, Scale(0.5).numbers().underflowed) == (None, None)
-
-
 def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
     alpha, sigma = torch.ones(2, 2, 1, 1), torch.ones(2, 2, 1, 1)
     assert list(GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()) == []
@@ -50,13 +26,3 @@ def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
         (" head 1 kernel 0", "sigma is 0.01: through this kernel a token attends only to itself"),
         (" head 0 kernel 1", "alpha is 0: the kernel has no effect"),
     ]
-
-
-def test_the_error_of_a_merge_names_what_cannot_be_merged() -> None:
-    norm = HeadNorm(torch.ones(2), torch.zeros(2))
-    with pytest.raises(FoldError, match="role norm"):
-        norm.after_factor(torch.tensor(2.0))
-    with pytest.raises(FoldError, match="role score_bias"):
-        ManhattanDecay(-torch.ones(2), 2).folded().after_factor(torch.tensor(2.0))
-    with pytest.raises(FoldError, match="cannot merge the dimensions of windows and heads"):
-        HeadMixing(torch.eye(2)).for_windows(4, 2)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +12,6 @@ from gmmvit_deploy.models.scores.biases import (
     PassedBias,
     PrefixBias,
     manhattan_distances,
-    retention_decays,
 )
 
 HEADS, N = 2, 3
@@ -62,23 +58,6 @@ def test_a_changed_weight_changes_the_bias() -> None:
     assert network.double().steps[0].matrix().dtype == torch.float64
 
 
-def test_a_copy_has_its_own_bias() -> None:
-    network = Network()
-    before = network.steps[0].matrix()
-    copied = copy.deepcopy(network)
-    with torch.no_grad():
-        copied.tables[0].zero_()
-    assert not copied.steps[0].matrix().any()
-    assert network.steps[0].matrix().equal(before)
-
-
-def test_the_caller_may_change_the_result() -> None:
-    step = Network().steps[0]
-    before = step.matrix().clone()
-    step.matrix().zero_()
-    assert step.matrix().equal(before)
-
-
 def test_only_the_bias_that_depends_on_the_images_is_refused() -> None:
     network = Network(of_images=True)
     assert network.steps[0].matrix().equal(network.tables[0][0])
@@ -94,9 +73,3 @@ def test_prefix_tokens_get_a_bias_of_zero() -> None:
     assert not matrix[:, :, :2].any()
     assert step(scores).equal(scores + matrix)
     assert step.folded()(scores).equal(step(scores))
-
-
-def test_decay_rates() -> None:
-    expected = [math.log(1 - 2 ** (-2 - 4 * head / 3)) for head in range(3)]
-    torch.testing.assert_close(retention_decays(3), torch.tensor(expected))
-    assert retention_decays(1).tolist() == pytest.approx([math.log(0.75)])

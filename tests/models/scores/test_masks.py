@@ -12,15 +12,13 @@ import torch
 from gmmvit_deploy.models.scores.biases import manhattan_distances
 from gmmvit_deploy.models.scores.masks import (
     ClosedFormGaussianMask,
-    ElementwiseMask,
     GaussianMixtureMask,
-    PrefixMask,
     mask_from_spec,
     squared_distances,
     stored_base,
     stored_base_limits,
 )
-from gmmvit_deploy.models.specs import MaskKind, MaskSpec
+from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import GOLDEN
 
 
@@ -87,22 +85,3 @@ def test_distances_on_grids_that_are_not_square(grid: tuple[int, int]) -> None:
     assert squared_distances(grid).equal(squared)
     assert stored_base(grid).equal(torch.exp(-squared.double()).float().sqrt()[None, None])
     assert manhattan_distances(grid).equal(by_definition(*grid, lambda down, across: abs(down) + abs(across)))
-
-
-@pytest.mark.parametrize("kind", ["gmm", "elm"])
-def test_mask_of_a_spec_on_a_grid_that_is_not_square(kind: MaskKind) -> None:
-    mask = mask_from_spec(MaskSpec(kind=kind, kernels=3 if kind == "gmm" else 0), heads=2, grid=(2, 6))
-    assert mask is not None
-    assert mask.matrix().shape[-2:] == (12, 12)
-    assert len(list(mask.mistakes())) == (9 if kind == "gmm" else 8)  # the closed form is computed on the same grid
-    assert mask.numbers().grid == (2, 6)
-
-
-@pytest.mark.parametrize("prefix", [1, 2, 5])
-def test_prefix_mask_leaves_its_first_rows_and_columns_unmasked(prefix: int) -> None:
-    patches = ElementwiseMask(torch.randn(4, 4))
-    matrix = PrefixMask(patches, prefix).matrix()
-    assert matrix[prefix:, prefix:].equal(patches.weight)
-    assert bool((matrix[:prefix] == 1).all())
-    assert bool((matrix[:, :prefix] == 1).all())
-    assert [name for name, _ in PrefixMask(patches, prefix).named_parameters()] == ["patches.weight"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.models.scores.attention import AttentionScores
-from gmmvit_deploy.models.scores.biases import ManhattanDecay, WindowBias, relative_position_index, shift_mask
+from gmmvit_deploy.models.scores.biases import ManhattanDecay, WindowBias, relative_position_index
 from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadBias, HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.masks import (
@@ -24,7 +24,7 @@ from gmmvit_deploy.models.scores.masks import (
     stored_base,
 )
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
-from gmmvit_deploy.models.scores.step import Constant, Step
+from gmmvit_deploy.models.scores.step import Step
 
 GRID, HEADS, HEAD_DIM = 2, 3, 4
 N = GRID**2
@@ -268,57 +268,3 @@ def test_a_mistake_that_changes_nothing_is_the_step_itself() -> None:
     """The base of a shared mask has a single head, so there is no head to exchange it with."""
     mask = ElementwiseMask(torch.ones(N, N))
     assert all(other is mask for _, other in mask.mistakes())
-
-
-def test_steps_in_any_order_compose() -> None:
-    """Re-attention as vit-pytorch has it: scale; then mixing and normalisation behind softmax."""
-    mixing, norm, shift = random(HEADS, HEADS), random(HEADS), random(HEADS)
-    scores = AttentionScores(
-        {"scale": Scale(HEAD_DIM**-0.5)}, {"mixing": HeadMixing(mixing), "norm": HeadNorm(norm, shift)}
-    )
-    query, key = products(N)
-    with torch.inference_mode():
-        computed = scores.weights(query, key)[0].numpy()
-    raw = exact(query[0]) @ exact(key[0]).transpose(0, 2, 1)
-    weights = mixed(softmax(raw * HEAD_DIM**-0.5), exact(mixing))
-    np.testing.assert_allclose(computed, normed(weights, exact(norm), exact(shift)), rtol=0, atol=1e-4)
-
-
-def test_masked_diagonal_gives_a_token_nothing_of_itself_and_leaves_the_rest_alone() -> None:
-    query, key = products(N)
-    for value in (-math.inf, -987654321.0):
-        weights = AttentionScores({"diagonal": MaskedDiagonal(N, value)}).weights(query, key)
-        assert not weights.diagonal(dim1=-2, dim2=-1).any()
-        assert bool((weights.sum(-1) - 1).abs().max() < 1e-6)
-    kept = AttentionScores({"diagonal": ZeroDiagonal(N)}).weights(query, key)
-    assert bool((kept.diagonal(dim1=-2, dim2=-1) > 0).all())
-
-
-def test_what_follows_from_the_grid_is_in_no_state_dict() -> None:
-    scores = AttentionScores(
-        {
-            "temperature": LearnedTemperature(torch.ones(HEADS)),
-            "diagonal": MaskedDiagonal(N),
-            "decay": ManhattanDecay(-torch.ones(HEADS), GRID),
-        }
-    )
-    assert list(scores.state_dict()) == ["before.temperature.temperature", "before.decay.decay"]
-
-
-def test_a_factor_goes_into_constants_that_multiply_and_into_mixing() -> None:
-    by_head = torch.tensor([2.0, 3.0, 4.0])[:, None, None]
-    given = random(1, HEADS, N, N)
-    for step in (Constant(random(HEADS, N, N), like=ElementwiseMask(random(N, N))), HeadMixing(random(HEADS, HEADS))):
-        with torch.no_grad():
-            torch.testing.assert_close(step.after_factor(by_head)(given), step(by_head * given))
-            torch.testing.assert_close(step.after_factor(torch.tensor(0.5))(given), step(0.5 * given))
-
-
-def test_shift_masks_are_repeated_by_window_and_mixing_refuses() -> None:
-    outside = shift_mask(4, 2, 1)
-    bias = WindowBias(random(9, HEADS), relative_position_index(2), outside).folded()
-    joined = bias.for_windows(4, HEADS)
-    assert joined.matrix().equal(bias.matrix().reshape(4 * HEADS, N, N))
-    shared = Constant(random(N, N), like=ElementwiseMask(random(N, N)))
-    assert shared.for_windows(4, HEADS).matrix().equal(shared.matrix().expand(4 * HEADS, N, N))
-    assert Scale(0.5).for_windows(4, HEADS).matrix() == 0.5

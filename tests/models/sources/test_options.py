@@ -13,7 +13,7 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.sources.hints import OWN_HINTS, SOURCES, LoadHints
-from tests.conftest import MANIFEST, golden
+from tests.conftest import EACH_FAMILY, MANIFEST, golden
 
 OPTIONS: dict[str, tuple[Any, str]] = {
     "pool": ("cls", "--set pool=cls"),
@@ -44,7 +44,7 @@ def test_the_options_are_those_of_the_hints() -> None:
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [(name, option) for name in MANIFEST for option in OPTIONS if option not in READ.get(golden(name).family, ())],
+    [(name, option) for name in EACH_FAMILY for option in OPTIONS if option not in READ.get(golden(name).family, ())],
 )
 def test_an_option_that_the_source_does_not_read_is_refused(name: str, option: str) -> None:
     case, (value, typed) = golden(name), OPTIONS[option]
@@ -54,7 +54,7 @@ def test_an_option_that_the_source_does_not_read_is_refused(name: str, option: s
     assert caught.value.hint == f"leave {typed.partition('=')[0]} out"
 
 
-@pytest.mark.parametrize("name", MANIFEST)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_the_name_of_another_source_is_refused(name: str) -> None:
     case = golden(name)
     right = {CODES.get(case.path.parent.name), "spt-lsa" if name == PLAIN_WITHOUT_EVIDENCE else None}

@@ -19,7 +19,6 @@ from gmmvit_deploy.models.layers.attention import heads_of, masked_attentions
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.reports.pictures.attention_of_image import (
-    HeadDistances,
     ImageAttention,
     ImageRollout,
     attention_of_bundle,
@@ -27,7 +26,7 @@ from gmmvit_deploy.reports.pictures.attention_of_image import (
     mean_attention_distance,
     rollout,
 )
-from gmmvit_deploy.reports.pictures.attention_report import distances_image, rollout_panels, write_attention_report
+from gmmvit_deploy.reports.pictures.attention_report import rollout_panels, write_attention_report
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from tests.browser import accessibility_problems
@@ -61,12 +60,6 @@ def test_rollout_is_the_golden_rollout() -> None:
     result = rollout(list(attentions))
     assert np.abs(result - expected).max() < 1e-14
     assert result.sum(axis=1) == pytest.approx(np.ones(len(result)), abs=1e-12)
-
-
-def test_rollout_of_weights_that_do_not_fit() -> None:
-    for layers in ([], [np.ones((1, 4, 4)), np.ones((1, 5, 5))], [np.ones((1, 4, 5))]):
-        with pytest.raises(ValueError, match="same N in each layer"):
-            rollout(layers)
 
 
 def test_distance_of_uniform_and_of_local_weights() -> None:
@@ -194,17 +187,6 @@ def test_the_rollout_is_drawn_over_its_patch() -> None:
     assert np.ptp(over[200, 10]) == 0  # grey, without a share
 
 
-def test_a_point_for_each_head() -> None:
-    def layer(*pixels: float | None) -> HeadDistances:
-        return HeadDistances(layer="a", grid=(2, 2), prefix=0, sequences=1, patches=pixels, pixels=pixels)
-
-    def dots(*layers: HeadDistances) -> int:
-        return int((np.asarray(distances_image(layers)) == (8, 64, 129)).all(axis=-1).sum())
-
-    assert dots(layer(None)) == 0
-    assert dots(layer(1.0, 4.0), layer(2.0, None)) == pytest.approx(3 * dots(layer(1.0)), rel=0.1)
-
-
 def first_image(bundle: Bundle, folder: Path) -> Path:
     path = folder / "image.png"
     path.write_bytes(bundle.golden_set().images[0])
@@ -243,8 +225,8 @@ def test_reports(name: str, tmp_path: Path) -> None:
         write_attention_report(model, pixels, attention, tmp_path / "a.jpg", **names)
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint_about_a_report(tmp_path: Path) -> None:
     model, image = loaded("swin_gmm")
     path = tmp_path / "attention.html"
@@ -256,7 +238,7 @@ def test_an_accessibility_checker_has_no_complaint_about_a_report(tmp_path: Path
 # The command
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_inspect_with_an_image(bundle: Bundle, tmp_path: Path) -> None:
     image = first_image(bundle, tmp_path)
     answer = gmmvit_here("inspect", bundle.path, "--image", image, "--json", "--report", tmp_path / "attention.html")
@@ -282,7 +264,7 @@ def test_inspect_with_an_image(bundle: Bundle, tmp_path: Path) -> None:
     assert "rollout: of the mean of the 64 patches" in text
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_images_and_bundles_that_cannot_be_used(
     bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:

@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
-from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families import FAMILIES
-from gmmvit_deploy.models.families.t2t.model import T2T
 from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
 from gmmvit_deploy.models.layers.blocks import PatchEmbedding
 from gmmvit_deploy.models.layers.embeddings import patch_filters
 from gmmvit_deploy.models.layers.shifted_patches import VIEWS, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, PrefixBias
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
-from gmmvit_deploy.models.scores.heads import HeadMixing
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
-from gmmvit_deploy.models.scores.step import Add
-from gmmvit_deploy.reports.pictures import drawings as module
-from gmmvit_deploy.reports.pictures._embedding_numbers import LARGEST_SHEET, FilterSheet, filters_of, similarities_of
+from gmmvit_deploy.reports.pictures._embedding_numbers import similarities_of
 from gmmvit_deploy.reports.pictures.drawings import (
-    drawings_of,
-    filter_images,
     memory_image,
     similarity_image,
-    step_image,
     step_maps_image,
 )
-from gmmvit_deploy.reports.pictures.mask_report import page_of
 from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, steps_of
 from tests.conftest import golden
-
-GREY = [90, 90, 90]
 
 
 @functools.cache
@@ -83,26 +68,6 @@ def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
     assert maps is not None
     assert maps.size == (3 * 4 - 1, 2 * 3 - 1)
     assert step.measured(1) == {"label": "head 1", "smallest": -0.75, "largest": 0.0, "closed": 0}
-
-
-def test_red_and_blue_of_a_mixing_stand_at_old_and_new_head() -> None:
-    weight = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
-    (step,) = steps_of(of_scores(mixing=HeadMixing(weight))).drawn
-    picture = np.asarray(step_image(step, 0)).astype(int)
-    assert picture[0, 0].tolist() == picture[1, 1].tolist() == [255, 255, 255]
-    assert picture[0, 1][2] > picture[0, 1][0]
-    assert picture[1, 0][0] > picture[1, 0][2]
-
-
-@pytest.mark.parametrize("value", [-float("inf"), -987654321.0])
-def test_a_masked_diagonal_is_grey_and_out_of_the_colour_scale(value: float) -> None:
-    (step,) = steps_of(of_scores(diagonal=MaskedDiagonal(5, value))).drawn
-    picture = np.asarray(step_image(step, 0))
-    assert step.measured(0) == {"label": "all heads", "smallest": 0.0, "largest": 0.0, "closed": 5}
-    for row in range(5):
-        for column in range(5):
-            assert picture[row, column].tolist() == (GREY if row == column else [255, 255, 255])
-    json.dumps(step.to_json(), allow_nan=False)
 
 
 def test_temperatures_are_numbers_of_each_head() -> None:
@@ -149,21 +114,6 @@ def test_memories_are_drawn_without_a_list_of_families(monkeypatch: pytest.Monke
     assert set(steps_of(model).omitted) == set(attentions_without_scores(model))
 
 
-def test_a_bias_that_depends_on_the_image_is_named() -> None:
-    class Passing(Add):
-        def matrix(self) -> Tensor:
-            raise FoldError("the bias <depends> on the image")
-
-    assert steps_of(of_scores(bias=Passing())).omitted == {"attention before.bias": "the bias <depends> on the image"}
-
-
-def test_large_matrices_are_drawn_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_TOKENS", 8)
-    (step,) = steps_of(of_scores(decay=ManhattanDecay(torch.tensor([-0.5]), (4, 5)))).drawn
-    assert step_image(step, 0).size == (7, 7)  # every third of 20
-    assert step_maps_image(step, 0) is None
-
-
 @pytest.mark.parametrize("kind", [PatchEmbedding, ShiftedPatches], ids=["linear", "shifted"])
 def test_filters_of_a_linear_layer_are_those_of_a_convolution(
     kind: type[PatchEmbedding] | type[ShiftedPatches],
@@ -195,64 +145,6 @@ def test_filters_of_overlapping_patches_are_those_of_a_convolution(name: str, vi
     torch.testing.assert_close(convolved.flatten(2).transpose(1, 2), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "layer", "views", "positions"),
-    [
-        ("pit_gmm", "patch_embedding", 1, ["position_embedding"]),
-        ("mnist_vit", "patch_embedding", 1, ["positions"]),
-        ("timm_vit", "network.patch_embed.proj", 1, ["network.pos_embed"]),
-    ],
-)
-def test_embeddings_are_found(name: str, layer: str, views: int, positions: list[str]) -> None:
-    drawings = drawings_of(loaded(name).model).to_json()
-    assert (drawings["patch_filters"]["name"], drawings["patch_filters"]["views"]) == (layer, views)
-    assert [embedding["name"] for embedding in drawings["position_embeddings"]] == positions
-
-
-def test_a_network_without_patch_filters_has_no_section_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(T2T, "unfolded_patches", None)
-    assert filters_of(loaded("t2t_plain").model) is None
-    assert "<h2>Patch embedding</h2>" not in page_of(loaded("t2t_plain"), [])
-
-
-def test_more_filters_than_fit_a_sheet_are_shown_by_components() -> None:
-    family = next(family for family in FAMILIES if family.name == "vit")
-    spec = replace(family.small(loaded("vit_plain").spec.mask), dim=96, patch_size=8, image_size=16)
-    model = family.build(spec)
-    pattern = torch.zeros(3, 8, 8)
-    pattern[0, 2, 3] = 1
-    with torch.no_grad():  # all filters are multiples of a single pattern
-        flat = pattern.permute(1, 2, 0).flatten()
-        model.patch_embedding.project.weight.copy_(torch.linspace(-1, 1, 96)[:, None] * flat)
-    sheet = filters_of(model)
-    assert sheet is not None
-    assert len(sheet.drawn) == LARGEST_SHEET
-    assert sheet.explained == pytest.approx(1)
-    assert np.abs(sheet.drawn[0]) == pytest.approx(pattern.numpy(), abs=1e-5)
-
-
-def test_three_channels_are_red_green_and_blue() -> None:
-    drawn = np.zeros((2, 3, 2, 2), np.float32)
-    drawn[0, 0, 0, 1] = 5
-    drawn[1, 2, 1, 0] = -0.1
-    sheet = FilterSheet(name="patches", features=2, drawn=drawn, views=1, explained=None)
-    ((_, image),) = filter_images(sheet)
-    pixels = np.asarray(image)
-    assert pixels[0, 1].tolist() == [255, 128, 128]
-    assert pixels[1, 3].tolist() == [128, 128, 0]  # the second filter begins behind a line; its scale is its own
-    assert pixels[0, 0].tolist() == [128, 128, 128]
-
-
-@pytest.mark.parametrize(("channels", "views", "pictures"), [(1, 1, 1), (2, 1, 2), (3, 5, 5), (1, 5, 5), (20, 1, 8)])
-def test_pictures_of_other_channels(channels: int, views: int, pictures: int) -> None:
-    drawn = np.random.default_rng(0).normal(size=(10, channels * views, 4, 4)).astype(np.float32)
-    sheet = FilterSheet(name="patches", features=10, drawn=drawn, views=views, explained=None)
-    described = filter_images(sheet)
-    assert len(described) == pictures
-    assert len({where for where, _ in described}) == pictures
-    assert {image.size for _, image in described} == {(8 * 5 - 1, 2 * 5 - 1)}
-
-
 def test_similarities_are_cosines_of_the_positions() -> None:
     model = loaded("pit_gmm").model
     (shown,) = similarities_of(model)
@@ -270,14 +162,3 @@ def test_similarities_are_cosines_of_the_positions() -> None:
     assert image.size == (16 * 17 - 1, 16 * 17 - 1)
     # each patch is most similar to itself: full blue at its own place in its own map
     assert np.asarray(image)[17 * 2 + 2, 17 * 3 + 3].tolist() == [8, 64, 129]
-
-
-def test_zero_positions_have_the_similarity_zero() -> None:
-    model = loaded("t2t_plain").model
-    stored = model.position_embedding.clone()
-    try:
-        model.position_embedding.zero_()
-        (shown,) = similarities_of(model)
-        assert not shown.similarity.any()
-    finally:
-        model.position_embedding.copy_(stored)

@@ -143,8 +143,3 @@ def test_the_attention_is_drawn_or_the_reason_is_stated(name: str) -> None:
 
 def diagonals(scores: AttentionScores) -> list[MaskedDiagonal]:
     return [step for _, step in scores.steps_before() if isinstance(step, MaskedDiagonal)]
-
-
-def test_lsa_masks_the_diagonal_of_these_checkpoints() -> None:
-    masked = {name for name in NAMES for _, scores in attention_scores(loaded(name).model) if diagonals(scores)}
-    assert masked >= {"sl_vit", "lsa_vit_img64", "sl_pit", "sl_t2t", "vp_spt_lsa"}

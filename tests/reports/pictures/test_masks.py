@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from gmmvit_deploy.checkpoints.audit import Finding
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.models.families import model_from_spec
@@ -20,7 +18,7 @@ from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMask, stored_base
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.reports.pictures.mask_images import coloured, matrix_image, position_maps_image, sheet
+from gmmvit_deploy.reports.pictures.mask_images import matrix_image, position_maps_image, sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import page_of, write_report
 from tests.browser import accessibility_problems
@@ -58,20 +56,6 @@ def test_a_mask_of_the_token_itself_is_as_local_as_can_be() -> None:
     assert (head.smallest, head.largest) == (0, 1)
 
 
-def test_a_constant_mask_spreads_like_the_grid() -> None:
-    (layer,) = masks_of(model_with(torch.ones(GRID**2, GRID**2)))
-    (head,) = layer.heads
-    # pairs at distance ≤ 1 on a 4×4 grid: 16 with themselves, 48 with a neighbour, of 256
-    assert head.within[0] == pytest.approx(64 / 256)
-    assert head.itself == pytest.approx(1)
-
-
-def test_negative_entries_are_counted() -> None:
-    weight = torch.ones(GRID**2, GRID**2)
-    weight[:, 0] = -1
-    assert masks_of(model_with(weight))[0].heads[0].negative == pytest.approx(1 / GRID**2)
-
-
 def test_dead_kernels_are_named_by_head() -> None:
     model = model_with(torch.eye(GRID**2))
     alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
@@ -85,16 +69,6 @@ def test_dead_kernels_are_named_by_head() -> None:
 def test_underflow_is_counted() -> None:
     layers = masks_of(load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth").model)
     assert [layer.underflowed for layer in layers] == [21792, 21792]
-
-
-def test_class_token_is_left_out_of_the_picture() -> None:
-    layers = masks_of(load_checkpoint(GOLDEN / "pit_gmm.pth").model)
-    assert [(layer.grid, layer.matrices.shape) for layer in layers] == [
-        ((16, 16), (2, 256, 256)),
-        ((8, 8), (4, 64, 64)),
-        ((8, 8), (4, 64, 64)),
-        ((4, 4), (8, 16, 16)),
-    ]
 
 
 def test_the_report_marks_the_mask_without_influence(tmp_path: Path) -> None:
@@ -111,14 +85,6 @@ def test_the_report_marks_the_mask_without_influence(tmp_path: Path) -> None:
     marked, plain = sheet(layers, title=""), sheet([replace(layer, dead=False) for layer in layers], title="")
     assert marked.size == plain.size
     assert marked.tobytes() != plain.tobytes()
-
-
-def test_colours_show_the_sign() -> None:
-    white, blue, red, beyond = coloured(np.array([0.0, 1.0, -1.0, 5.0]), 1.0)
-    assert white.tolist() == [255, 255, 255]
-    assert blue[2] > blue[0]
-    assert red[0] > red[2]
-    assert beyond.tolist() == blue.tolist()
 
 
 def test_position_maps_put_row_i_at_the_place_of_token_i() -> None:
@@ -156,55 +122,11 @@ def test_reports_of_a_golden_checkpoint_of_each_family(name: str, tmp_path: Path
         assert {"audit", "sizes", "steps", "memories", "embeddings"} <= set(re.findall(r"\w+", caught.value.hint))
 
 
-@pytest.mark.first(1)
-@pytest.mark.parametrize(
-    ("name", "expected", "absent"),
-    [
-        (
-            "rmt_2023",
-            "Other options: options, presets or defaults state image size (--image-size 64), decomposed stages "
-            "(--set decomposed_stages=1,2,3)",
-            ("--set heads", "--preset", "--set closed_form"),
-        ),
-        ("vit_plain", "state heads (--set heads=3)", ("--preset", "--set closed_form", "--image-size")),
-        ("vit_gmm", "state mask form (--set closed_form=no)", ("--set heads", "--preset", "--image-size")),
-        ("sl_vit", "", ("Other options", "--set heads", "--preset", "--set closed_form")),
-        ("timm_vit_gmm", "architecture and its arguments (--model and --model-args", ("--set heads", "--preset")),
-    ],
-)
-def test_the_page_names_the_options_that_determine_the_model(name: str, expected: str, absent: tuple[str, ...]) -> None:
-    loaded = load_checkpoint(golden(name).path, golden(name).hints)
-    page = page_of(loaded, masks_of(loaded.model))
-    tree = require_readable_page(page)
-    text = " ".join(" ".join(part.text for part in tree.all("main")).split())
-    assert expected in text
-    assert not [option for option in absent if option in text]
-    for value, where in loaded.taken_from.items():
-        assert f"origin of {value.replace('_', ' ')}" in text
-        assert where in text
-
-
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
     write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / "masks.html")
     assert accessibility_problems(tmp_path / "masks.html") == []
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize(
-    ("severity", "outcome", "word"),
-    [("error", "failed", "UNUSABLE"), ("warning", "undecided", "WARNINGS"), ("note", "passed", "NO WARNINGS")],
-)
-def test_the_verdict_is_that_of_the_audit(severity: Any, outcome: str, word: str) -> None:
-    loaded = load_checkpoint(GOLDEN / "vit_gmm.pth")
-    odd = Finding(severity=severity, where="layer <0>", what="it is odd")
-    tree = require_readable_page(page_of(replace(loaded, findings=(odd,)), masks_of(loaded.model)))
-    verdict, changes = tree.all("main")[0].children[:2]
-    assert verdict.attributes["class"] == f"verdict {outcome}"
-    assert verdict.all("h2")[0].text.endswith(f" {word}")
-    assert ("layer <0>: it is odd" in changes.text) == (outcome != "passed")
-    assert "layer <0>" in tree.all("tbody")[0].text
 
 
 def test_names_in_the_page_are_escaped(tmp_path: Path) -> None:
@@ -228,8 +150,3 @@ def test_reports_are_not_overwritten_unasked(tmp_path: Path) -> None:
 def test_other_kinds_of_report_are_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"suffix \.html \(page\) or \.png"):
         write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), tmp_path / path)
-
-
-def test_a_place_that_cannot_be_written() -> None:
-    with pytest.raises(OutputError, match="no partial output remains"):
-        write_report(load_checkpoint(GOLDEN / "vit_gmm.pth"), Path("/proc/masks.png"))

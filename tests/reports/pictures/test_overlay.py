@@ -7,14 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from gmmvit_deploy.models.families import FAMILIES, model_from_spec
 from gmmvit_deploy.models.families.family import Windows
-from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import shift_mask
-from gmmvit_deploy.models.scores.masks import mask_from_spec
-from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.reports.pictures.mask_images import overlay_image, position_maps_image, token_grid, token_map
-from gmmvit_deploy.reports.pictures.mask_numbers import HeadNumbers, LayerMasks, masks_of
+from gmmvit_deploy.reports.pictures.mask_images import overlay_image, token_grid, token_map
+from gmmvit_deploy.reports.pictures.mask_numbers import HeadNumbers, LayerMasks
 
 _NUMBERS = HeadNumbers(within=(0, 0, 0), itself=0, negative=0, smallest=0, largest=0, dead=(), alpha=(), sigma=())
 
@@ -24,24 +20,6 @@ def layer(grid: int, heads: int = 1) -> LayerMasks:
     n = grid**2
     matrices = np.arange(1, heads * n * n + 1, dtype=np.float32).reshape(heads, n, n)
     return LayerMasks(layer="a", grid=(grid, grid), matrices=matrices, heads=(_NUMBERS,) * heads, underflowed=None)
-
-
-def test_map_is_the_row_of_the_token() -> None:
-    masks = layer(3, heads=2)
-    values = token_map(masks, 1, row=2, column=0)
-    assert np.array_equal(values, masks.matrices[1][6].reshape(3, 3))
-
-
-def test_a_grid_that_is_not_square() -> None:
-    mask = mask_from_spec(MaskSpec(kind="gmm", kernels=2, closed_form=True), heads=2, grid=(2, 3))
-    scores = AttentionScores({"mask": mask})
-    (masks,) = masks_of(torch.nn.ModuleDict({"scores": scores}))
-    assert masks.grid == (2, 3)
-    values = token_map(masks, 1, row=1, column=2)
-    assert np.array_equal(values, masks.matrices[1][5].reshape(2, 3))
-    picture = overlay_image(Image.new("RGB", (30, 20)), masks, values, row=1, column=2, side=60)
-    assert picture.size == (60, 40)
-    assert position_maps_image(masks, 0).size == (3 * 4 - 1, 2 * 3 - 1)
 
 
 @pytest.mark.parametrize("shift", [0, 2])
@@ -61,19 +39,6 @@ def test_map_within_windows_is_what_the_attention_lets_through(shift: int) -> No
             row, column = divmod(int(token), grid)
             values = token_map(masks, 0, row=row, column=column, windows=windows)
             assert np.array_equal(values.reshape(-1), expected, equal_nan=True)
-
-
-@pytest.mark.first(3)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_windows_of_a_family_are_those_of_its_attentions(family: object) -> None:
-    for spec in family.small_specs().values():  # type: ignore[attr-defined]
-        model = model_from_spec(spec)
-        windows = family.windows(spec)  # type: ignore[attr-defined]
-        for masks in masks_of(model):
-            within = windows.get(masks.layer)
-            assert within is None or (within.window, within.window) == masks.grid
-        names = {name for name, _ in model.named_modules()}
-        assert set(windows) <= names
 
 
 def test_overlay_colours_what_the_mask_lets_through() -> None:

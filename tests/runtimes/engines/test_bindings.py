@@ -71,7 +71,7 @@ def written_down(module: str, out: Path, path: Path | None = None) -> Path:
     return out
 
 
-pytestmark = pytest.mark.process  # mypy, over the sources
+pytestmark = pytest.mark.integration  # mypy, over the sources
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> 
     return [line for line in answer.stdout.splitlines() if ": error:" in line and "checked_" in line]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path], tmp_path: Path) -> None:
     stub = (names["tensorrt"] / "trt_names.pyi").read_text()
     assert "def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig)" in stub
@@ -146,7 +146,7 @@ def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path],
     assert unknown == RTX_ALONE, complaints
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path], tmp_path: Path) -> None:
     assert problems(names["tensorrt-rtx"], tmp_path / "code") == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -78,7 +77,7 @@ def test_every_attention_of_every_family_is_one_kernel(
     assert card.unfolded == ()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize("preset", ["vit_d15", "vit_d60"])
 def test_the_deep_models_of_the_paper(preset: str, rtx: Flavor, tmp_path: Path) -> None:
     """Head dims 12 and 6 are padded to 16; unpadded, 12 would need copies and 6 would not fuse.
@@ -150,6 +149,7 @@ def test_a_mask_costs_no_kernel(engine: Engine) -> None:
     assert 0.9 * masks < cost.bytes - cost.twin_bytes < 1.5 * masks
 
 
+@pytest.mark.nightly
 def test_several_targets_and_profiles_are_each_proven(precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
     profiles = tuple(profile_from(text) for text in ("1", "2:4:8"))
     options = strict(capabilities=("8.6", "12.0"), profiles=profiles)
@@ -169,7 +169,7 @@ def test_several_targets_and_profiles_are_each_proven(precise_bundle: Bundle, rt
 class TestRequired:
     """Builds that miss a requirement fail, and leave no files."""
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_an_unfolded_export(self, rtx: Flavor, tmp_path: Path) -> None:
         case = golden("vit_gmm")
         graph = unfolded_half(load_checkpoint(case.path).model, tmp_path / "m.onnx")
@@ -185,7 +185,7 @@ class TestRequired:
         wrong, right = (np.abs(emulated_logits(g, case.inputs, name="x") - case.logits).max() for g in (graph, folded))
         assert wrong > 20 * right
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_an_unfolded_graph_in_a_bundle(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         variant = open_variant(precise_bundle, "fp16")
         unfolded_half(load_checkpoint(golden("vit_gmm").path).model, tmp_path / "m.onnx")
@@ -199,7 +199,7 @@ class TestRequired:
             engine_from_bundle(precise_bundle, variant, strict(precision="fp32"), rtx, out=tmp_path / "e")
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_head_mixing_between_masks_and_softmax(
         self, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path
     ) -> None:
@@ -212,7 +212,7 @@ class TestRequired:
         with pytest.raises(EngineError, match="its heads are mixed around softmax, and each head has its own mask"):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "f")
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_heads_left_unpadded(self, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path) -> None:
         proto = prepared_graph(tensor_bundles["pit_gmm"], "fp16", padded=False).proto
         graph = saved(proto, tmp_path / "m.onnx")
@@ -221,7 +221,7 @@ class TestRequired:
         ):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e")
 
-    @pytest.mark.rest
+    @pytest.mark.nightly
     def test_int8_that_was_not_reached(self, rtx: Flavor, tmp_path: Path) -> None:
         """With Q/DQ around the stacked projection the builder dequantises it and computes in half precision."""
         model = fold_for_engines(fold(load_checkpoint(golden("vit_gmm").path).model)).model
@@ -233,6 +233,7 @@ class TestRequired:
             engine_from_onnx(graph, strict(precision="int8"), rtx, out=tmp_path / "e")
         assert not (tmp_path / "e").exists()
 
+    @pytest.mark.nightly
     def test_a_graph_that_the_policy_does_not_know(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         """A requirement that cannot be judged does not pass."""
         proto = onnx.load(precise_bundle.path / "model.fp16.onnx")
@@ -244,11 +245,6 @@ class TestRequired:
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e")
         card = engine_from_onnx(graph, ADA, rtx, out=tmp_path / "e").card
         assert "Erf has no role" in card.unjudged
-
-    def test_a_graph_in_another_precision(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-        graph = precise_bundle.path / "model.fp16.onnx"
-        with pytest.raises(EngineError, match=r"runs in fp16 on 8\.9, profile 0; expected bf16"):
-            engine_from_onnx(graph, strict(precision="bf16"), rtx, out=tmp_path / "e")
 
 
 def prepared_fp16(name: str) -> onnx.ModelProto:
@@ -331,21 +327,6 @@ class TestRefused:
         assert not (tmp_path / "out").exists()
 
 
-def test_progress_is_the_builders_own(precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int | None]] = []
-    engine_from_bundle(
-        precise_bundle,
-        open_variant(precise_bundle, "fp16"),
-        ADA,
-        rtx,
-        out=tmp_path / "e",
-        on_progress=lambda event: seen.append((event.step, event.done, event.total)),
-    )
-    assert ("Building engine", 0, 6) in seen
-    assert seen[-1][1:] == (6, 6)
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-
-
 @pytest.mark.first(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_the_builder_and_leaves_nothing(
@@ -391,38 +372,6 @@ def _is_to_end(pid: int) -> bool:
         return True
     status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return status["State"].startswith(("Z", "X")) or bool(int(status["ShdPnd"], 16) >> signal.SIGTERM - 1 & 1)
-
-
-def run_builder(bundle: Bundle, folder: Path, **changes: object) -> subprocess.Popen[str]:
-    """Start the builder program alone, with a request that has not been checked against a flavor."""
-    request = {
-        **ADA.flags(),
-        "flavor": "tensorrt-rtx",
-        "onnx": str(bundle.path / "model.fp16.onnx"),
-        "capabilities": ["8.9"],
-        "profiles": [(1, 4, 8)],
-        "tensor": "pixels",
-        "shape": [32, 32, 3],
-        "timing_cache_out": str(folder / "timing.cache"),
-        **changes,
-    }
-    (folder / "request.json").write_text(json.dumps(request))
-    command = [sys.executable, str(builder._HERE / "_build.py"), str(folder / "request.json")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_options_of_the_other_flavor_reach_the_builder(precise_bundle: Bundle, tmp_path: Path) -> None:
-    """`refuse` rejects these options for RTX; its library accepts the calls and logs that they are unsupported."""
-    options = {"timing_cache": str(tmp_path / "old.cache"), "hardware_compatible": "ampere+", "optimization_level": 1}
-    process = run_builder(precise_bundle, tmp_path, **options, workspace_mib=256, tf32=True)
-    process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert json.loads((tmp_path / "result.json").read_text())["errors"] == []
-    assert "setHardwareCompatibilityLevel() is unsupported" in (tmp_path / "build.log").read_text()
-    assert (tmp_path / "timing.cache").stat().st_size > 0
-    again = run_builder(precise_bundle, tmp_path, **{**options, "timing_cache": str(tmp_path / "timing.cache")})
-    again.communicate(timeout=60)
-    assert json.loads((tmp_path / "result.json").read_text())["errors"] == []
 
 
 def _builder_of(parent: int) -> int:

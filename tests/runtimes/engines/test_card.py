@@ -15,11 +15,6 @@ from gmmvit_deploy.runtimes.engines.flavors import Gpu
 from gmmvit_deploy.runtimes.engines.options import Profile
 
 
-def test_a_card_survives_being_written_and_read(engine: Engine) -> None:
-    assert EngineCard.from_json(json.loads(json.dumps(engine.card.to_json()))) == engine.card
-    assert open_engine(engine.path).card == open_engine(engine.plan_path).card == engine.card
-
-
 def edited(path: Path, **changes: object) -> None:
     data = json.loads((path / "card.json").read_text())
     (path / "card.json").write_text(json.dumps({**data, **changes}))
@@ -124,12 +119,6 @@ def test_which_gpu_runs_an_engine(capability: str, level: str, runs: bool, engin
     reason = runs_on(card, Gpu(name="a GPU", capability=capability, driver="1"))
     assert (reason == "") == runs
     assert runs or f"compute capability 8.9; a GPU has {capability}" in reason
-
-
-def test_triton_loads_no_plan_of_rtx(engine: Engine) -> None:
-    reason = loads_on(engine.card, server_tensorrt(release="25.04"))
-    assert "Triton's tensorrt backend loads only plans of tensorrt" in reason
-    assert "gmmvit build BUNDLE --flavor tensorrt" in reason
 
 
 def test_servers_and_their_tensorrt() -> None:

@@ -76,12 +76,6 @@ def test_rtx_on_a_gpu_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> 
     refuse(BuildOptions(capabilities=("8.9",)), RTX)  # for another machine
 
 
-def test_what_rtx_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flavors, "visible_gpu", lambda: None)
-    refuse(BuildOptions(capabilities=("8.0", "12.1"), optimization_level=5, workspace_mib=1), RTX)
-    refuse(BuildOptions(capabilities=("8.9",), precision="fp8"), RTX)
-
-
 @pytest.mark.parametrize(
     ("gpu", "changes", "message"),
     [
@@ -99,21 +93,6 @@ def test_what_tensorrt_cannot_do(
     monkeypatch.setattr(flavors, "visible_gpu", lambda: visible)
     with pytest.raises(InputError, match=message):
         refuse(BuildOptions(**changes), TRT)
-
-
-def test_what_tensorrt_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flavors, "visible_gpu", lambda: Gpu(name="a GPU", capability="9.0", driver="1"))
-    everything = {"timing_cache": Path("x"), "version_compatible": True, "hardware_compatible": "ampere+"}
-    refuse(BuildOptions(precision="fp8", capabilities=("9.0",), **everything), TRT)
-
-
-def test_flavors_by_name() -> None:
-    flavor = find_flavor("tensorrt-rtx")
-    assert flavor.name == "tensorrt-rtx"
-    assert {"8.6", "8.9", "12.0"} <= set(flavor.capabilities)
-    with pytest.raises(InputError, match="'trt' is not known") as caught:
-        find_flavor("trt")
-    assert caught.value.hint == "use auto, tensorrt or tensorrt-rtx"
 
 
 def test_auto_takes_what_can_build_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,13 +44,6 @@ def test_the_page_shows_the_whole_card(engine: Engine, tmp_path: Path) -> None:
         write_page(engine, tmp_path / "engine.txt")
 
 
-def test_a_proven_engine(engine: Engine) -> None:
-    verdict, changes = verdict_and_changes(engine)
-    assert verdict.attributes["class"] == "verdict passed"
-    assert verdict.all("h2")[0].text == "Verdict: ✓ PROVEN"
-    assert f"gmmvit parity BUNDLE --runner tensorrt-rtx --engine {engine.path}" in changes[0]
-
-
 def test_attentions_that_are_not_a_single_kernel(engine: Engine) -> None:
     first, second, *others = engine.card.attentions
     scattered = tuple(replace(proof, fused=False, reason="a <reason>") for proof in (first, second))
@@ -79,8 +72,8 @@ def test_what_stands_against_an_engine(change: dict[str, Any], outcome: str, lin
     assert changes[0] == line
 
 
-@pytest.mark.rest
-@pytest.mark.browser
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_an_accessibility_checker_has_no_complaint(engine: Engine, tmp_path: Path) -> None:
     write_page(engine, tmp_path / "engine.html")
     assert accessibility_problems(tmp_path / "engine.html") == []

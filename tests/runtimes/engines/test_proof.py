@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
-from gmmvit_deploy.errors import EngineError
 from gmmvit_deploy.graphs.roles import Attention
-from gmmvit_deploy.runtimes.engines._graph_source import source_from_onnx
 from gmmvit_deploy.runtimes.engines.proof import Layer, layers_from_text, prove_attentions, shares_of, unreached
 
 LINE = (
@@ -71,23 +65,6 @@ def test_shape_arithmetic_has_no_precision() -> None:
     assert layers(cast)[0].precision is None
     shares = shares_of(layers(cast, line("a_myl0_1"), line("b_myl0_2"), line("c_myl0_3", reads="Float")))
     assert shares == pytest.approx({"fp16": 2 / 3, "fp32": 1 / 3})
-
-
-def test_text_without_layers_is_no_proof() -> None:
-    with pytest.raises(EngineError, match="listed no layers"):
-        layers_from_text("Layers:\nsomething new\n")
-
-
-def test_one_kernel_is_fused() -> None:
-    (proof,) = prove_attentions(
-        layers(line("_gemm_mha_v2_myl0_1", "pv", "softmax", "mask", "qk"), line("out_myl0_2", "out", kind="gemm")),
-        [ATTENTION],
-        target="8.9",
-        profiles=1,
-        head_dims={},
-    )
-    assert (proof.fused, proof.precision, proof.reason, proof.masked) == (True, "fp16", "", True)
-    assert proof.kernels == ("_gemm_mha_v2_myl0_1",)
 
 
 @pytest.mark.parametrize(
@@ -196,32 +173,3 @@ def test_a_promise_that_was_broken(lines: list[str], node: str, promised: str, s
     others = [line("_gemm_mha_v2_myl0_2", "qk"), line("e_myl0_3", "e", kind="correlation")]
     (miss,) = unreached(layers(*lines, *others), ROLES, "int8", target="8.9", profiles=1)
     assert (miss.node, miss.expected, miss.actual, miss.target) == (node, promised, seen, "8.9")
-
-
-def test_a_softmax_that_is_not_known_is_explained() -> None:
-    known, unknown = ATTENTION, Attention(name="b", nodes=("other",), known=False)
-    built = layers(line("g_myl0_0", "qk", kind="gemm"), line("s_myl0_1", "other"))
-    why = {"a": "not given for an attention that is known", "b": "a step stands before its softmax: Tanh"}
-    proofs = prove_attentions(built, [known, unknown], target="8.9", profiles=1, head_dims={}, unmatched=why)
-    plain = prove_attentions(built, [known, unknown], target="8.9", profiles=1, head_dims={})
-    assert proofs[0] == plain[0]
-    assert proofs[1].reason == f"{plain[1].reason}: {why['b']}"
-    assert plain[1].reason == "this softmax is not part of a known form of attention"
-
-
-def test_the_source_gives_the_reason_why_a_softmax_is_no_attention(tmp_path: Path) -> None:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [
-            helper.make_node("Tanh", ["x"], ["t"], name="t"),
-            helper.make_node("Softmax", ["t"], ["p"], name="a/Softmax"),
-            helper.make_node("Relu", ["p"], ["y"], name="r"),
-        ],
-        "g",
-        [value("x", TensorProto.FLOAT, ["b", 2, 2])],
-        [value("y", TensorProto.FLOAT, ["b", 2, 2])],
-    )
-    path = tmp_path / "g.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    why = "Tanh stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
-    assert source_from_onnx(path).unmatched == {"a": why}

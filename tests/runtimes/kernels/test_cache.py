@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -129,16 +127,6 @@ def test_a_failure_that_is_not_the_sources_is_tried_again(compiler: Compiler, fo
     assert again()[0] is not None
 
 
-def test_nothing_half_written_is_left(folder: Path) -> None:
-    def breaks(path: Path) -> None:
-        path.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        compiled("openvino-0", breaks)
-    assert {path.name for path in folder.iterdir()} == {"compiling", "openvino-0.lock"}
-
-
 def written(path: Path) -> None:
     path.write_text("library")
 
@@ -182,14 +170,6 @@ def test_a_library_in_use_by_another_process_is_never_removed(folder: Path) -> N
     assert not used.exists()
 
 
-@pytest.mark.timeout(30)
-def test_a_process_that_compiles_does_not_wait_for_the_users_of_the_library(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    with (folder / "openvino-new.lock").open("a") as other:
-        fcntl.flock(other, fcntl.LOCK_SH)  # another process has compiled the library and uses it until it ends
-        assert compiled("openvino-new", written).exists()
-
-
 def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
@@ -203,29 +183,6 @@ def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: p
     assert answer.exit_code == 0
     assert "removed 1 files from the kernel cache" in answer.output
     assert len(list(folder.glob("*.so"))) == 1
-
-
-def test_processes_use_a_library_at_the_same_time(compiler: Compiler) -> None:
-    """A process holds its library for as long as it lives, and no other waits for it."""
-    library, _ = openvino_library()
-    ask = (
-        "from gmmvit_deploy.runtimes.kernels.libraries import openvino_library as ask; "
-        "print(ask()[0], flush=True); input()"
-    )
-    others = [
-        subprocess.Popen([sys.executable, "-c", ask], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        for other in others:
-            assert other.stdout is not None
-            assert select.select([other.stdout], [], [], 60)[0], "a second process waits for the first"
-            assert other.stdout.readline().strip() == str(library)
-    finally:
-        for other in others:
-            other.kill()
-            other.communicate()
-    assert compiler.count == 1
 
 
 def test_processes_that_compile_at_the_same_time_compile_once(compiler: Compiler, folder: Path) -> None:

@@ -20,7 +20,7 @@ LACKS = 2
 """Status of the program where the processor chooses another instruction set than the expected set."""
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.integration
 
 
 def compiled_program(compiler: list[str], out: Path, kernels: Path = KERNELS) -> Path:
@@ -70,7 +70,7 @@ def test_each_set_of_this_processor_computes_the_formulas(here: Path, instructio
     assert instruction_set.startswith("avx512") or "int8 products: not computed" in answer.stdout
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_kernels_read_and_write_only_their_arrays(tmp_path: Path) -> None:
     """The compiler's checks of addresses and undefined operations stop the program at the first error."""
     checks = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -85,7 +85,7 @@ def test_the_kernels_read_and_write_only_their_arrays(tmp_path: Path) -> None:
     assert "right" in answer.stdout
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("processor", "instruction_set", "arithmetic"),
     [("cortex-a72", "neon", "1"), ("max", "neon-bf16", "1"), ("max", "neon-bf16", "2")],
@@ -105,7 +105,7 @@ def test_an_emulated_arm_processor_computes_the_formulas(
     assert "right" in answer.stdout
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_program_notices_wrong_results(tmp_path: Path) -> None:
     """A polynomial of 2^x that is slightly off fails the comparison."""
     wrong = tmp_path / "kernels"
@@ -122,7 +122,7 @@ def test_the_program_notices_wrong_results(tmp_path: Path) -> None:
     assert "WRONG" in answer.stdout
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @needs_kernel
 @pytest.mark.parametrize(("value", "works"), [("mmx", False), ("", True)])
 def test_a_set_that_the_processor_lacks_is_refused(value: str, works: bool) -> None:

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,10 +74,10 @@ def test_the_fused_graph_gives_the_same_answers(
         open_runner("openvino+kernels", bundle)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @needs_kernel
 @pytest.mark.parametrize("kind", ["gmm", "plain"])
-@pytest.mark.export
+@pytest.mark.integration
 def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
     path = swin_graph(tmp_path, kind)
     ours = OpenVinoProgram(str(path), hint="f32", kernels=_KERNELS)
@@ -248,22 +245,6 @@ def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
         openvino.compile_model(network, "CPU", settings)(batch)[0].copy() for network in (model, graph(times=2e4))
     )
     np.testing.assert_allclose(answer, truth, atol=1e-5 * np.abs(batch).max())
-
-
-@needs_kernel
-def test_bf16_falls_back_to_what_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    library, _ = openvino_library()
-    assert library is not None
-    for support, outcome in ((2, "bf16"), (1, "f32"), (0, "no instructions")):
-        made = SimpleNamespace(
-            masked_attention_support=partial(int, support),
-            product_chain_support=lambda: 0,
-            gmmvit_instruction_set_name=lambda: b"avx2",
-            gmmvit_why_no_instruction_set=lambda: b"no instructions",
-        )
-        made.gmmvit_instruction_set_name.restype = made.gmmvit_why_no_instruction_set.restype = None
-        monkeypatch.setattr(ctypes, "CDLL", lambda path, made=made: made)
-        assert kernels_from(library, "bf16")[1] == outcome
 
 
 # ---- where it is not available ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from gmmvit_deploy.runtimes.kernels.matcher import (
     summary_of,
 )
 from tests.conftest import RELEASED
+from tests.golden_files import each_export
 from tests.runtimes.kernels.test_masked_attention import graph
 
 NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
@@ -36,8 +37,7 @@ EXPECTED: dict[str, int] = {
 """Golden checkpoint → number of its attentions, all of which the kernel takes."""
 
 
-@pytest.mark.cases
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", each_export(RELEASED))
 def test_the_kernel_takes_every_attention_of_every_family(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     matches = attentions_in_onnx(tensor_bundles[name].onnx_path.read_bytes())
     assert [match.reason for match in matches if isinstance(match, Refusal)] == []

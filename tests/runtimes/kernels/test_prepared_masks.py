@@ -9,7 +9,7 @@ import pytest
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.runtimes.kernels.prepared_masks import prepared_bias, prepared_mask, takes_bias
+from gmmvit_deploy.runtimes.kernels.prepared_masks import prepared_mask
 from tests.conftest import golden
 
 
@@ -59,20 +59,3 @@ def test_what_is_not_finite_is_read_whole() -> None:
     mask[0, 3, 4] = np.nan
     assert prepared_mask(mask, "bf16").arithmetic == "f32"
     assert prepared_mask(mask, "bf16").grid == 0
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 16, 17])
-def test_small_masks_are_read_whole(n: int) -> None:
-    """Expanding small masks would take longer than reading them whole."""
-    assert prepared_mask(np.ones((2, n, n), np.float32), "f32").grid == 0
-
-
-def test_a_bias_of_all_heads_is_stored_once() -> None:
-    bias = np.random.default_rng(0).standard_normal((20, 20), dtype=np.float32)
-    np.fill_diagonal(bias, -np.inf)
-    assert takes_bias((20, 20), 3, (20, 20), ())
-    assert not takes_bias((20, 21), 3, (20, 20), ())
-    each = prepared_bias(np.broadcast_to(bias, (3, 20, 20)), 3, (20, 20))
-    assert each.shape[:2] == (1, 3)
-    for head in range(3):
-        np.testing.assert_array_equal(prepared_bias(bias, 3, (20, 20)), each[:, head : head + 1])

@@ -113,9 +113,9 @@ def test_only_quantised_norms_are_replaced(other: dict[str, Any], replaced: int)
         assert np.sqrt(np.mean((answers[1] - answers[0]) ** 2)) < 0.01 * np.sqrt(np.mean(answers[0] ** 2))
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @needs_kernel
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
 def test_int8_values_move_between_the_windows_of_swin(tmp_path: Path) -> None:
     path = tmp_path / "swin.onnx"

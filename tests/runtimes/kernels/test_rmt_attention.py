@@ -24,7 +24,7 @@ from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from tests.models.families.small_models import failing_rules
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 RELEASES = {"2023": 0, "2024": 40, "token_label": 40}
 each_release = pytest.mark.parametrize("release", RELEASES)
 

@@ -30,7 +30,7 @@ EXPECTED: dict[str, tuple[int, list[str]]] = {
 }
 """Test model → (attentions that the kernel computes, the reasons of the others)."""
 FUSED = ("vit", "beit", "relpos", "pit", "swin", "map_pooling", "cait")
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 
 @functools.cache

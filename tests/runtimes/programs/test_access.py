@@ -107,18 +107,3 @@ def test_what_is_no_address(url: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_url(url)
     assert "grpc://localhost:8001" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("url", "loopback"),
-    [
-        ("http://localhost", True),
-        ("grpcs://127.0.0.1:1", True),
-        ("http://[::1]", True),
-        ("http://10.0.0.1", False),
-        ("http://localhost.example.org", False),
-        ("http://127.0.0.1.example.org", False),
-    ],
-)
-def test_addresses_of_this_machine(url: str, loopback: bool) -> None:
-    assert parse_url(url).is_loopback == loopback

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy import doctor
 from gmmvit_deploy.runtimes.programs import cores as counted
-from gmmvit_deploy.runtimes.programs.cores import allowed_processors, cores, cores_in_words, cpu_quota, limit_libraries
+from gmmvit_deploy.runtimes.programs.cores import allowed_processors, cores, cpu_quota, limit_libraries
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup rw,nsdelegate"
 V1 = "34 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
@@ -111,26 +110,9 @@ def test_group_that_a_container_sees(path: str, top: str, tmp_path: Path) -> Non
     assert cores(root) == 2
 
 
-def test_group_below_the_mounted_one(tmp_path: Path) -> None:
-    mount = r"30 23 0:26 /docker/a\040b /sys/fs/cgroup ro - cgroup2 cgroup rw"
-    files = {"cpu.max": "400000 100000", "init/cpu.max": "300000 100000"}
-    root = machine(tmp_path, "0::/docker/a b/init", mount, files)
-    assert cores(root) == 3
-
-
 def test_machine_without_cgroups(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None
     assert cores(tmp_path) == 64
-
-
-def test_affinity_below_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5, 3})
-    root = machine(tmp_path, "0::/app", V2, {"app/cpu.max": "800000 100000"})
-    assert cores(root) == 2
-    assert allowed_processors() == (3, 5)
-    environment: dict[str, str] = {}
-    limit_libraries(environment, root)
-    assert not environment  # the libraries read the affinity themselves
 
 
 def test_libraries_learn_the_quota_unless_the_user_states_a_number(tmp_path: Path) -> None:
@@ -138,14 +120,6 @@ def test_libraries_learn_the_quota_unless_the_user_states_a_number(tmp_path: Pat
     environment = {"OMP_NUM_THREADS": "3"}
     limit_libraries(environment, root)
     assert environment == {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "4"}
-
-
-def test_doctor_states_what_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = machine(tmp_path, "0::/app", V2, {"app/cpu.max": "250000 100000"})
-    assert cores_in_words(root) == "2 of 64 cores, quota of the cgroup: 2.5"
-    monkeypatch.setattr(doctor, "cores_in_words", lambda: cores_in_words(root))
-    check = dict(doctor._parts())["cpu"]()
-    assert check.detail.startswith("2 of 64 cores, quota of the cgroup: 2.5, ")
 
 
 @pytest.fixture
@@ -173,8 +147,8 @@ def real_group() -> Iterator[Path]:
         group.rmdir()
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_quota_of_a_real_group(real_group: Path) -> None:
     """A process in a group with a quota of one core uses a single thread, in every library."""
     code = """

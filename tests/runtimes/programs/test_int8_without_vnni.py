@@ -72,8 +72,8 @@ def test_the_setting_is_for_cpus_without_vnni(vnni: bool | None, monkeypatch: py
         assert options.get_session_config_entry("session.x64quantprecision") == "1"
 
 
-@pytest.mark.rest
-@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.integration
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only products of x86-64 saturate")
 @pytest.mark.parametrize("options", ["ours", "basic", "usual"])
 def test_products_of_int8_without_vnni(options: str, tmp_path: Path) -> None:

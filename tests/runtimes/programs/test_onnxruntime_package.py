@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import subprocess
@@ -12,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import tool_versions
-from gmmvit_deploy.doctor import examine
 from gmmvit_deploy.errors import GmmvitError, MissingDependencyError
 from gmmvit_deploy.runtimes.programs import onnxruntime
-from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime, session_from_bytes
-from gmmvit_deploy.serving.installs import ServerInstall
-from gmmvit_deploy.serving.server import TritonServer
+from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime, session_from_bytes
 
 HERE = require_onnxruntime()
 OTHER = "onnxruntime-gpu" if HERE.startswith("onnxruntime ") else "onnxruntime"
@@ -40,12 +36,6 @@ def neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
 
-def test_either_package_is_enough() -> None:
-    name, _, number = HERE.partition(" ")
-    assert importlib.metadata.version(name) == number == import_onnxruntime().__version__ == tool_versions()[name]
-    assert tool_versions().get(OTHER, "not installed") == "not installed"
-
-
 def test_both_packages_are_refused_with_the_command_that_mends(both: Path) -> None:
     with pytest.raises(GmmvitError, match=r"onnxruntime \S+ and onnxruntime-gpu \S+ are both installed") as caught:
         session_from_bytes(b"", "graph")
@@ -58,42 +48,12 @@ def test_both_packages_are_refused_with_the_command_that_mends(both: Path) -> No
     assert tool_versions()[OTHER] == "1.31.1"
 
 
-def test_doctor_lists_both_packages_with_the_command(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gmmvit_deploy import doctor
-
-    parts = [part for part in doctor._parts() if part[0] == "onnxruntime"]
-    monkeypatch.setattr(doctor, "_parts", lambda: parts)
-    package, runner = examine()
-    assert (package.kind, runner.kind) == ("package", "runner")
-    for check in (package, runner):
-        assert not check.works
-        assert "are both installed" in check.detail
-        assert check.fix.startswith("pip uninstall -y onnxruntime onnxruntime-gpu")
-
-
 @pytest.mark.usefixtures("neither")
 def test_neither_package_names_both_extras() -> None:
     with pytest.raises(MissingDependencyError, match="onnxruntime is not installed") as caught:
         session_from_bytes(b"", "graph")
     assert "'gmmvit-deploy[cpu]'" in caught.value.hint
     assert "'gmmvit-deploy[gpu]'" in caught.value.hint
-
-
-@pytest.mark.usefixtures("neither")
-def test_a_server_that_needs_onnx_runtime_is_not_started(tmp_path: Path) -> None:
-    model = tmp_path / "models" / "gmmvit_network"
-    model.mkdir(parents=True)
-    parameters = {"gmmvit_runner": "onnxruntime", "threads": "0"}
-    stated = "\n".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
-    )
-    (model / "config.pbtxt").write_text(f'name: "gmmvit_network"\nbackend: "python"\n{stated}\n')
-    (tmp_path / "backends" / "python").mkdir(parents=True)
-    wheel = ServerInstall(kind="wheel", binary=tmp_path / "tritonserver", backends=tmp_path / "backends")
-    with pytest.raises(MissingDependencyError, match="onnxruntime is not installed"):
-        TritonServer(tmp_path / "models", install=wheel).check_repository()
-    own = ServerInstall(kind="system", binary=wheel.binary, backends=wheel.backends)
-    TritonServer(tmp_path / "models", install=own).check_repository()  # it has a Python of its own
 
 
 def test_extras_that_go_with_either_package_install_neither() -> None:
@@ -116,7 +76,7 @@ def test_extras_that_go_with_either_package_install_neither() -> None:
     assert all(len(names) < 2 for names in installed.values())
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_files_that_another_distribution_removed(tmp_path: Path) -> None:
     """Uninstalling one distribution leaves an empty package of the other, which Python imports as a namespace."""
     (tmp_path / "onnxruntime").mkdir()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import Variant, open_variant
+from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
@@ -25,10 +25,9 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.parity.report import SCHEMA_PATH
-from gmmvit_deploy.precision import OPENVINO_PRECISIONS, SPECS
+from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
-from gmmvit_deploy.runtimes.programs import openvino_program
-from gmmvit_deploy.runtimes.programs.int8_products import has_vnni, int8_saturates
+from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
@@ -75,7 +74,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
     assert difference > 1e-4  # bf16 rounds; a silent float32 would not differ
 
 
-@pytest.mark.export
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "spec",
     [
@@ -90,6 +89,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
     ],
     ids=["vit", "qk_norm"],
 )
+@pytest.mark.first(1)
 def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
     """OpenVINO's own kernel of these attentions, a snippet, overwrites queries before it has read them."""
     model, images, path = distinct_model(spec), random_images(spec, 9), tmp_path / "model.onnx"
@@ -112,17 +112,6 @@ def test_int8_quantises(precise_bundle: Bundle) -> None:
         report = check_parity(precise_bundle, [runner], ParityOptions())
     if not int8_saturates():
         assert report.runners[0].check("numeric").verdict == "passed"
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize("rows", [1, 3, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
-def test_a_batch_in_chunks_is_the_batch(rows: int, bundle: Bundle) -> None:
-    inputs = fresh_inputs(bundle, rows)
-    with open_runner("openvino", bundle) as runner, open_runner("onnxruntime", bundle) as other:
-        logits = runner.rows(inputs)
-        np.testing.assert_allclose(logits, other.rows(inputs), atol=1e-5)
-        alone = np.concatenate([runner.run(inputs[row : row + 1]) for row in range(rows)])
-    np.testing.assert_allclose(logits, alone, atol=1e-5)
 
 
 @pytest.mark.first(1)
@@ -151,7 +140,7 @@ def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: 
         np.testing.assert_allclose(program.run(inputs[:rows]), expected[:rows], atol=1e-5)
 
 
-@pytest.mark.process
+@pytest.mark.integration
 def test_threads_may_call_openvino_once_a_program_is_open(bundle: Bundle) -> None:
     code = (
         "import sys, threading, openvino\n"
@@ -167,21 +156,6 @@ def test_threads_may_call_openvino_once_a_program_is_open(bundle: Bundle) -> Non
     subprocess.run([sys.executable, "-c", code, str(bundle.onnx_path)], check=True, timeout=120)
 
 
-def test_a_batch_after_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=2, chunk=1)
-    inputs = fresh_inputs(bundle, 6)
-    expected = program.run(inputs)
-
-    def fail(request: object, count: int) -> list[object]:
-        raise RuntimeError("no memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(openvino_program, "_outputs", fail)
-        with pytest.raises(RuntimeError, match="no memory"):
-            program.run(inputs)
-    np.testing.assert_allclose(program.run(inputs), expected, atol=1e-6)
-
-
 def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     program = OpenVinoProgram(str(bundle.onnx_path), hint="f32")
     program.prepare(3 * CHUNK)
@@ -195,12 +169,6 @@ def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch
         assert program.run(inputs[:rows]).shape[0] == rows
     with pytest.raises(AssertionError, match="compiled while"):
         program._prepared(CHUNK, 7)  # so the assertion above can fail
-
-
-def test_precisions_that_it_does_not_compute_in(bundle: Bundle) -> None:
-    with pytest.raises(InputError, match="openvino computes in fp32, bf16, int8 on a CPU, not in fp16"):
-        OpenVinoRunner(bundle, open_variant(bundle, "fp32"), precision="fp16")
-    assert "fp16" not in OPENVINO_PRECISIONS
 
 
 def test_a_graph_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
@@ -228,7 +196,7 @@ def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> Non
             pass
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles["vit_gmm"]
     case = golden("vit_gmm")
@@ -282,8 +250,3 @@ def test_int8_saturates_on_x86_without_vnni(tmp_path: Path, line: str, saturates
     reason = int8_saturates(tmp_path / "cpuinfo")
     assert ("no VNNI" in reason) is saturates
     assert bool(reason) is saturates
-
-
-def test_a_machine_without_a_list_of_cpus_is_not_judged(tmp_path: Path) -> None:
-    assert int8_saturates(tmp_path / "absent") == ""
-    assert has_vnni(tmp_path / "absent") is None

@@ -19,7 +19,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.serving.test_server import PROTOCOLS, url_of
 
-pytestmark = [pytest.mark.server, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SLOW = 255
 """A batch that begins with this pixel takes a second."""
 

@@ -44,27 +44,6 @@ class _Refusing:
         return "answer"
 
 
-def test_an_answer_ends_the_repetitions() -> None:
-    request = _Refusing(2)
-    assert with_retries(request, deadline_s=10) == "answer"
-    assert request.count == 3
-
-
-def test_no_repetition_without_time_for_it() -> None:
-    request = _Refusing(1)
-    with pytest.raises(OverloadError, match=r"^the queue is full$"):
-        with_retries(request, deadline_s=0)
-    assert request.count == 1
-
-
-def test_the_deadline_ends_the_repetitions(clock: _Clock) -> None:
-    request = _Refusing(float("inf"))
-    with pytest.raises(OverloadError, match=r"the queue is full; refused \d+ times within 0.5 s"):
-        with_retries(request, deadline_s=0.5)
-    assert 0 < clock.monotonic() <= 0.5
-    assert request.count == 1 + len(clock.waits_s) >= 2
-
-
 def test_the_server_s_own_wait_comes_first(clock: _Clock) -> None:
     request = _Refusing(1, retry_after_s=0.3)
     assert with_retries(request, deadline_s=5) == "answer"

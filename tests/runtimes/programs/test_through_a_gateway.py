@@ -26,12 +26,11 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.certificates import self_signed
-from tests.cli.terminal import without_progress
 from tests.haproxy import SmallGateway, held, needs_haproxy, small_gateway
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 
-pytestmark = [needs_haproxy, pytest.mark.server]
+pytestmark = [needs_haproxy, pytest.mark.integration]
 PROTOCOLS = ("http", "grpc")
 MOST_BYTES = 8000
 """Of the narrow gateway: two golden images, but not eight."""
@@ -295,15 +294,3 @@ class TestCommandLine:
         assert gmmvit("classify", folder / "0.png", "--bundle", bundle.path).returncode == 0  # asks no server
         served = gmmvit("parity", bundle.path, "--runner", "onnxruntime,triton-http")
         assert served.returncode == 0, served.stderr + served.stdout
-
-    def test_errors_are_two_lines(
-        self, gateway: SmallGateway, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
-    ) -> None:
-        trusted = ("--ca", gateway.certificate.certificate)
-        for options, message in (((), "certificate of"), (trusted, "requires a key")):
-            answer = gmmvit("classify", folder, "--url", gateway.grpc_url, *options)
-            assert answer.returncode == 1
-            error, hint = without_progress(answer.stderr).splitlines()
-            assert error.startswith("Error: ")
-            assert message in error
-            assert hint.startswith("hint: ")

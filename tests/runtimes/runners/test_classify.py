@@ -120,8 +120,8 @@ def test_a_model_that_takes_no_images(server: Running) -> None:
         TritonClassifier(server.grpc_url, model="gmmvit_network")
 
 
-@pytest.mark.rest
-@pytest.mark.export
+@pytest.mark.nightly
+@pytest.mark.integration
 def test_a_tiff_has_the_answer_of_its_pixels(classifier: Classifier, folder: Path) -> None:
     for path in folder.glob("*.png"):
         Image.open(path).save(path.with_suffix(".tif"))

@@ -20,7 +20,7 @@ from gmmvit_deploy.runtimes.runners.open import open_runner
 NO_GPU = visible_gpu() is None
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 @pytest.mark.skipif(not NO_GPU, reason="a GPU is here")
 def test_without_a_gpu_the_error_names_the_gpu(engine: Engine, precise_bundle: Bundle) -> None:
     with pytest.raises(EngineError, match="an engine runs on an NVIDIA GPU, but PyTorch sees no GPU here"):

@@ -24,7 +24,6 @@ from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,
     CUDA,
     TENSORRT,
-    Placement,
     require_provider,
     session_on_providers,
 )
@@ -58,19 +57,6 @@ def test_the_report_names_the_provider_of_each_node(bundle: Bundle) -> None:
     assert f"{products} MatMul" in counted
     assert {name for name, _ in placement.nodes[CPU]} == {node.name for node in nodes}
     assert report.runners[0].check("localize").verdict == "passed"
-
-
-def test_nodes_beside_the_first_provider_are_named() -> None:
-    placement = Placement(
-        TENSORRT,
-        {TENSORRT: [("a", "MatMul"), ("b", "MatMul"), ("c", "Add")], CUDA: [("d", "Gelu")], CPU: [("e", "Gather")]},
-        {TENSORRT: 2, CUDA: 1, CPU: 1},
-    )
-    assert placement.to_text() == {
-        f"nodes on {CPU}": "1: 1 Gather (e)",
-        f"nodes on {CUDA}": "1: 1 Gelu (d)",
-        f"nodes on {TENSORRT}": "3 in 2 parts: 2 MatMul, 1 Add",
-    }
 
 
 def test_bound_memory_gives_the_logits_of_the_plain_runner(bundle: Bundle) -> None:

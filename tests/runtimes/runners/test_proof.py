@@ -47,7 +47,7 @@ def test_a_wrong_program_gives_no_answer(precision: str, precise_bundle: Bundle,
         monkeypatch.undo()
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_parity_and_bench_judge_a_wrong_program_that_gives_no_answer_after_them(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def test_a_slower_precision_is_named_so(ends: tuple[float, float, float], advice
     assert speed_in_words({"16": ends}) == words
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_the_record_keeps_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
     shutil.copytree(bundle.path, tmp_path / "bundle")
     (variant,) = variants_from_bundle(open_bundle(tmp_path / "bundle"), ["fp16"])

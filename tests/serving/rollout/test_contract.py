@@ -12,7 +12,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, Manifest
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.rollout._checks import contract_changes, require_same_contract
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 
 class _Changed:

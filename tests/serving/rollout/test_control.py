@@ -30,12 +30,6 @@ def state(tmp_path: Path) -> State:
     return State(tmp_path)
 
 
-def test_the_events_of_an_order_arrive_in_order(state: State) -> None:
-    with ControlServer(state, {"count": count}):
-        events = list(send_order(state.folder, {"order": "count", "to": 3}))
-    assert events == [{"step": "0"}, {"step": "1"}, {"step": "2"}, {"done": "counted"}]
-
-
 def test_an_unexpected_error_ends_the_order_and_not_the_service(state: State) -> None:
     with ControlServer(state, {"crash": crash, "count": count}):
         (event,) = send_order(state.folder, {"order": "crash"})

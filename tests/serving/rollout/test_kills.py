@@ -26,7 +26,7 @@ from tests.serving.rollout.services import load, other_bundle, png, processes, p
 from tests.serving.rollout.state_service import ORDER, StateService
 from tests.waiting import best_of, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.export, pytest.mark.rest]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 IMAGES = 600
 

@@ -23,7 +23,7 @@ from tests.serving.rollout.checked_load import CheckedLoad
 from tests.serving.rollout.state_service import StateService
 from tests.waiting import best_of
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 WAIT = ("--in-flight", "1", "--queue-timeout", "10000")
 """With a single request at a time, the other clients' requests wait, if they fit into a buffer."""
@@ -45,8 +45,7 @@ def load(service: StateService, bundle: Bundle, rate: float) -> CheckedLoad:
     return CheckedLoad(where["grpc"], where["http"], KEY, pixels, {bundle.sha256: logits}, rate)
 
 
-@pytest.mark.server
-@pytest.mark.export
+@pytest.mark.integration
 def test_larger_images_wait_after_their_bundle_was_promoted(bundle: Bundle, larger: Bundle, tmp_path: Path) -> None:
     require_haproxy()
     assert open_bundle(larger.path).manifest.image.tensor_shape == (3, 256, 256)
@@ -85,8 +84,7 @@ def stopped_s(service: StateService) -> float:
 
 
 @pytest.mark.alone
-@pytest.mark.server
-@pytest.mark.export
+@pytest.mark.integration
 def test_an_idle_connection_does_not_hold_up_the_exit(bundle: Bundle, tmp_path: Path) -> None:
     require_haproxy()
 

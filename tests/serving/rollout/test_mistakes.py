@@ -23,7 +23,7 @@ from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_orde
 from tests.cli.terminal import gmmvit_here
 from tests.serving.rollout.state_service import ORDER
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.nightly
 
 
 def test_percent_of_agreement_gets_a_share_to_type() -> None:
@@ -69,7 +69,7 @@ def test_a_refused_order_is_no_failed_rollout(tmp_path: Path) -> None:
         assert f"gmmvit rollout --status --to {tmp_path}" in answer["hint"]
 
 
-@pytest.mark.export
+@pytest.mark.integration
 def test_an_interrupted_command_states_how_to_end_the_rollout(tmp_path: Path, bundle: Bundle) -> None:
     ended = threading.Event()
 

@@ -27,7 +27,7 @@ from tests.serving.rollout.services import classifying, load, other_bundle, png,
 from tests.serving.rollout.state_service import StateService
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.export]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     assert all(answer.json()["runner"] == answer.headers["x-gmmvit-runner"] for answer in images)
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_other_labels_of_the_images_go_back(service: StateService, bundles: dict[str, Bundle], tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     paths = []
@@ -125,7 +125,7 @@ def test_no_bundle_and_the_served_bundle_are_refused(
     assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_an_abort_under_load_goes_back_and_refuses_no_image(
     service: StateService, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
@@ -187,7 +187,7 @@ def rollout_metrics(service: StateService) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_after_a_restart_the_service_serves_the_promoted_bundle(
     service: StateService, bundles: dict[str, Bundle]
 ) -> None:

@@ -11,7 +11,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.serving.rollout._state import State, socket_address
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 
 
 def test_the_promoted_bundle_survives_its_source(tmp_path: Path, bundle: Bundle) -> None:

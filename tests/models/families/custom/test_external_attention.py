@@ -27,7 +27,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.cli.terminal import gmmvit_here, without_progress
 from tests.models.families.custom.own_files import documented_code, forget_files, save_weights
 
-pytestmark = pytest.mark.export
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
 def hints(source: Path) -> LoadHints:
@@ -97,7 +97,6 @@ def weights_before_division(network: Any, images: torch.Tensor) -> torch.Tensor:
         return scores.softmax(-1)
 
 
-@pytest.mark.rest
 def test_batch_norm_is_folded_and_every_operator_has_a_role(external: External) -> None:
     graph = graph_in(external, "fp32").graph
     assert "BatchNormalization" not in {node.op_type for node in graph.node}
@@ -118,7 +117,6 @@ def test_batch_norm_is_folded_and_every_operator_has_a_role(external: External) 
     ]
 
 
-@pytest.mark.rest
 def test_both_memories_have_the_values_of_the_file(external: External) -> None:
     """The constructor makes the second memory a view of the first; the file holds two that differ."""
     images = torch.randn(4, 3, 16, 16)

@@ -32,7 +32,7 @@ from tests.conftest import FREE_PORTS, cifar_options
 from tests.models.families.custom.conftest import OwnBundle
 from tests.models.families.custom.own_files import ARGUMENTS, IMAGE, own_file, save_weights, with_code
 
-pytestmark = pytest.mark.export
+pytestmark = pytest.mark.integration
 SPEC = CustomSpec(
     image_size=16, channels=3, classes=5, mask=MaskSpec(), code_file="a.py", code_sha256="0" * 64, class_name="Net"
 )
@@ -175,8 +175,7 @@ def test_bench_without_the_class_expects_the_stored_logits(own_bundle: OwnBundle
     )
 
 
-@pytest.mark.rest
-@pytest.mark.server
+@pytest.mark.nightly
 def test_served_logits_are_those_stored_at_export(own_bundle: OwnBundle, tmp_path: Path) -> None:
     repository = repository_from_bundle(own_bundle.bundle, tmp_path / "models")
     with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
@@ -221,7 +220,7 @@ def test_a_file_without_a_class(model: str, own_bundle: OwnBundle, tmp_path: Pat
     assert "type --model mine.py:CLASS" in refused(answer, "expected FILE.py:CLASS")
 
 
-@pytest.mark.rest
+@pytest.mark.nightly
 def test_an_operator_without_a_known_role_keeps_the_class_in_float32(own_bundle: OwnBundle, tmp_path: Path) -> None:
     checkpoint = own_bundle.source.with_name("net.pth")
     options = ("--model", own_bundle.model, "--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
