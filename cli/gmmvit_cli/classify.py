@@ -18,7 +18,7 @@ from gmmvit_cli.output import complain, note, print_json
 from gmmvit_cli.panels import INPUT, JSON_OPTION, MODEL, OUTPUT, TARGET, Panel, listed, together, typed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_of
+from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.images.data.files import LeftOut
@@ -177,7 +177,7 @@ def classify(
         "NAME[:PRECISION]",
         f"Runner of --bundle, and its precision (default: fp32), such as openvino:bf16. NAME is {listed(IN_PROCESS)}.",
         names=IN_PROCESS,
-        read=lambda text: runner_of(text, IN_PROCESS),
+        read=lambda text: runner_from(text, IN_PROCESS),
         show_default="the choice of gmmvit optimize or gmmvit export for this machine",
     ),
     top: int = OUTPUT.option("N", "Number of classes to print per image.", default=5, min=1),

@@ -13,7 +13,7 @@ from gmmvit_cli.panels import INPUT, MODEL, PRECISION, TARGET, completion, liste
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS, dataset
-from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_of
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ RUNNER = MODEL.option(
     f"Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16. NAME is "
     f"{listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels (compiled code for attention).",
     names=_OF_GRAPHS,
-    read=lambda text: runner_of(text, _OF_GRAPHS),
+    read=lambda text: runner_from(text, _OF_GRAPHS),
     show_default="the choice of gmmvit optimize or gmmvit export for this machine",
 )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
 
 __all__ = [
+    "OPENVINO_HINTS",
     "graph_precision",
     "has_bf16",
     "kernels_for_graph",
