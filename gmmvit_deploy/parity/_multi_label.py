@@ -21,8 +21,8 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.parity._accuracy import Classes, numbers_of, verdict_of
-from gmmvit_deploy.parity._paired import Paired, images_needed
+from gmmvit_deploy.parity._paired import Paired, images_needed, numbers_of, verdict_of
+from gmmvit_deploy.parity._single_label import Classes
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.wrong_labels import chance_of, unrelated_labels
 

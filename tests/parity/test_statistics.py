@@ -10,9 +10,10 @@ import scipy.stats
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.intervals import mcnemar, score_interval, share_interval
-from gmmvit_deploy.parity._accuracy import Accuracy, Classes, classes_of, gate_of
 from gmmvit_deploy.parity._paired import Paired, images_needed
+from gmmvit_deploy.parity._single_label import Accuracy, Classes, classes_of
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
+from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.tolerances import Noise, limit_from_noise, signal_to_noise_db
 
 
@@ -227,14 +228,8 @@ def test_a_repeated_label_is_counted_and_named_for_each_index() -> None:
 
 
 def test_gates_are_those_of_mlperf() -> None:
-    assert [gate_of(precision, None) for precision in ("fp32", "fp16", "bf16", "int8", "fp8")] == [
-        0.999,
-        0.999,
-        0.999,
-        0.99,
-        0.99,
-    ]
-    assert gate_of("int8", 0.5) == 0.5
+    gates = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
+    assert {precision: spec.accuracy_gate for precision, spec in SPECS.items()} == gates
 
 
 def test_limits_follow_from_the_noise() -> None:

@@ -16,8 +16,8 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images.data.images import ArrayImages, Label
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.parity._accuracy import Accuracy
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
+from gmmvit_deploy.parity._single_label import Accuracy
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
@@ -141,7 +141,7 @@ def test_an_expected_accuracy_is_compared_with_the_interval(
     label: Label,
     before: str,
 ) -> None:
-    trained = TrainedAccuracy(expected, accuracy)
+    trained = TrainedAccuracy(expected, accuracy.right)
     labels = [label] * images or [None]
     trained.add(labels, np.array([[1.0, -1.0]] * right + [[-1.0, 1.0]] * (len(labels) - right)))
     check = trained.judged(Check(name="accuracy", verdict=before, summary="the runner"))
