@@ -29,7 +29,7 @@ _FACE = {
     "ExportOptions": "export.options",
     "LoadHints": "models.sources.hints",
     "OptimizeOptions": "optimize.run",
-    "ParityOptions": "parity.check",
+    "ParityOptions": "parity.options",
     "bundle_from_checkpoint": "export.bundle_from_checkpoint",
     "check_parity": "parity.check",
     "fold": "models.folding.fold",

@@ -7,8 +7,8 @@ from gmmvit_deploy.models.folding.fold import fold as fold
 from gmmvit_deploy.models.sources.hints import LoadHints as LoadHints
 from gmmvit_deploy.optimize.run import OptimizeOptions as OptimizeOptions
 from gmmvit_deploy.optimize.run import optimize_bundle as optimize_bundle
-from gmmvit_deploy.parity.check import ParityOptions as ParityOptions
 from gmmvit_deploy.parity.check import check_parity as check_parity
+from gmmvit_deploy.parity.options import ParityOptions as ParityOptions
 from gmmvit_deploy.runtimes.runners.open import open_runner as open_runner
 
 __version__: str

@@ -1,8 +1,5 @@
 """Compare a runner's accuracy with PyTorch's accuracy, and judge the confidence interval of the difference.
 
-A runner is a runtime, an engine or a server that computes the logits. Top-1 is the share of images for which the true
-class has the largest logit; for top-5, the true class has one of the five largest logits.
-
 gate g      the share of PyTorch's accuracy that the runner must reach, in top-1 and, with more than five classes, in
             top-5; as in MLPerf, 0.999 for fp32, fp16 and bf16, and 0.99 for int8 and fp8
 difference  the runner's accuracy − PyTorch's accuracy
@@ -16,232 +13,75 @@ undecided   the interval of the difference contains the bound: too few images to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import compress
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.images import Label
-from gmmvit_deploy.images.labels import distinct_names
-from gmmvit_deploy.images.names import shown_names
-from gmmvit_deploy.intervals import mcnemar
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.models.specs import ModelSpec
-from gmmvit_deploy.parity._paired import Paired, images_needed
-from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
-from gmmvit_deploy.precision import SPECS, Precision
-from gmmvit_deploy.wrong_labels import permuted_labels, wrong_labels
+from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
+from gmmvit_deploy.parity._runner_check import NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
+from gmmvit_deploy.parity._single_label import Accuracy, classes_of
+from gmmvit_deploy.parity._verdict import Check, worst_of
+from gmmvit_deploy.precision import SPECS
 
-__all__ = [
-    "Accuracy",
-    "Classes",
-    "accuracy_of_resized",
-    "classes_of",
-    "gate_of",
-    "lower_ratio",
-    "numbers_of",
-    "verdict_of",
-    "without_calibration_images",
-]
-
-_TOP = 5
-_SEVERITY: tuple[Verdict, ...] = ("passed", "undecided", "failed")
+__all__ = ["AccuracyCheck", "accuracy_of", "lower_ratio"]
 
 
-def gate_of(precision: Precision, requested: float | None) -> float:
-    """Return the requested gate, or MLPerf's gate for the precision.
+def accuracy_of(bundle: Bundle, data: Images | None) -> Accuracy | MultiLabelAccuracy | None:
+    """Return what counts right logits of a bundle on the data; None without data or without logits.
 
-    Errors: InputError when the gate lies outside (0, 1].
+    Errors: InputError when the data has other classes than the bundle.
     """
-    if requested is not None and not 0 < requested <= 1:
-        raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {requested}")
-    return requested if requested is not None else SPECS[precision].accuracy_gate
+    manifest = bundle.manifest
+    if data is None or not manifest.has_logits:
+        return None
+    classes = classes_of(data.classes, manifest.labels, data.name)
+    if manifest.task == "multi-label":
+        return MultiLabelAccuracy(manifest.label_set, classes)
+    return Accuracy(manifest.labels, classes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
-    """The map from the class indices of the data to the indices of the bundle's logits.
+class AccuracyCheck(RunnerCheck):
+    name = "accuracy"
 
-    to_logit: the index of the logit for each class of the data; None if the data has the bundle's classes in the same
-    order, or names no classes.  note: a sentence about how the classes were matched; empty if the classes are the same.
-    """
-
-    to_logit: tuple[int, ...] | None
-    note: str
-
-
-def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Classes:
-    """Match the data's classes with the bundle's labels, by name.
-
-    A label that several classes of the bundle have is matched by its distinct name, such as ``crane (134)``.
-
-    data: the names of the data's classes; empty if the data names no classes.  labels: the names of the bundle's
-    classes.  source: the name of the data, for messages.
-    Errors: InputError when the data has classes that the bundle lacks, or a label that several classes of the bundle
-    have.
-    """
-    if not data:
-        return Classes(to_logit=None, note="the data names no classes; its labels are used as indices of the logits")
-    names = distinct_names(labels)
-    if tuple(data) in (tuple(labels), names):
-        return Classes(to_logit=None, note="")
-    index = {name: number for number, name in enumerate(names)}
-    alien = [name for name in data if name not in index]
-    if len(data) <= len(labels) and not alien:
-        order = "the data lists the classes in another order than the bundle; they were matched by name"
-        part = f"the data has {len(data)} of the bundle's {len(labels)} classes"
-        note = order if len(data) == len(labels) else part
-        return Classes(to_logit=tuple(index[name] for name in data), note=note)
-    for name in alien:
-        if alike := [f"'{names[number]}'" for number, label in enumerate(labels) if label == name]:
-            raise InputError(
-                f"{source}: the bundle has {len(alike)} classes with the label {name}, so the label does not tell "
-                "which class the images belong to",
-                hint=f"name the folder of each class by label and index: {', '.join(alike)}",
-            )
-    raise InputError(
-        f"{source}: expected the bundle's {len(labels)} classes, such as {shown_names(labels[:3])}; "
-        f"the data has {len(data)} classes, such as {shown_names(alien[:3] or data[:3])}",
-        hint="type --data with the data set that the model was trained on, or export the checkpoint again with "
-        "the labels of this data",
-    )
-
-
-class Accuracy:
-    """Count correct and wrong predictions of PyTorch and of a runner, batch by batch."""
-
-    def __init__(self, labels: Sequence[str], classes: Classes) -> None:
-        count = len(labels)
-        self._labels, self._classes = distinct_names(labels), classes
-        self._top1 = np.zeros((count, 2, 2), np.int64)  # axes: true class, PyTorch correct, runner correct
-        self._top5 = np.zeros((2, 2), np.int64)
-        self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts
-        self._unlabelled = 0
-
-    def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
-        """Add a batch; logits of the runner that are not finite count as −∞.
-
-        labels: the data's class index of each image; None for an unlabelled image, which only counts as unlabelled.
-        trained: (B, C), the logits of PyTorch.  logits: (B, C), the logits of the runner.
-        Errors: InputError when a label lies outside the model's classes, or when an image has a set of labels.
-        """
-        known, true = self._true(labels)
-        self._unlabelled += int((~known).sum())
-        if not len(true):
-            return
-        trained, logits = trained[known], np.where(np.isfinite(logits[known]), logits[known], -np.inf)
-        np.add.at(self._answers, (true, trained.argmax(1)), 1)
-        right, also = _right(trained, true, 1), _right(logits, true, 1)
-        np.add.at(self._top1, (true, right.astype(int), also.astype(int)), 1)
-        right, also = _right(trained, true, _TOP), _right(logits, true, _TOP)
-        np.add.at(self._top5, (right.astype(int), also.astype(int)), 1)
-
-    def right(self, labels: Sequence[Label], logits: NDArray[Any]) -> list[bool | None]:
-        """Return for each image whether the logits (B, C) give its class; None for an unlabelled image.
-
-        Errors: as for `add`.
-        """
-        known, true = self._true(labels)
-        answers = iter(_right(logits[known], true, 1).tolist())
-        return [next(answers) if labelled else None for labelled in known]
-
-    def _true(self, labels: Sequence[Label]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return (which images have a label, index of the logit of the true class of each of these images)."""
-        known = np.array([label is not None for label in labels], bool)
-        if any(isinstance(label, tuple) for label in labels):
-            raise InputError(
-                "the data has a set of labels for each image, and the bundle is single-label",
-                hint="type --data with data that has a class for each image, or export the checkpoint again with "
-                "--task multi",
-            )
-        raw = np.array([label for label in labels if label is not None], np.int64)
-        if len(raw) and (raw.min() < 0 or raw.max() >= len(self._labels)):
-            raise InputError(
-                f"labels of the data: expected class indices 0..{len(self._labels) - 1}, got {raw.min()}..{raw.max()}"
-            )
-        return known, raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
+    def __init__(self, tested: RunnerUnderTest) -> None:
+        super().__init__(tested)
+        data = None if self.run.reference is None else self.run.options.data
+        counted = {batch: accuracy_of(self.bundle, data) for batch in tested.batches}
+        self._at = {batch: accuracy for batch, accuracy in counted.items() if accuracy is not None}
+        self._left_out = 0  # labelled images that calibrated the graph
 
     @property
-    def top1(self) -> Paired:
-        return _paired(self._top1.sum(0))
+    def must_decide(self) -> bool:
+        return self.run.options.gate is not None
 
-    def per_class(self) -> list[dict[str, Any]]:
-        """Return, for each class with images: the number of images, and how many PyTorch and the runner get right."""
-        return [
-            {
-                "class": self._labels[index],
-                "images": int(counts.sum()),
-                "pytorch": int(counts[1].sum()),
-                "runner": int(counts[:, 1].sum()),
-            }
-            for index, counts in enumerate(self._top1)
-            if counts.sum()
-        ]
+    def add(self, answers: Answers) -> None:
+        if not answers.real or answers.batch not in self._at:
+            return
+        new, labels = answers.new, answers.known.batch.labels
+        judged = list(compress(labels, new))
+        self._at[answers.batch].add(judged, answers.known.trained[new], answers.comparable[new])
+        if answers.batch == self.tested.batches[0]:
+            self._left_out += sum(label is not None for label in compress(labels, ~new))
 
-    def check(self, gate: float) -> Check:
-        """Judge the differences of top-1 and top-5 by the gate; the check has the worse of both verdicts."""
-        if not self._top1.sum():
-            return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without a true class")
-        pairs = self.top1
-        low, high = pairs.interval()
-        verdict, allowed = verdict_of(pairs, gate)
-        needed = images_needed(pairs, allowed)
-        summary = (
-            f"top-1 {pairs.runner_accuracy:.2%}, PyTorch {pairs.pytorch_accuracy:.2%}; "
-            f"difference {pairs.difference:+.2%} ({low:+.2%} to {high:+.2%}), "
-            f"gate {allowed:+.3%}, on {pairs.images:,} images"
-        )
-        reasons = [*_why(verdict, pairs, allowed, needed)]
-        if len(self._labels) > _TOP:
-            top5 = _paired(self._top5)
-            low5, high5 = top5.interval()
-            verdict5, allowed5 = verdict_of(top5, gate)
-            summary += (
-                f"; top-5 {top5.runner_accuracy:.2%}, difference {top5.difference:+.2%} ({low5:+.2%} to {high5:+.2%})"
-            )
-            if _SEVERITY.index(verdict5) > _SEVERITY.index(verdict):
-                verdict, needed = verdict5, images_needed(top5, allowed5)
-                reasons = [f"top-5: {reason}" for reason in _why(verdict5, top5, allowed5, needed)]
-        if wrong := wrong_labels(self._answers, self._labels):
-            permuted = permuted_labels(self._answers, self._labels)
-            verdict = "failed" if permuted or verdict == "failed" else "undecided"
-            reasons.append(f"{wrong}; --keep-decisions needs no labels")
-        return Check(
-            name="accuracy",
-            verdict=verdict,
-            summary=summary,
-            reasons=tuple(reasons),
-            details={
-                "images": pairs.images,
-                "unlabelled": self._unlabelled,
-                "gate": gate,
-                "lowest_difference_allowed": allowed,
-                "top1": numbers_of(pairs),
-                "top5": numbers_of(_paired(self._top5)) if len(self._labels) > _TOP else None,
-                "images_needed": needed if verdict == "undecided" else None,
-                "classes": self._classes.note,
-                "wrong_labels": wrong,
-                "per_class": self.per_class(),
-            },
-        )
+    def judge(self) -> Check:
+        return self.run.trained.judged(self._judged())
 
-
-def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
-    """Return for each row (B,) whether the true class has one of the ``top`` largest logits.
-
-    Of two equal logits, the logit with the lower class index counts as larger.
-    """
-    own = logits[np.arange(len(true)), true][:, None]
-    classes = np.arange(logits.shape[1])
-    before = (logits > own) | ((logits == own) & (classes < true[:, None]))
-    right: NDArray[Any] = (before.sum(1) < top) & np.isfinite(own[:, 0])
-    return right
-
-
-def _paired(counts: NDArray[Any]) -> Paired:
-    return Paired(both=int(counts[1, 1]), lost=int(counts[1, 0]), gained=int(counts[0, 1]), neither=int(counts[0, 0]))
+    def _judged(self) -> Check:
+        if self.run.reference is None:
+            return self.not_judged(self.run.why_no_images)
+        if not self.bundle.manifest.has_logits:
+            return self.not_judged(NO_LOGITS)
+        check = self.not_judged("no labelled images were given; add --data")
+        if self._at:
+            gate = self.run.options.gate or SPECS[self.runner.precision].accuracy_gate
+            checks = {batch: accuracy.check(gate) for batch, accuracy in self._at.items()}
+            check = worst_of(checks, lambda details: lower_ratio(details)[0])
+            check = _without_calibration_images(check, self._left_out)
+        return _of_resized(check, self.bundle.manifest.spec)
 
 
 def lower_ratio(details: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
@@ -255,46 +95,7 @@ def lower_ratio(details: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
     return min(ratios, key=lambda each: each[0])
 
 
-def verdict_of(pairs: Paired, gate: float) -> tuple[Verdict, float]:
-    """Return (the verdict on the interval of the difference, the lowest difference that passes)."""
-    low, high = pairs.interval()
-    allowed = (gate - 1) * pairs.pytorch_accuracy
-    return "passed" if low >= allowed else "failed" if high < allowed else "undecided", allowed
-
-
-def numbers_of(pairs: Paired) -> dict[str, Any]:
-    """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
-    low, high = pairs.interval()
-    return {
-        "pytorch": pairs.pytorch_accuracy,
-        "runner": pairs.runner_accuracy,
-        "difference": pairs.difference,
-        "interval": [low, high],
-        "mcnemar_p": mcnemar(pairs.lost, pairs.gained),
-        **asdict(pairs),
-    }
-
-
-def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) -> list[str]:
-    changed = f"of {pairs.images:,} images, only PyTorch is right on {pairs.lost} and only the runner on {pairs.gained}"
-    if verdict == "failed":
-        return [
-            f"the loss of accuracy is too large: {changed}; expected a loss of at most {-allowed:.3%} "
-            f"(McNemar p = {mcnemar(pairs.lost, pairs.gained):.2g})"
-        ]
-    if verdict == "undecided":
-        more = (
-            f"{needed:,} images with the same shares would decide"
-            if needed
-            else "PyTorch is right on no image, so the labels or the data do not fit the model"
-            if pairs.pytorch_accuracy == 0
-            else "more images would not help, because the measured difference itself is beyond the gate"
-        )
-        return [f"too few images to decide: {changed}; {more}"]
-    return []
-
-
-def without_calibration_images(accuracy: Check, count: int) -> Check:
+def _without_calibration_images(accuracy: Check, count: int) -> Check:
     """Return the accuracy check of data from which images were left out, because they calibrated the runner's graph.
 
     The graph fits these images better than others. If no labelled image remains, the result is undecided.
@@ -311,7 +112,7 @@ def without_calibration_images(accuracy: Check, count: int) -> Check:
     return replace(accuracy, summary=f"{accuracy.summary}; {note}")
 
 
-def accuracy_of_resized(accuracy: Check, spec: ModelSpec) -> Check:
+def _of_resized(accuracy: Check, spec: ModelSpec) -> Check:
     """Return the accuracy check for the spec of a bundle; unchanged if export did not resize the model.
 
     PyTorch runs the resized model too, so every check can pass although the resized model predicts wrong classes: only

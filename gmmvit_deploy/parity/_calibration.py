@@ -6,9 +6,9 @@ Nodes and constants must be those of the trained network, quantised again as the
 On the data, the graph ran with every rounding (`QuantisedGraph`), so the runtime has no part in the result. Its loss is
 the signal-to-noise ratio of its logits against PyTorch's float64 logits, in dB (`tolerances.signal_to_noise_db`).
 `gmmvit convert` recorded this ratio for calibration images that did not set the ranges. On the data, the ratio may be
-lower by `MOST_LOST_DB`: differences of images explain some dB, as with few images. A larger loss means that the graph
+lower by `_MAX_LOST_DB`: differences of images explain some dB, as with few images. A larger loss means that the graph
 was calibrated on other images than these. For fp8, no ratio is recorded. Whatever the loss, no activation may saturate
-for more than `MOST_SATURATED` of its values on the data.
+for more than `_MAX_SATURATED` of its values on the data.
 """
 
 from __future__ import annotations
@@ -22,15 +22,28 @@ from gmmvit_deploy.bundle.variants import VariantRecord, how_to_convert
 from gmmvit_deploy.export.graphs_of_precisions import quantised_again
 from gmmvit_deploy.graphs.quantized_faults import form_fault, quantized_faults
 from gmmvit_deploy.parity._quantised import QuantisedGraph
+from gmmvit_deploy.parity._runner_check import RunnerCheck
+from gmmvit_deploy.parity._stages import StagesCheck
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 
-__all__ = ["check_calibration"]
+__all__ = ["CalibrationCheck", "check_calibration"]
 
-MOST_LOST_DB = 6.0
-MOST_SATURATED = 0.01
-_MOST_NAMED = 3
+_MAX_LOST_DB = 6.0
+_MAX_SATURATED = 0.01
+_MAX_NAMED = 3
 _TRACERS = ("torch", "onnxscript")
 _EXPORTERS = ("gmmvit-deploy", "onnx", *_TRACERS)
+
+
+class CalibrationCheck(RunnerCheck):
+    name = "calibration"
+
+    def judge(self) -> Check:
+        if self.graph is None:
+            return self.not_judged(f"{self.runner.precision} needs no calibration")
+        if self.run.reference is None and not self.graph.variant.for_cpu:
+            return self.not_judged(self.run.needs_model)
+        return check_calibration(self.bundle, self.graph, self.tested.check(StagesCheck).db_of_graph)
 
 
 def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -> Check:
@@ -49,18 +62,18 @@ def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -
     recorded = calibration["recipe"]["db"] if "recipe" in calibration else None
     shares = graph.saturated()
     worst = sorted(shares, key=lambda name: -shares[name])
-    saturated = [name for name in worst if shares[name] > MOST_SATURATED]
+    saturated = [name for name in worst if shares[name] > _MAX_SATURATED]
     reasons = [
         f"{name}: {shares[name]:.1%} of its values saturate on this data; its range was calibrated on {source}"
-        for name in saturated[:_MOST_NAMED]
+        for name in saturated[:_MAX_NAMED]
     ]
-    if len(saturated) > _MOST_NAMED:
-        reasons.append(f"and {len(saturated) - _MOST_NAMED} more of {len(shares)} activations")
-    if recorded is not None and db < recorded - MOST_LOST_DB:
+    if len(saturated) > _MAX_NAMED:
+        reasons.append(f"and {len(saturated) - _MAX_NAMED} more of {len(shares)} activations")
+    if recorded is not None and db < recorded - _MAX_LOST_DB:
         reasons.insert(
             0,
             f"the graph's logits have {db:.1f} dB on this data, and {recorded:.1f} dB on images of its calibration "
-            f"({source}); expected at most {MOST_LOST_DB:g} dB less",
+            f"({source}); expected at most {_MAX_LOST_DB:g} dB less",
         )
     before = "" if recorded is None else f", {recorded:.1f} dB on images of its calibration"
     return replace(
@@ -92,7 +105,7 @@ def _compared_with_record(bundle: Bundle, graph: QuantisedGraph, record: Variant
     changed = [name for name in _EXPORTERS if made_from.get(name) != record.versions.get(name)]
     fault = form_fault(stored, expected)
     compensated = (record.calibration or {}).get("recipe", {}).get("rounding") == "compensated"
-    faults = [fault] if fault else quantized_faults(stored, expected, compensated=compensated)[:_MOST_NAMED]
+    faults = [fault] if fault else quantized_faults(stored, expected, compensated=compensated)[:_MAX_NAMED]
     if fault and changed:
         versions = ", ".join(f"{name} {record.versions.get(name)}, not {made_from.get(name)}" for name in changed)
         faults = [f"{fault}; {versions} made it, so {how_to_convert(bundle, record.precision)} to compare again"]

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,17 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.images.labels import LabelSet, distinct_names
 from gmmvit_deploy.intervals import share_interval
-from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
+from gmmvit_deploy.parity._numeric import NumericCheck
+from gmmvit_deploy.parity._runner_check import CALIBRATED, NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
+from gmmvit_deploy.parity._stages import StagesCheck, decided
+from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check, worst_of
+from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Crossings", "Decisions", "decisions_of"]
+__all__ = ["Crossings", "Decisions", "DecisionsCheck"]
 
-_MOST_LISTED = 1000
-_MOST_TO_DECIDE = 1_000_000
+_MAX_LISTED = 1000
+_MAX_TO_DECIDE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,10 @@ class Flip:
 
 
 class Decisions:
-    """Accumulate predicted classes batch by batch, with the margin and the largest error of each input."""
+    """Accumulate predicted classes batch by batch, with the margin and the largest error of each input.
+
+    broken: the number of images whose logits are not finite, which `kept` counts as changed.
+    """
 
     _limits = 2
     """The largest margin that noise explains, in limits of the numeric check."""
@@ -72,6 +80,7 @@ class Decisions:
         self._of_flips = [np.zeros(0)]
         self._noise_of_flips = [np.zeros(0)]
         self._flips: list[tuple[str, str, str, float]] = []
+        self.broken = 0
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
         """Add a batch.
@@ -86,7 +95,7 @@ class Decisions:
         margins = np.where(flipped, exact[rows, pytorch_class] - exact[rows, runner_class], exact.max(1) - runner_up)
         self._collect(margins, np.abs(logits - exact).max(1), flipped, margins[flipped])
         self._noise_of_flips.append(2 * np.abs(trained - exact).max(1)[flipped])
-        for row in np.flatnonzero(flipped)[: _MOST_LISTED - len(self._flips)]:
+        for row in np.flatnonzero(flipped)[: _MAX_LISTED - len(self._flips)]:
             names = (self._labels[pytorch_class[row]], self._labels[runner_class[row]])
             self._flips.append((where[row], *names, float(margins[row])))
 
@@ -99,21 +108,16 @@ class Decisions:
         self._changed.append(changed)
         self._of_flips.append(of_flips)
 
-    def decided(self, logits: NDArray[Any]) -> NDArray[Any]:
-        """Return the decisions (B, 1) or (B, C) of logits (B, C)."""
-        classes: NDArray[Any] = logits.argmax(1)[:, None]
-        return classes
-
-    def kept(self, gate: float, *, broken: int, blamed: str, skipped: str) -> Check:
+    def kept(self, gate: float, *, blamed: str) -> Check:
         """Judge the share of real images that keep their decision.
 
-        broken: the number of images whose logits are not finite, which count as changed.
-        blamed: what changes the decisions.  skipped: why no image was judged, for that case.
+        blamed: what changes the decisions.
         """
         _, _, changed = self.points()
+        broken = self.broken
         count, lost = len(changed) + broken, int(changed.sum()) + broken
         if not count:
-            return skipped_check("decisions", skipped)
+            return skipped_check("decisions", CALIBRATED)
         low, high = share_interval(count - lost, count)
         verdict: Verdict = "passed" if low >= gate else "failed" if high < gate else "undecided"
         of_flips, noise = np.concatenate(self._of_flips), np.concatenate(self._noise_of_flips)
@@ -129,7 +133,7 @@ class Decisions:
         reason = {
             "failed": f"{blamed} changes too many decisions: {changes}",
             "undecided": f"too few images to decide: {changes}; "
-            f"{f'{needed:,}' if needed else f'more than {_MOST_TO_DECIDE:,}'} images with the same share would decide",
+            f"{f'{needed:,}' if needed else f'more than {_MAX_TO_DECIDE:,}'} images with the same share would decide",
         }
         flips = [
             Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= allowed)
@@ -212,20 +216,17 @@ class Crossings(Decisions):
 
     def __init__(self, label_set: LabelSet) -> None:
         super().__init__(label_set.labels)
+        self._label_set = label_set
         self._thresholds = np.array(label_set.threshold_logits)
-
-    def decided(self, logits: NDArray[Any]) -> NDArray[Any]:
-        there: NDArray[Any] = logits >= self._thresholds
-        return there
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
         """Add a batch.  The arguments are those of `Decisions.add`."""
-        there = self.decided(trained)
-        crossed = there != self.decided(logits)
+        there = decided(trained, self._label_set)
+        crossed = there != decided(logits, self._label_set)
         margins = np.abs(exact - self._thresholds)
         self._noise_of_flips.append(np.abs(trained - exact)[crossed])
         self._collect(margins.min(1), np.abs(logits - exact).max(1), crossed.any(1), margins[crossed])
-        for row, label in np.argwhere(crossed)[: _MOST_LISTED - len(self._flips)]:
+        for row, label in np.argwhere(crossed)[: _MAX_LISTED - len(self._flips)]:
             names = (self._labels[label], f"not {self._labels[label]}")
             ours, theirs = names if there[row, label] else names[::-1]
             self._flips.append((where[row], ours, theirs, float(margins[row, label])))
@@ -242,18 +243,55 @@ class Crossings(Decisions):
         )
 
 
-def decisions_of(label_set: LabelSet) -> Decisions:
-    """Return what collects the decisions of a network with these labels."""
-    return Crossings(label_set) if label_set.task == "multi-label" else Decisions(label_set.labels)
+class DecisionsCheck(RunnerCheck):
+    name = "decisions"
+
+    def __init__(self, tested: RunnerUnderTest) -> None:
+        super().__init__(tested)
+        labels = self.bundle.manifest.label_set
+        self._at = {
+            batch: Crossings(labels) if labels.task == "multi-label" else Decisions(labels.labels)
+            for batch in tested.batches
+        }
+
+    @property
+    def must_decide(self) -> bool:
+        return self.run.options.keep_decisions is not None
+
+    def add(self, answers: Answers) -> None:
+        if not answers.real or not self.bundle.manifest.has_logits:
+            return
+        at, known, logits = self._at[answers.batch], answers.known, answers.comparable
+        finite = np.isfinite(logits).all(1)
+        at.broken += int((answers.new & ~finite).sum())
+        judged = answers.new & finite
+        where = list(compress(known.batch.where, judged))
+        at.add(where, logits[judged], known.trained[judged], known.exact[judged])
+
+    def judge(self) -> Check:
+        if why := self.run.why_no_images if self.bundle.manifest.has_logits else NO_LOGITS:
+            return self.not_judged(why)
+        gate = self.run.options.keep_decisions or SPECS[self.runner.precision].kept_gate
+        if gate == 1:
+            limit = self.tested.check(NumericCheck).widest_limit
+            checks = {batch: at.check(limit) for batch, at in self._at.items()}
+        else:
+            stages = self.tested.check(StagesCheck)
+            checks = {batch: at.kept(gate, blamed=stages.blamed(batch)) for batch, at in self._at.items()}
+        return worst_of(checks, lambda details: float(details["agreement"]))
+
+    def points(self, batch: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return the points of the runner in batches of a size, as in `Decisions.points`."""
+        return self._at[batch].points()
 
 
 def _images_to_decide(changed: float, gate: float) -> int | None:
     """Return a number of images with a share of changed decisions on which a gate is decided, about the smallest.
 
-    None if `_MOST_TO_DECIDE` would not be enough.
+    None if `_MAX_TO_DECIDE` would not be enough.
     """
     images = 8.0
-    while images < _MOST_TO_DECIDE:
+    while images < _MAX_TO_DECIDE:
         count = math.ceil(images)
         low, high = share_interval(count - round(changed * count), count)
         if low >= gate or high < gate:

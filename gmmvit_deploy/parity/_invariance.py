@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.parity._numeric import NumericCheck
+from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import distance
-from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner
-from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["batch_sizes", "check_invariance", "mixed_up"]
+__all__ = ["InvarianceCheck", "mixed_up"]
 
 _ROWS_ALONE = 4
 _SEED = 2
@@ -83,55 +84,47 @@ def mixed_up(logits: NDArray[Any], expected: NDArray[Any]) -> list[tuple[int, in
     return [(int(row), int(nearest[row])) for row in rows[16 * to_nearest < to_own]]
 
 
-def check_invariance(
-    runner: Runner,
-    inputs: NDArray[Any],
-    exact: NDArray[Any],
-    limit: Limit,
-    *,
-    on_progress: OnProgress = ignore,
-) -> Check:
-    """Run the trials listed at the head of this module, and compare the logits.
+class InvarianceCheck(RunnerCheck):
+    name = "batch invariance"
 
-    inputs: (N, …), at least 2 distinct images.  exact: (N, C), PyTorch's float64 logits of ``inputs``.
-    limit: the limit for the difference of the logits between two batches.
-    Errors: every error that the runner raises.
-    """
-    sizes = batch_sizes(runner.ranges)
-    trials: list[Trial] = []
-    reasons: list[str] = []
-    generator = np.random.default_rng(_SEED)
-    for size in sizes:
-        rows = np.resize(generator.permutation(len(inputs)), size)
-        answers = runner.run(inputs[rows])
-        if strays := mixed_up(answers, exact[rows]):
-            row, other = strays[0]
-            reasons.append(
-                f"rows are mixed up at batch {size}: row {row} got the logits of row {other}; "
-                f"mixed-up rows in this batch: {len(strays)}"
-            )
-        for way, logits, ordinary in _ways(runner, inputs, rows, answers, generator):
-            largest, same_bits = distance(logits, ordinary), bool(np.array_equal(logits, ordinary))
-            trials.append(
-                Trial(way=way, batch=size, largest=largest, same_bits=same_bits, passed=largest <= limit.largest)
-            )
-            on_progress(Progress(f"{way}, batch {size}"))
-    failed = [trial for trial in trials if not trial.passed]
-    reasons += [
-        f"trial {trial.way!r} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}; "
-        f"expected at most {limit.largest:.3g}"
-        for trial in failed
-    ]
-    worst = max((trial.largest for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)
-    same = sum(trial.same_bits for trial in trials)
-    return Check(
-        name="batch invariance",
-        verdict="failed" if reasons else "passed",
-        summary=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
-        f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials",
-        reasons=tuple(reasons),
-        details={"batches": list(sizes), "limit": limit.largest, "trials": [asdict(trial) for trial in trials]},
-    )
+    def judge(self) -> Check:
+        runner, limit = self.runner, self.tested.check(NumericCheck).kept_limit
+        inputs, exact = self.run.sent.batch.inputs, self.run.sent.exact
+        sizes = batch_sizes(runner.ranges)
+        trials: list[Trial] = []
+        reasons: list[str] = []
+        generator = np.random.default_rng(_SEED)
+        for size in sizes:
+            rows = np.resize(generator.permutation(len(inputs)), size)
+            answers = runner.run(inputs[rows])
+            if strays := mixed_up(answers, exact[rows]):
+                row, other = strays[0]
+                reasons.append(
+                    f"rows are mixed up at batch {size}: row {row} got the logits of row {other}; "
+                    f"mixed-up rows in this batch: {len(strays)}"
+                )
+            for way, logits, ordinary in _ways(runner, inputs, rows, answers, generator):
+                largest, same_bits = distance(logits, ordinary), bool(np.array_equal(logits, ordinary))
+                trials.append(
+                    Trial(way=way, batch=size, largest=largest, same_bits=same_bits, passed=largest <= limit.largest)
+                )
+                self.tested.on_progress(Progress(f"{way}, batch {size}"))
+        failed = [trial for trial in trials if not trial.passed]
+        reasons += [
+            f"trial {trial.way!r} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}; "
+            f"expected at most {limit.largest:.3g}"
+            for trial in failed
+        ]
+        worst = max((trial.largest for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)
+        same = sum(trial.same_bits for trial in trials)
+        return Check(
+            name=self.name,
+            verdict="failed" if reasons else "passed",
+            summary=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
+            f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials",
+            reasons=tuple(reasons),
+            details={"batches": list(sizes), "limit": limit.largest, "trials": [asdict(trial) for trial in trials]},
+        )
 
 
 def _ways(

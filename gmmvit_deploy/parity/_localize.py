@@ -17,20 +17,18 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity._runner_check import RunnerCheck
+from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import ErrorMeasure
-from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import QUANTIZED, Precision
+from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
-from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import limit_from_noise
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["last_tensors", "localize"]
-
-NAME = "localize"
+__all__ = ["LocalizeCheck", "last_tensors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,60 +51,68 @@ class BlockError:
     passed: bool
 
 
-def localize(reference: Reference, runner: Runner, inputs: NDArray[Any]) -> Check:
-    """Name the first block of the runner's graph whose error exceeds the limit.
+class LocalizeCheck(RunnerCheck):
+    """Names the first block of the runner's graph whose error exceeds the limit.
 
     The program of an engine or of a server cannot be inspected. In place of such a program, the bundle's graph of the
     same precision runs in ONNX Runtime, and the summary of the check reports the replacement.
-    inputs: (B, …) in the form of the graph's input.
-    Errors: BundleError when the runtime cannot run the graph.
     """
-    graph, why_not = runner.inspectable()
-    if graph is None:
-        return skipped_check(NAME, why_not)
-    precision = runner.precision
-    # The graph has no mask without influence on the logits, so the tokens that the network does not read differ.
-    dead = reference.dead_attentions
-    blocks_of_model = family_of(reference.model.spec).blocks(reference.model.spec)
-    names = tuple(name for name in blocks_of_model if not any(a.startswith(f"{name}.") for a in dead))
-    if not names:
-        return skipped_check(NAME, "gmmvit does not know the blocks of this model")
-    tensors = last_tensors(graph.proto, names)
-    values = graph.values(inputs, [*tensors.values()])
-    untouched = graph.values(inputs, [])[LOGITS]
-    trained = _outputs(reference.model, names, reference.tensors(inputs))
-    exact = _outputs(reference.exact, names, reference.tensors(inputs).double())
-    if reference.model.foreign:
-        trained, exact = (_as_narrow_as(values, tensors, outputs) for outputs in (trained, exact))
-    tensors[LOGITS] = LOGITS
-    blocks = _errors(tensors, values, trained, exact, precision)
-    moved = float(np.abs(values[LOGITS] - untouched).max())
-    first = next((block for block in blocks if not block.passed), None)
-    steepest = max(blocks, key=lambda block: block.growth)
-    of = f"{why_not}, so {graph.name} ran in ONNX Runtime: " if why_not else ""
-    if first is not None:
-        summary = (
-            f"{of}the first block out of tolerance is {first.block}: its error is {first.largest:.3g}, "
-            f"expected at most {first.limit:.3g}"
+
+    name = "localize"
+
+    def judge(self) -> Check:
+        reference, runner, inputs = self.run.reference, self.runner, self.run.sent.batch.inputs
+        if reference is None:
+            return self.not_judged(self.run.needs_model)
+        if not self.run.options.localize:
+            return self.not_judged("not requested; add --localize")
+        self.tested.on_progress(Progress("block by block"))
+        graph, why_not = runner.inspectable()
+        if graph is None:
+            return self.not_judged(why_not)
+        precision = runner.precision
+        # The graph has no mask without influence on the logits, so the tokens that the network does not read differ.
+        dead = reference.dead_attentions
+        blocks_of_model = family_of(reference.model.spec).blocks(reference.model.spec)
+        names = tuple(name for name in blocks_of_model if not any(a.startswith(f"{name}.") for a in dead))
+        if not names:
+            return self.not_judged("gmmvit does not know the blocks of this model")
+        tensors = last_tensors(graph.proto, names)
+        values = graph.values(inputs, [*tensors.values()])
+        untouched = graph.values(inputs, [])[LOGITS]
+        trained = _outputs(reference.model, names, reference.tensors(inputs))
+        exact = _outputs(reference.exact, names, reference.tensors(inputs).double())
+        if reference.model.foreign:
+            trained, exact = (_as_narrow_as(values, tensors, outputs) for outputs in (trained, exact))
+        tensors[LOGITS] = LOGITS
+        blocks = _errors(tensors, values, trained, exact, precision)
+        moved = float(np.abs(values[LOGITS] - untouched).max())
+        first = next((block for block in blocks if not block.passed), None)
+        steepest = max(blocks, key=lambda block: block.growth)
+        of = f"{why_not}, so {graph.name} ran in ONNX Runtime: " if why_not else ""
+        if first is not None:
+            summary = (
+                f"{of}the first block out of tolerance is {first.block}: its error is {first.largest:.3g}, "
+                f"expected at most {first.limit:.3g}"
+            )
+        elif blocks[-1].limit is None:
+            summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest.block}"
+        else:
+            summary = f"{of}all {len(blocks)} blocks are within tolerance"
+        return Check(
+            name=self.name,
+            verdict="failed" if first else "passed",
+            summary=summary,
+            reasons=(f"{first.block}: its output differs by up to {first.largest:.3g} from PyTorch's float64 output",)
+            if first
+            else (),
+            details={
+                "graph": graph.name,
+                "first": first.block if first else None,
+                "looking_changed_logits_by": moved,
+                "blocks": [asdict(block) for block in blocks],
+            },
         )
-    elif blocks[-1].limit is None:
-        summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest.block}"
-    else:
-        summary = f"{of}all {len(blocks)} blocks are within tolerance"
-    return Check(
-        name=NAME,
-        verdict="failed" if first else "passed",
-        summary=summary,
-        reasons=(f"{first.block}: its output differs by up to {first.largest:.3g} from PyTorch's float64 output",)
-        if first
-        else (),
-        details={
-            "graph": graph.name,
-            "first": first.block if first else None,
-            "looking_changed_logits_by": moved,
-            "blocks": [asdict(block) for block in blocks],
-        },
-    )
 
 
 def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:

@@ -17,17 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bundle.artifacts import Manifest
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images.data.images import Images, Label
+from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.parity._accuracy import Accuracy, Classes, classes_of, numbers_of, verdict_of
-from gmmvit_deploy.parity._paired import Paired, images_needed
+from gmmvit_deploy.parity._paired import Paired, images_needed, numbers_of, verdict_of
+from gmmvit_deploy.parity._single_label import Classes
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.wrong_labels import chance_of, unrelated_labels
 
-__all__ = ["MultiLabelAccuracy", "accuracy_on"]
+__all__ = ["MultiLabelAccuracy"]
 
 
 class MultiLabelAccuracy:
@@ -163,11 +162,3 @@ def _paired(pytorch: NDArray[Any], runner: NDArray[Any]) -> Paired:
         gained=int((~pytorch & runner).sum()),
         neither=int((~pytorch & ~runner).sum()),
     )
-
-
-def accuracy_on(images: Images, manifest: Manifest) -> Accuracy | MultiLabelAccuracy:
-    """Return a new count of right answers on labelled images.  Errors: those of `classes_of`."""
-    classes = classes_of(images.classes, manifest.labels, images.name)
-    if manifest.task == "multi-label":
-        return MultiLabelAccuracy(manifest.label_set, classes)
-    return Accuracy(manifest.labels, classes)

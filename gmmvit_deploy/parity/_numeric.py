@@ -21,23 +21,26 @@ PyTorch computed at export.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.bundle.variants import recorded_errors
 from gmmvit_deploy.parity._quantised import GRAPH, RoundingKept, rounding_problem
+from gmmvit_deploy.parity._runner_check import Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
 from gmmvit_deploy.parity.report import shown_inputs
+from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
-__all__ = ["STORED", "Distances", "SetNumbers", "check_numeric", "check_stored"]
+__all__ = ["EXACT", "STORED", "NumericCheck", "check_stored"]
 
-
+EXACT = "PyTorch's float64 logits"
 STORED = "the logits that PyTorch computed at export"
 
 
@@ -65,8 +68,8 @@ class SetNumbers:
     from_trained: Errors
     misshapen: str
     spread: float
-    reference: str = "PyTorch's float64 logits"
-    rounding_kept: float | None = None
+    reference: str
+    rounding_kept: float | None
 
     @property
     def equal(self) -> bool:
@@ -118,7 +121,7 @@ class Distances:
 
     def __init__(self, inputs: str, *, batch: int, stored: Noise | None = None) -> None:
         self.inputs, self.batch, self._stored = inputs, batch, stored
-        self._reference = "PyTorch's float64 logits" if stored is None else STORED
+        self._reference = EXACT if stored is None else STORED
         self._noise, self._exact, self._trained = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._kept = RoundingKept()
         self._misshapen = ""
@@ -166,36 +169,92 @@ class Distances:
         )
 
 
-def check_numeric(logits: list[SetNumbers], features: Sequence[SetNumbers] = ()) -> Check:
-    """Fail if any set of inputs has a problem, if there are no sets, or if the logits are equal in every set.
+class NumericCheck(RunnerCheck):
+    """Fails if a set of inputs has a problem, or if PyTorch's logits are equal in every set."""
 
-    logits: the distances of the first output of the bundle.  features: those of the features beside logits.
-    """
-    sets = [*logits, *features]
-    reasons = [problem for numbers in sets for problem in numbers.problems()]
-    if logits and all(numbers.equal for numbers in logits):
-        spread = max(numbers.spread for numbers in logits)
-        reasons.append(
-            f"PyTorch's logits are equal for all inputs: they differ by at most {spread:.3g} between inputs, so that "
-            "the check proves nothing; the weights of a classifier head are often zero before training"
+    name = "numeric"
+
+    def __init__(self, tested: RunnerUnderTest) -> None:
+        super().__init__(tested)
+        self._recorded = recorded_errors(self.bundle, self.runner.precision, for_cpu=self.runner.device == "cpu") or {}
+        self._logits: dict[int, dict[str, Distances]] = {batch: {} for batch in tested.batches}
+        self._features: dict[int, dict[str, Distances]] = {batch: {} for batch in tested.batches}
+        self._kept_logits: list[NDArray[Any]] = []
+
+    def add(self, answers: Answers) -> None:
+        name, batch, known = answers.inputs, answers.batch, answers.known
+        noise = self.bundle.stored_noise(known.exact) if self.run.reference is None else None
+        distances = self._logits[batch].setdefault(name, Distances(name, batch=batch, stored=noise))
+        distances.add(answers.logits, known.trained, known.exact, answers.of_graph)
+        if known.features is not None and answers.features is not None:
+            distances = self._features[batch].setdefault(name, Distances(f"{name}, features", batch=batch))
+            distances.add(answers.features, *known.features)
+        if not answers.real and batch == self.tested.batches[-1]:
+            self._kept_logits.append(answers.comparable)
+
+    def _numbers(self, of_batches: dict[int, dict[str, Distances]], key: str) -> list[SetNumbers]:
+        """key: of the distance that conversion recorded; the data has the distance of the golden inputs."""
+        return [
+            distances.numbers(self.runner.precision, self._recorded.get(f"random_{key}" if name == "random" else key))
+            for of_batch in of_batches.values()
+            for name, distances in of_batch.items()
+        ]
+
+    @cached_property
+    def _of_logits(self) -> list[SetNumbers]:
+        return self._numbers(self._logits, "largest_abs")
+
+    @property
+    def kept_limit(self) -> Limit:
+        """The limit for the inputs that are sent in further batches."""
+        return next(numbers.limit for numbers in self._of_logits if numbers.inputs == list(self.run.kept)[-1])
+
+    @property
+    def widest_limit(self) -> Limit:
+        return max((numbers.limit for numbers in self._of_logits), key=lambda limit: limit.largest)
+
+    def _judged(self, sets: list[SetNumbers]) -> list[SetNumbers]:
+        """Return all sets, or those without the data for a quantised graph, which other checks judge on images."""
+        return [numbers for numbers in sets if self.graph is None or numbers.inputs.split(",")[0] in self.run.kept]
+
+    def judge(self) -> Check:
+        logits = self._judged(self._of_logits)
+        sets = [*logits, *self._judged(self._numbers(self._features, "features_largest_abs"))]
+        reasons = [problem for numbers in sets for problem in numbers.problems()]
+        cause = self._likely_cause() if reasons else []
+        if all(numbers.equal for numbers in logits):
+            spread = max(numbers.spread for numbers in logits)
+            reasons.append(
+                f"PyTorch's logits are equal for all inputs: they differ by at most {spread:.3g} between inputs, so "
+                "that the check proves nothing; the weights of a classifier head are often zero before training"
+            )
+        reasons += cause
+        whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
+        summary = "no comparable logits"
+        if whole:
+            worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
+            errors = worst.from_exact
+            summary = (
+                f"{shown_inputs(worst.inputs)}, batch {worst.batch}: at most {errors.largest:.2g} from "
+                f"{worst.reference} (99 %: {errors.p99:.2g}, relative L2 {errors.relative_l2:.1g}), "
+                f"limit {worst.limit.largest:.2g}"
+            )
+        return Check(
+            name=self.name,
+            verdict="failed" if reasons else "passed",
+            summary=summary,
+            reasons=tuple(reasons),
+            details={"sets": [asdict(numbers) for numbers in sets]},
         )
-    whole = [numbers for numbers in sets if not np.isnan(numbers.from_exact.largest)]
-    summary = "no comparable logits"
-    if whole:
-        worst = max(whole, key=lambda numbers: numbers.from_exact.largest / numbers.limit.largest)
-        errors = worst.from_exact
-        summary = (
-            f"{shown_inputs(worst.inputs)}, batch {worst.batch}: at most {errors.largest:.2g} from {worst.reference} "
-            f"(99 %: {errors.p99:.2g}, "
-            f"relative L2 {errors.relative_l2:.1g}), limit {worst.limit.largest:.2g}"
-        )
-    return Check(
-        name="numeric",
-        verdict="failed" if reasons or not sets else "passed",
-        summary=summary,
-        reasons=tuple(reasons),
-        details={"sets": [asdict(numbers) for numbers in sets]},
-    )
+
+    def _likely_cause(self) -> list[str]:
+        """Return the mistake with which PyTorch gives the runner's logits, if there is one."""
+        if self.run.reference is None:
+            return []
+        inputs = np.concatenate([known.batch.inputs for known in self.run.kept.values()])
+        limit = self.kept_limit.largest
+        guess = explain(self.bundle, self.run.reference, inputs, np.concatenate(self._kept_logits), limit)
+        return [f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"] if guess else []
 
 
 def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:

@@ -10,13 +10,15 @@ The interval is that of `gmmvit_deploy.intervals`, which also has the interval o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval
+from gmmvit_deploy.intervals import Z95_ONE_SIDED, mcnemar, score_interval
+from gmmvit_deploy.parity._verdict import Verdict
 
-__all__ = ["Paired", "images_needed"]
+__all__ = ["Paired", "images_needed", "numbers_of", "verdict_of"]
 
-_MOST_IMAGES = 10**9
+_MAX_IMAGES = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +70,29 @@ def images_needed(pairs: Paired, gate_difference: float) -> int | None:
     if pairs.difference <= gate_difference:
         return None
     lost, gained = pairs.lost / pairs.images, pairs.gained / pairs.images
-    low, high = pairs.images, _MOST_IMAGES
+    low, high = pairs.images, _MAX_IMAGES
     while low < high:
         middle = (low + high) // 2
         enough = score_interval(middle, lost * middle, gained * middle)[0] >= gate_difference
         low, high = (low, middle) if enough else (middle + 1, high)
-    return low if low < _MOST_IMAGES else None
+    return low if low < _MAX_IMAGES else None
+
+
+def verdict_of(pairs: Paired, gate: float) -> tuple[Verdict, float]:
+    """Return (the verdict on the interval of the difference, the lowest difference that passes)."""
+    low, high = pairs.interval()
+    allowed = (gate - 1) * pairs.pytorch_accuracy
+    return "passed" if low >= allowed else "failed" if high < allowed else "undecided", allowed
+
+
+def numbers_of(pairs: Paired) -> dict[str, Any]:
+    """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
+    low, high = pairs.interval()
+    return {
+        "pytorch": pairs.pytorch_accuracy,
+        "runner": pairs.runner_accuracy,
+        "difference": pairs.difference,
+        "interval": [low, high],
+        "mcnemar_p": mcnemar(pairs.lost, pairs.gained),
+        **asdict(pairs),
+    }

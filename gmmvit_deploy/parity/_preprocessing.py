@@ -10,9 +10,8 @@ tries the usual mistakes, and names the mistake that gives the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +21,21 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.golden import GoldenSet, preprocessing_problem
 from gmmvit_deploy.errors import ImageError, NotOfferedError
-from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.parity._image_mistakes import bgr, normalisations, pixel_mistakes
+from gmmvit_deploy.parity._numeric import NumericCheck
 from gmmvit_deploy.parity._quantised import QuantisedGraph
+from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._verdict import Check, skipped_check
-from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.measures import distance
-from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.reference import Sample
 from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = [
-    "CROP_PCTS",
-    "Sample",
-    "bgr",
-    "check_preprocessing",
-    "expected_of_golden",
-    "normalisations",
-    "pixel_mistakes",
-    "samples_of",
-]
+__all__ = ["PreprocessingCheck", "check_preprocessing", "expected_of_golden"]
 
-_SAMPLES = 128
-
-NAME = "preprocessing"
-_MOST_SENT = 16
+_MAX_SENT = 16
 _TENSOR_ROUNDING = 4 * 2.0**-23
 """Largest difference allowed between two tensors, relative to the largest value of the tensor or to 1.
 
@@ -56,43 +43,18 @@ Two programs may round the subtraction of the mean and the division by std diffe
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sample:
-    """A real image in the form that a client sends.
+class PreprocessingCheck(RunnerCheck):
+    name = "preprocessing"
 
-    where: a text that identifies the image.  encoded: returns the image file, such as a JPEG.
-    pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), the expected logits for ``pixels``:
-    PyTorch's float64 logits, or those of the runner's quantised graph.
-    """
-
-    where: str
-    encoded: Callable[[], bytes]
-    pixels: NDArray[Any]
-    exact: NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A way to fit an image to the network's size, as in `preprocess.fitted`; black: the padding is black."""
-
-    name: str
-    crop_pct: float
-    black: bool = False
-
-    def __str__(self) -> str:
-        if self.name == "stretch":
-            return self.name
-        return f"{self.name} with crop_pct {self.crop_pct:g}{', padded with black' if self.black else ''}"
-
-
-CROP_PCTS = (1.0, 0.875, 0.9, 0.95)
-"""The values of crop_pct that most of timm's models use."""
-_FITS = (
-    _Fit("stretch", 1.0),
-    *(_Fit(name, crop_pct) for name in ("center", "squash", "border") for crop_pct in CROP_PCTS),
-    *(_Fit("border", crop_pct, black=True) for crop_pct in CROP_PCTS),
-)
-"""The ways to try when pixels differ, in addition to each way with the crop_pct of the bundle."""
+    def judge(self) -> Check:
+        return check_preprocessing(
+            self.bundle,
+            self.runner,
+            self.tested.check(NumericCheck).widest_limit,
+            samples=self.run.samples,
+            of_graph=self.graph,
+            checked=self.run.graph_problems,
+        )
 
 
 def check_preprocessing(
@@ -114,7 +76,9 @@ def check_preprocessing(
     """
     spec = bundle.manifest.image
     if spec.normalisation is None:
-        return skipped_check(NAME, "the bundle has no mean and std, so images cannot be turned into inputs")
+        return skipped_check(
+            PreprocessingCheck.name, "the bundle has no mean and std, so images cannot be turned into inputs"
+        )
     golden = bundle.golden_set()
     seen = [f"{len(golden.images)} reference images decode here as at export"]
     reasons, unknown = [], []
@@ -127,7 +91,7 @@ def check_preprocessing(
             checked[path] = _graph_problems(path, golden, spec)
         reasons += checked[path]
     if runner.server is not None:
-        samples = _with_logits(bundle, samples[:_MOST_SENT], of_graph)
+        samples = _with_logits(bundle, samples[:_MAX_SENT], of_graph)
         whose = "PyTorch's" if of_graph is None else "the quantised graph's"
         try:
             reasons += _preprocess_problems(runner.server, bundle, golden, spec, runner.max_batch)
@@ -140,39 +104,12 @@ def check_preprocessing(
         reasons += _ensemble_problems(runner.server, golden, expected, whose, limit, runner.max_batch)
         reasons += _sample_problems(runner.server, samples, whose, limit)
     return Check(
-        name=NAME,
+        name=PreprocessingCheck.name,
         verdict="failed" if reasons else "undecided" if unknown else "passed",
         summary="; ".join(seen) if not reasons else f"{len(reasons)} differences from the preprocessing at export",
         reasons=tuple(reasons + unknown),
         details={"images": len(golden.images)},
     )
-
-
-def bgr(channels: int) -> list[int] | None:
-    """Return the channel order with red and blue exchanged; None for fewer than 3 channels."""
-    return [2, 1, 0, *range(3, channels)] if channels >= 3 else None
-
-
-def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
-    """Yield (description, spec with another mean and std) for normalisations that are often used by mistake."""
-    known = {
-        f"the mean and std of {name}": (data.mean, data.std)
-        for name, data in DATASETS.items()
-        if len(data.mean) == spec.channels
-    }
-    if spec.channels == 3:
-        known["the mean and std of ImageNet"] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        known["the mean and std of CLIP"] = (
-            (0.48145466, 0.4578275, 0.40821073),
-            (0.26862954, 0.26130258, 0.27577711),
-        )
-    if spec.channels == 1:
-        known["the mean and std of MNIST's training images"] = (0.1307,), (0.3081,)
-    known[f"mean and std {', '.join(['0.5'] * spec.channels)}"] = (0.5,) * spec.channels, (0.5,) * spec.channels
-    known["mean 0 and std 1 (values in [0, 1])"] = (0.0,) * spec.channels, (1.0,) * spec.channels
-    for name, (mean, std) in known.items():
-        if (mean, std) != spec.normalisation:
-            yield f"normalised with {name}", replace(spec, mean=mean, std=std)
 
 
 def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]:
@@ -270,52 +207,6 @@ def _pixel_problem(pixels: NDArray[Any], golden: GoldenSet, spec: ImageSpec) -> 
     return [f"{what}{_named(name for name, made in pixel_mistakes(golden, spec) if np.array_equal(made, pixels))}"]
 
 
-def pixel_mistakes(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (description of the mistake, pixels of the golden images with the mistake) for each usual mistake.
-
-    Mistakes in the filter alone come first, then mistakes in the fit alone, then mistakes in both.
-    """
-    import io
-
-    from PIL import Image
-
-    if (colours := bgr(spec.channels)) is not None:
-        yield "channels in the order BGR", golden.image_pixels[..., colours]
-    fit, name = RESAMPLING[spec.resize]
-    own_filter, own_fit = Image.Resampling[name], _Fit(fit, 1.0 if fit == "stretch" else spec.crop_pct)
-    decoded = [Image.open(io.BytesIO(image)).convert(spec.mode) for image in golden.images]
-    other_filters = [resampling for resampling in Image.Resampling if resampling is not own_filter]
-    same_crop = (replace(other, crop_pct=spec.crop_pct) for other in _FITS if other.name != "stretch")
-    other_fits = [other for other in dict.fromkeys((*same_crop, *_FITS)) if other != own_fit]
-    mistakes = [
-        *((resampling, own_fit) for resampling in other_filters),
-        *((own_filter, other) for other in other_fits),
-        *((resampling, other) for other in other_fits for resampling in other_filters),
-    ]
-    for resampling, other in mistakes:
-        made = _all_fitted(decoded, spec, other, resampling)
-        if made is None:
-            continue
-        differences = []
-        if resampling is not own_filter:
-            differences.append(f"resized with {resampling.name.lower()} instead of {own_filter.name.lower()}")
-        if other != own_fit:
-            differences.append(f"fitted by {other} instead of {own_fit}")
-        yield ", ".join(differences), made.reshape(golden.image_pixels.shape)
-
-
-def _all_fitted(decoded: Sequence[Any], spec: ImageSpec, fit: _Fit, resampling: Any) -> NDArray[Any] | None:
-    """Fit decoded images to the network's size; return None if the fit cannot resize an image."""
-    target: dict[str, Any] = {"height": spec.height, "width": spec.width, "fit": fit.name, "crop_pct": fit.crop_pct}
-    mean = (0.0,) * spec.channels if fit.black else spec.mean
-    try:
-        pixels = [fitted(image, **target, resampling=resampling, mean=mean) for image in decoded]
-    except UnusableImage:
-        return None
-    stacked: NDArray[Any] = np.stack([np.asarray(image) for image in pixels])
-    return stacked
-
-
 def _tensor_problem(tensor: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec) -> list[str]:
     expected = spec.tensor_from_pixels(pixels)
     if _same_tensor(tensor, expected):
@@ -342,15 +233,3 @@ def _same_tensor(tensor: NDArray[Any], expected: NDArray[Any]) -> bool:
 def _named(candidates: Iterator[str]) -> str:
     name = next(candidates, "")
     return f": this mistake gives the same values: {name}" if name else ""
-
-
-def samples_of(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
-    """Return up to `_SAMPLES` images of the data in the form that a client sends, with PyTorch's float64 logits."""
-    usable = stream.usable()
-    chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
-    pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])
-    _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
-    return [
-        Sample(where=stream.images.where(index), encoded=partial(stream.images.encoded, index), pixels=image, exact=row)
-        for index, image, row in zip(chosen, pixels, exact, strict=True)
-    ]

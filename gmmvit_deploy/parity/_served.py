@@ -21,73 +21,69 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.parity._invariance import mixed_up
+from gmmvit_deploy.parity._numeric import EXACT, STORED, NumericCheck
+from gmmvit_deploy.parity._preprocessing import expected_of_golden
+from gmmvit_deploy.parity._quantised import GRAPH
+from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._verdict import Check, Verdict
 from gmmvit_deploy.parity.measures import distance
-from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["check_served"]
+__all__ = ["ServedCheck"]
 
 _CLIENTS = 16
 _REQUESTS = 160
-_MOST_IN_A_REQUEST = 4
+_MAX_IN_A_REQUEST = 4
 _SINGLES = 8
 _ROUNDS = 3
 _SEED = 3
 
 
-def check_served(
-    bundle: Bundle,
-    runner: Runner,
-    server: Served,
-    inputs: NDArray[Any],
-    exact: NDArray[Any],
-    golden: NDArray[Any],
-    limit: Limit,
-    *,
-    reference: str,
-    on_progress: OnProgress = ignore,
-) -> Check:
-    """Send the requests listed at the head of this module, and compare the server's logits with the expected logits.
+class ServedCheck(RunnerCheck):
+    name = "served"
 
-    server: the models on the runner's server.  inputs: (N, …), distinct images.
-    exact, golden: (N, C), the expected logits of ``inputs`` and of the bundle's golden images: PyTorch's, or those of
-    the runner's quantised graph.  limit: the limit for the distance of the server's logits.
-    reference: the name of ``exact``, for messages.
-    Errors: ServerError when the server fails.
-    """
-    judged = _Judged(limit, reference)
-    if server.other_bundle:
-        judged.reasons.append(f"bundle: {server.other_bundle}")
-    generator = np.random.default_rng(_SEED)
-    on_progress(Progress("single requests"))
-    for row in range(min(_SINGLES, len(inputs))):
-        judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
-    on_progress(Progress("client batches"))
-    for size in sorted({2, 3, min(len(inputs), runner.max_batch)} & set(range(2, runner.max_batch + 1))):
-        rows = np.resize(np.arange(len(inputs)), size)
-        judged.add("client batches", runner.run(inputs[rows]), exact[rows])
-    on_progress(Progress("many clients at once"))
-    mixed = _mix(runner, server, inputs, exact, generator, judged)
-    if bundle.manifest.image.normalisation is not None:
-        on_progress(Progress("encoded images"))
-        _images_at_once(bundle, server, golden, generator, judged)
-        if bundle.manifest.has_logits:
-            judged.reasons += _label_problems(bundle, server, runner.max_batch)
-    verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
-    reasons = list(judged.reasons)
-    if verdict == "undecided":
-        reasons.append(_why_undecided(mixed))
-    return Check(
-        name="served",
-        verdict=verdict,
-        summary=f"{judged.answers:,} answers, each to its own request; {_executions(mixed)}"
-        if not judged.reasons
-        else server.other_bundle or f"{len(judged.reasons)} problems with the server's answers",
-        reasons=tuple(reasons),
-        details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
-    )
+    def judge(self) -> Check:
+        bundle, runner, server, on_progress = self.bundle, self.runner, self.runner.server, self.tested.on_progress
+        if server is None:
+            return self.not_judged(f"{runner.name} runs in this process, without a server")
+        limit = self.tested.check(NumericCheck).widest_limit
+        inputs, exact = self.run.sent.batch.inputs, self.run.sent.exact
+        reference = STORED if self.run.reference is None else EXACT
+        if self.graph is not None:
+            exact, reference = self.graph.logits(inputs), GRAPH
+        judged = _Judged(limit, reference)
+        if server.other_bundle:
+            judged.reasons.append(f"bundle: {server.other_bundle}")
+        generator = np.random.default_rng(_SEED)
+        on_progress(Progress("single requests"))
+        for row in range(min(_SINGLES, len(inputs))):
+            judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
+        on_progress(Progress("client batches"))
+        for size in sorted({2, 3, min(len(inputs), runner.max_batch)} & set(range(2, runner.max_batch + 1))):
+            rows = np.resize(np.arange(len(inputs)), size)
+            judged.add("client batches", runner.run(inputs[rows]), exact[rows])
+        on_progress(Progress("many clients at once"))
+        mixed = _mix(runner, server, inputs, exact, generator, judged)
+        if bundle.manifest.image.normalisation is not None:
+            on_progress(Progress("encoded images"))
+            _images_at_once(bundle, server, expected_of_golden(bundle, self.graph), generator, judged)
+            if bundle.manifest.has_logits:
+                judged.reasons += _label_problems(bundle, server, runner.max_batch)
+        verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
+        reasons = list(judged.reasons)
+        if verdict == "undecided":
+            reasons.append(_why_undecided(mixed))
+        return Check(
+            name=self.name,
+            verdict=verdict,
+            summary=f"{judged.answers:,} answers, each to its own request; {_executions(mixed)}"
+            if not judged.reasons
+            else server.other_bundle or f"{len(judged.reasons)} problems with the server's answers",
+            reasons=tuple(reasons),
+            details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
+        )
 
 
 def _executions(mixed: dict[str, Any]) -> str:
@@ -164,12 +160,12 @@ def _mix(
     Returns ``requests``, ``executions`` and ``joined``. If the server does not offer its statistics, as behind a
     gateway, a single round is sent, and executions and ``joined`` are None.
     """
-    most = min(_MOST_IN_A_REQUEST, runner.max_batch)
+    largest = min(_MAX_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0
     for _ in range(_ROUNDS):
         asked = [
             np.resize(generator.permutation(len(inputs)), int(size))
-            for size in generator.integers(1, most + 1, _REQUESTS)
+            for size in generator.integers(1, largest + 1, _REQUESTS)
         ]
         before = _counts(server)
         with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:

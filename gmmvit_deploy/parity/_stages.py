@@ -9,7 +9,7 @@ changes. The operators of a server cannot be exchanged: its kernels belong to it
 
 A runtime rounds some values to another step of the grid than the graph, and so differs from it: by up to
 1.1 times what quantisation costs (rms) in correct runtimes, and kernels in bfloat16 by 1.2 times, over any 8 images;
-single images reach 2.2 times. On `LEAST_IMAGES` or more, a stage may cost up to `MOST_COST` times as much as
+single images reach 2.2 times. On `_MIN_IMAGES` or more, a stage may cost up to `_MAX_COST` times as much as
 quantisation; kernels, also the noise of bfloat16.
 
 The runtime must also keep the graph's rounding (`RoundingKept`).
@@ -17,23 +17,30 @@ The runtime must also keep the graph's rounding (`RoundingKept`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity._quantised import RoundingKept, rounding_problem
-from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity._runner_check import CALIBRATED, Answers, RunnerCheck, RunnerUnderTest
+from gmmvit_deploy.parity._verdict import Check, worst_of
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.tolerances import roundoff_ratio
 
-__all__ = ["LEAST_IMAGES", "MOST_COST", "Stages"]
+__all__ = ["StagesCheck", "decided"]
 
-NAME = "stages"
-MOST_COST = 1.5
-LEAST_IMAGES = 8
+_MAX_COST = 1.5
+_MIN_IMAGES = 8
+
+
+def decided(logits: NDArray[Any], label_set: LabelSet) -> NDArray[Any]:
+    """Return the decisions (B, 1) or (B, C) of logits (B, C)."""
+    multi = label_set.task == "multi-label"
+    decisions: NDArray[Any] = logits >= np.array(label_set.threshold_logits) if multi else logits.argmax(1)[:, None]
+    return decisions
 
 
 @dataclass(slots=True)
@@ -45,43 +52,30 @@ class _Stage:
 
 
 class Stages:
-    """Accumulate the stages of a runner, batch by batch."""
+    """Accumulate the stages of a runner, batch by batch.
 
-    def __init__(self, decided: Callable[[NDArray[Any]], NDArray[Any]] | None, *, over_images: bool) -> None:
-        """decided: returns the decisions (B, …) of logits (B, C); None for features, which decide nothing.
+    label_set: None for features, which decide nothing.  over_images: as in `tolerances.signal_to_noise_db`.
+    """
 
-        over_images: as in `tolerances.signal_to_noise_db`.
-        """
-        self._decided, self._over_images = decided, over_images
+    def __init__(self, label_set: LabelSet | None, *, over_images: bool) -> None:
+        self._label_set, self._over_images = label_set, over_images
         self._stages: dict[str, _Stage] = {}
         self._all, self._features, self._noise = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._kept = RoundingKept()
         self._images = 0
 
-    def add(
-        self,
-        logits: NDArray[Any],
-        trained: NDArray[Any],
-        exact: NDArray[Any],
-        *,
-        of_graph: NDArray[Any] | None = None,
-        without_kernels: NDArray[Any] | None = None,
-        features: tuple[NDArray[Any], NDArray[Any]] | None = None,
-    ) -> None:
-        """Add a batch of real images.
-
-        logits: (B, C), of the runner.  trained, exact: (B, C), PyTorch's in float32 and float64.
-        of_graph: (B, C), of the quantised graph; None if the runner is not quantised, and has no stages.
-        without_kernels: (B, C), of the same runtime and graph without this project's kernels; None without kernels.
-        features: the runner's and PyTorch's float64 features (B, D), if the bundle has them beside logits.
-        """
+    def add(self, answers: Answers) -> None:
+        """Add the images that can judge the runner, of a batch that has some."""
+        new, known, without_kernels = answers.new, answers.known, answers.without_kernels
+        logits, exact = answers.comparable[new], known.exact[new]
         self._images += len(logits)
         self._all.add(logits, exact)
-        self._noise.add(trained, exact)
-        if features is not None:
-            self._features.add(*features)
-        if of_graph is None:
+        self._noise.add(known.trained[new], exact)
+        if answers.features is not None and known.features is not None:
+            self._features.add(answers.features[new], known.features[1][new])
+        if answers.of_graph is None:
             return
+        of_graph = answers.of_graph[new]
         of_runtime = logits if without_kernels is None else without_kernels
         self._kept.add(of_runtime, of_graph, exact)
         self._add_to("quantisation", exact, of_graph)
@@ -92,9 +86,10 @@ class Stages:
     def _add_to(self, name: str, before: NDArray[Any], after: NDArray[Any]) -> None:
         stage = self._stages.setdefault(name, _Stage())
         stage.error.add(after, before)
-        if self._decided is not None:
+        if self._label_set is not None:
             lost = ~np.isfinite(after).all(1)
-            stage.changed += int((lost | (self._decided(before) != self._decided(after)).any(1)).sum())
+            changed = decided(before, self._label_set) != decided(after, self._label_set)
+            stage.changed += int((lost | changed.any(1)).sum())
 
     @property
     def blamed(self) -> str:
@@ -111,19 +106,14 @@ class Stages:
     def _db(self, name: str) -> float:
         return self._stages[name].error.db(over_images=self._over_images)
 
-    def check(self, snr_db: float | None, least_cosine: float | None, *, skipped: str) -> Check:
-        """Judge the stages, and the whole runner by the gates that the user typed, or None.
-
-        skipped: why no image was judged, for that case.
-        """
-        if not self._images:
-            return skipped_check(NAME, skipped)
+    def check(self, snr_db: float | None, least_cosine: float | None) -> Check:
+        """Judge the stages, and the whole runner by the gates that the user typed, or None."""
         db, cosine = self._all.db(over_images=self._over_images), self._all.errors().cosine
-        of = "features" if self._decided is None else "logits"
+        of = "features" if self._label_set is None else "logits"
         if self._features.errors().rows:
             of, cosine = "features", self._features.errors().cosine
         stages = {
-            name: {"db": self._db(name), **({} if self._decided is None else {"changed": stage.changed})}
+            name: {"db": self._db(name), **({} if self._label_set is None else {"changed": stage.changed})}
             for name, stage in self._stages.items()
         }
         words = [
@@ -137,7 +127,7 @@ class Stages:
         if least_cosine is not None and not cosine >= least_cosine:
             reasons.append(f"{self.blamed}: least cosine {cosine:.4f} of the {of}, expected at least {least_cosine:g}")
         return Check(
-            name=NAME,
+            name="stages",
             verdict="failed" if reasons else "passed",
             summary="; ".join(
                 [
@@ -164,12 +154,12 @@ class Stages:
         whole = self._stages["quantisation"].error.errors().rms
         problems = []
         for name, stage in list(self._stages.items())[1:]:
-            errors, limit = stage.error.errors(), MOST_COST * whole
+            errors, limit = stage.error.errors(), _MAX_COST * whole
             if name == "kernels":
                 limit = max(limit, roundoff_ratio("bf16") * self._noise.errors().rms)
             if errors.broken:
                 problems.append((name, f"the logits of {errors.broken} of {errors.rows} images are not finite"))
-            elif self._images < LEAST_IMAGES:
+            elif self._images < _MIN_IMAGES:
                 continue
             elif errors.rms > limit:
                 problems.append(
@@ -186,3 +176,43 @@ class Stages:
 
 def _gate(least: float | None) -> str:
     return "" if least is None else f" (gate {least:g})"
+
+
+class StagesCheck(RunnerCheck):
+    name = "stages"
+
+    def __init__(self, tested: RunnerUnderTest) -> None:
+        super().__init__(tested)
+        manifest = self.bundle.manifest
+        labels, over_images = manifest.label_set if manifest.has_logits else None, manifest.task == "multi-label"
+        self._at = {batch: Stages(labels, over_images=over_images) for batch in tested.batches}
+
+    @property
+    def must_decide(self) -> bool:
+        options = self.run.options
+        return self.graph is not None or options.snr_db is not None or options.least_cosine is not None
+
+    def add(self, answers: Answers) -> None:
+        if answers.real and answers.new.any():
+            self._at[answers.batch].add(answers)
+
+    def blamed(self, batch: int) -> str:
+        """Return what a failed gate is due to, in batches of a size."""
+        return self._at[batch].blamed
+
+    @property
+    def db_of_graph(self) -> float | None:
+        """The quantised graph's signal-to-noise ratio on the data; None without images that can judge it."""
+        return self._at[self.tested.batches[0]].of_graph
+
+    def judge(self) -> Check:
+        why = self.run.why_no_images
+        if self.graph is not None:
+            why = f"not judged on images: {why or CALIBRATED}" if self.db_of_graph is None else ""
+        elif not self.must_decide:
+            why = f"{self.runner.precision} is not quantised"
+        if why:
+            return self.not_judged(why)
+        options = self.run.options
+        checks = {batch: at.check(options.snr_db, options.least_cosine) for batch, at in self._at.items()}
+        return worst_of(checks, lambda details: float(details["db"]))

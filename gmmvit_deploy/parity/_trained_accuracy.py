@@ -16,7 +16,7 @@ another preprocessing be better all the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,9 +29,7 @@ from gmmvit_deploy.images.data.images import Label, evenly_spaced
 from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.intervals import mcnemar, share_interval
-from gmmvit_deploy.parity._accuracy import Accuracy
-from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
-from gmmvit_deploy.parity._preprocessing import CROP_PCTS, bgr, normalisations
+from gmmvit_deploy.parity._image_mistakes import CROP_PCTS, bgr, normalisations
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.reference import Reference
@@ -46,9 +44,10 @@ _SHARE_CORRECTED = 0.25
 """A preprocessing is tried on the whole sample only if it corrects this share of the wrong images tried first.
 
 From 80 % to 88 %, it corrects 40 % of the wrong images."""
-_MOST_TRIED = 3
+_MAX_TRIED = 3
 _AS_GOOD = 0.02
 """A preprocessing is named beside the best if its accuracy is lower by at most this share of the sample."""
+RightOf = Callable[[Sequence[Label], NDArray[Any]], list[bool | None]]
 _RULES: tuple[ResizeRule, ...] = ("center-bicubic", "center-bilinear", "stretch-bicubic", "stretch-bilinear")
 
 
@@ -80,18 +79,19 @@ class TrainedAccuracy:
     """Count the images that PyTorch classifies correctly, batch by batch.
 
     expected: the accuracy that the user expects, or None.
-    accuracy: knows which logits are right; None without labels or without PyTorch's logits.
+    right_of: returns for each image whether logits (B, C) are right, or None for an unlabelled image; None without data
+    or without PyTorch's logits.
     """
 
-    def __init__(self, expected: float | None, accuracy: Accuracy | MultiLabelAccuracy | None) -> None:
-        self._expected, self._accuracy = expected, accuracy
+    def __init__(self, expected: float | None, right_of: RightOf | None) -> None:
+        self._expected, self._right_of = expected, right_of
         self._right: list[bool | None] = []
         self._finding = ""
 
     def add(self, labels: Sequence[Label], trained: NDArray[Any]) -> None:
         """Add a batch of the data.  labels: as for the accuracy.  trained: (B, C), PyTorch's logits."""
-        if self._accuracy is not None:
-            self._right += self._accuracy.right(labels, trained)
+        if self._right_of is not None:
+            self._right += self._right_of(labels, trained)
 
     def try_others(self, reference: Reference, stream: ImageStream, on_progress: OnProgress = ignore) -> None:
         """Try other preprocessings, if the labelled images are enough to show that one is better.
@@ -99,7 +99,7 @@ class TrainedAccuracy:
         stream: the images of all batches that were added, in this order.
         """
         known = [place for place, right in enumerate(self._right) if right is not None]
-        if self._accuracy is None or not known or (self._expected is not None and not self._below()):
+        if self._right_of is None or not known or (self._expected is not None and not self._below()):
             return
         sample = [known[place] for place in evenly_spaced(len(known), _SAMPLE)]
         right = np.array([self._right[place] for place in sample], bool)
@@ -112,12 +112,12 @@ class TrainedAccuracy:
         corrected = []
         for number, other in enumerate(others):
             on_progress(Progress("other preprocessings", number, len(others)))
-            answers = _right_with(other, reference, stream, indices[first], self._accuracy)
+            answers = _right_with(other, reference, stream, indices[first], self._right_of)
             corrected.append(0.0 if answers is None else answers.mean())
-        most = sorted(range(len(others)), key=lambda number: -corrected[number])[:_MOST_TRIED]
+        tried = sorted(range(len(others)), key=lambda number: -corrected[number])[:_MAX_TRIED]
         better: list[tuple[float, str]] = []
-        for other in (others[number] for number in most if corrected[number] >= _SHARE_CORRECTED):
-            also = _right_with(other, reference, stream, indices, self._accuracy)
+        for other in (others[number] for number in tried if corrected[number] >= _SHARE_CORRECTED):
+            also = _right_with(other, reference, stream, indices, self._right_of)
             if also is None or also.sum() <= right.sum():
                 continue
             p = mcnemar(int((right & ~also).sum()), int((~right & also).sum()), tries=len(others))
@@ -169,7 +169,7 @@ def _right_with(
     reference: Reference,
     stream: ImageStream,
     indices: NDArray[Any],
-    accuracy: Accuracy | MultiLabelAccuracy,
+    right_of: RightOf,
 ) -> NDArray[Any] | None:
     """Return which images PyTorch classifies correctly; None if the preprocessing cannot resize an image."""
     right: list[bool | None] = []
@@ -182,5 +182,5 @@ def _right_with(
         tensors = other.image.tensor_from_pixels(pixels if other.colours is None else pixels[..., other.colours])
         with torch.inference_mode():
             logits = reference.model(torch.from_numpy(tensors)).numpy()
-        right += accuracy.right([stream.images.label(index) for index in part], logits)
+        right += right_of([stream.images.label(index) for index in part], logits)
     return np.array(right, bool)

@@ -44,83 +44,44 @@ PyTorch's logits of further inputs, and are skipped with the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.parity._accuracy import (
-    gate_of,
-)
+from gmmvit_deploy.parity._accuracy import AccuracyCheck, accuracy_of
+from gmmvit_deploy.parity._calibration import CalibrationCheck
 from gmmvit_deploy.parity._constants import check_constants
-from gmmvit_deploy.parity._numeric import check_stored
-from gmmvit_deploy.parity._preprocessing import Sample, samples_of
-from gmmvit_deploy.parity._quantised import QuantisedGraph
-from gmmvit_deploy.parity._tally import Tally, needs_model
+from gmmvit_deploy.parity._decisions import DecisionsCheck
+from gmmvit_deploy.parity._invariance import InvarianceCheck
+from gmmvit_deploy.parity._localize import LocalizeCheck
+from gmmvit_deploy.parity._numeric import NumericCheck, check_stored
+from gmmvit_deploy.parity._preprocessing import PreprocessingCheck
+from gmmvit_deploy.parity._runner_check import ParityRun, RunnerCheck, RunnerUnderTest
+from gmmvit_deploy.parity._served import ServedCheck
+from gmmvit_deploy.parity._stages import StagesCheck
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import skipped_check
-from gmmvit_deploy.parity.inputs import ImageStream, OnBroken, golden_batch, random_batch
-from gmmvit_deploy.parity.reference import Known, Reference, known_batch, why_no_model
-from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.parity.inputs import ImageStream, golden_batch, random_batch
+from gmmvit_deploy.parity.options import ParityOptions
+from gmmvit_deploy.parity.reference import Known, Reference, known_batch, samples_of, why_no_model
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
-from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.runner import Runner, judging
 
-__all__ = ["BATCH", "ParityOptions", "check_parity"]
+__all__ = ["ParityOptions", "check_parity"]
 
-BATCH = max(16, 2 * cores())
-"""The number of images in the batches that are judged beside single images, as `gmmvit optimize` times them. With fewer
-than two images a core, all cores share each image, as they share a single one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParityOptions:
-    """Options of a parity run.
-
-    data: the real images; None checks without real images.
-    limit: the number of images to use, spread evenly over the data; None uses all images.
-    on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
-    keep_decisions: the share of the images whose decision a runner must keep; None uses the precision's gate.
-    snr_db: the least signal-to-noise ratio of a runner's logits; None sets no gate.
-    least_cosine: the least cosine of an image's features, or of its logits if the bundle has no features beside them;
-    not centred. None sets no gate.
-    gate: the share of PyTorch's top-1 that the runner must reach; None uses MLPerf's gate for the runner's precision.
-    expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
-    other_preprocessings: False does not look for a preprocessing with which PyTorch is more accurate.
-    localize: True also measures the error of each block.
-    batch: each runner computes all inputs one by one, or in the smallest batches that it takes, and in batches of this
-    size. The worst result of a check counts.
-    """
-
-    data: Images | None = None
-    limit: int | None = None
-    on_broken: OnBroken = "fail"
-    gate: float | None = None
-    keep_decisions: float | None = None
-    snr_db: float | None = None
-    least_cosine: float | None = None
-    expected_accuracy: float | None = None
-    other_preprocessings: bool = True
-    localize: bool = False
-    batch: int = BATCH
-
-    def __post_init__(self) -> None:
-        gate_of("fp32", self.gate)
-        for option, share in (("keep-decisions", self.keep_decisions), ("expect-accuracy", self.expected_accuracy)):
-            # No number of images shows that all keep their decision.
-            if share is not None and not (0 < share < 1 or (share == 1 and option == "expect-accuracy")):
-                raise InputError(f"--{option}: expected a share of the images, such as 0.97, got {share}")
-        if self.snr_db is not None and not 0 < self.snr_db < 200:
-            raise InputError(f"--snr-db: expected dB, such as 20, got {self.snr_db}")
-        if self.least_cosine is not None and not 0 < self.least_cosine < 1:
-            raise InputError(f"--least-cosine: expected a cosine, such as 0.98, got {self.least_cosine}")
-        if self.on_broken not in ("fail", "skip"):
-            raise InputError(f"--on-broken: expected fail or skip, got {self.on_broken!r}")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"--limit: expected at least 1, got {self.limit}")
+CHECKS: tuple[type[RunnerCheck], ...] = (
+    NumericCheck,
+    DecisionsCheck,
+    AccuracyCheck,
+    StagesCheck,
+    InvarianceCheck,
+    CalibrationCheck,
+    PreprocessingCheck,
+    ServedCheck,
+    LocalizeCheck,
+)
+"""The checks of a runner, in the order of the report."""
 
 
 def check_parity(
@@ -144,10 +105,10 @@ def check_parity(
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
     with judging(runners):
-        return _report(bundle, runners, options or ParityOptions(), skipped, on_progress)
+        return _checked(bundle, runners, options or ParityOptions(), skipped, on_progress)
 
 
-def _report(
+def _checked(
     bundle: Bundle,
     runners: Sequence[Runner],
     options: ParityOptions,
@@ -156,18 +117,18 @@ def _report(
 ) -> ParityReport:
     why = why_no_model(bundle)
     reference = None if why else Reference(bundle)
-    graphs: dict[tuple[Path, Precision, bool], QuantisedGraph] = {}
-    tallies = [Tally(runner, options, reference, why, graphs) for runner in runners]
+    accuracy = None if reference is None else accuracy_of(bundle, options.data)
+    trained = TrainedAccuracy(options.expected_accuracy, None if accuracy is None else accuracy.right)
+    run = ParityRun(options=options, reference=reference, why_no_model=why, trained=trained, on_progress=on_progress)
+    tests = [RunnerUnderTest(runner, run, CHECKS) for runner in runners]
     golden, stored = golden_batch(bundle)
-    kept: dict[str, Known] = {}
     for name, batch in (("golden", golden), *(() if reference is None else (("random", random_batch(bundle)),))):
         on_progress(Progress(f"{name} inputs"))
-        kept[name] = Known(batch, stored, stored, None) if reference is None else known_batch(reference, batch)
-        for tally in tallies:
-            tally.add(name, kept[name], keep=True)
+        known = Known(batch, stored, stored, None) if reference is None else known_batch(reference, batch)
+        run.kept[name] = known
+        for tested in tests:
+            tested.add(name, known, real=False)
     stream: ImageStream | None = None
-    samples: list[Sample] = []
-    trained = TrainedAccuracy(options.expected_accuracy, tallies[0].accuracy)
     if reference is not None and options.data is not None:
         stream = ImageStream(
             bundle=bundle,
@@ -180,19 +141,18 @@ def _report(
             known = known_batch(reference, batch)
             trained.add(batch.labels, known.trained)
             on_progress(Progress(stream.images.name, stream.done, stream.count))
-            for tally in tallies:
-                tally.add(f"data: {stream.images.name}", known)
-        samples = samples_of(bundle, reference, stream)
+            for tested in tests:
+                tested.add(f"data: {stream.images.name}", known, real=True)
+        run.samples = samples_of(bundle, reference, stream)
         if options.other_preprocessings:
             trained.try_others(reference, stream, on_progress)
-    checked: dict[Path, list[str]] = {}
-    reports = [tally.report(kept, samples, trained, checked, on_progress) for tally in tallies]
+    reports = [_report(tested) for tested in tests]
     of_bundle = (
-        tuple(skipped_check(name, needs_model(why)) for name in ("constants", "reference"))
+        tuple(skipped_check(name, run.needs_model) for name in ("constants", "reference"))
         if reference is None
         else (
             check_constants(bundle, reference),
-            check_stored(stored, kept["golden"].trained, kept["golden"].exact),
+            check_stored(stored, run.kept["golden"].trained, run.kept["golden"].exact),
         )
     )
     return ParityReport(
@@ -202,4 +162,20 @@ def _report(
         checks=of_bundle,
         runners=tuple(reports),
         skipped=tuple(skipped),
+    )
+
+
+def _report(tested: RunnerUnderTest) -> RunnerReport:
+    """Judge the answers of a runner, and run the checks that send further batches to it."""
+    runner = tested.runner
+    checks = tuple(check.judge() for check in tested.checks)
+    tested.close()
+    batch = next(check for check in checks if check.name == DecisionsCheck.name).details.get("batch", tested.batches[0])
+    return RunnerReport(
+        runner=runner.name,
+        precision=runner.precision,
+        batches=tested.batches,
+        provenance=runner.provenance(),
+        checks=checks,
+        points=tested.check(DecisionsCheck).points(batch),
     )

@@ -9,8 +9,7 @@ from typing import Any
 from gmmvit_deploy.bundle.choices import Gate, GateKind, Measured
 from gmmvit_deploy.export.gates import kept_beside
 from gmmvit_deploy.intervals import share_interval
-from gmmvit_deploy.parity._accuracy import lower_ratio
-from gmmvit_deploy.parity._multi_label import accuracy_on
+from gmmvit_deploy.parity._accuracy import accuracy_of, lower_ratio
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.precision import SPECS
@@ -72,7 +71,9 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
 
 def wrong_labels_in(stream: ImageStream) -> str:
     """Return why the labels of images cannot judge an accuracy, by the answers of PyTorch alone, or ""."""
-    accuracy = accuracy_on(stream.images, stream.bundle.manifest)
+    accuracy = accuracy_of(stream.bundle, stream.images)
+    if accuracy is None:
+        return ""
     with EagerRunner(stream.bundle) as pytorch:
         for batch in stream:
             logits = pytorch.run(batch.inputs)

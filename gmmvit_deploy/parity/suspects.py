@@ -22,7 +22,7 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patch_order import flatten_channel_first
 from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
 from gmmvit_deploy.models.scores.attention import attention_scores
-from gmmvit_deploy.parity._preprocessing import bgr, normalisations
+from gmmvit_deploy.parity._image_mistakes import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import Role
 

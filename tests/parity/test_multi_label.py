@@ -11,9 +11,9 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.parity._accuracy import Accuracy, Classes
 from gmmvit_deploy.parity._decisions import Crossings
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
+from gmmvit_deploy.parity._single_label import Accuracy, Classes
 from gmmvit_deploy.tolerances import Limit
 
 LABELS = LabelSet(labels=("a", "b"), task="multi-label", thresholds=(0.5, 0.5))

@@ -10,7 +10,7 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.golden import GoldenSet
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.parity._preprocessing import pixel_mistakes
+from gmmvit_deploy.parity._image_mistakes import pixel_mistakes
 from tests.images.test_preprocess import encoded, photo
 
 STRETCH = ImageSpec(height=24, width=32, channels=3, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))

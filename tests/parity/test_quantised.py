@@ -25,11 +25,11 @@ from gmmvit_deploy.export._recipes import Recipe
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.parity._calibration import check_calibration
-from gmmvit_deploy.parity._preprocessing import Sample, check_preprocessing
+from gmmvit_deploy.parity._preprocessing import check_preprocessing
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.reference import Reference
+from gmmvit_deploy.parity.reference import Reference, Sample
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels import openvino_kernels
