@@ -17,7 +17,7 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 
-pytestmark = pytest.mark.server
+pytestmark = pytest.mark.integration
 _BACKEND = """import onnxruntime
 import triton_python_backend_utils as pb_utils
 
