@@ -97,7 +97,8 @@ def repository_from_bundle(
     """
     on_progress(Progress("check the graph"))
     options, said = resolved_options(bundle, options or RepositoryOptions())
-    runner, library = options.runner, None
+    runner = options.runner
+    library: Path | None = None
     if runner is None:
         source, target = _plan(bundle, engine, server), "model.plan"
     else:
