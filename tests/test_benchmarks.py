@@ -18,7 +18,7 @@ from benchmarks import trained_networks
 from benchmarks.before_after import Change
 from benchmarks.shared import interleaved, run_card
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
-from gmmvit_deploy.bench.statistics import Ratio
+from gmmvit_deploy.measure.statistics import Ratio
 from tests.documented import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -118,7 +118,7 @@ def test_a_problem_makes_a_run_invalid_also_without_times_and_an_error_writes_no
 def test_every_round_has_every_program_once_with_the_same_images_and_twins_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interleaved, "UNTIMED_S", 0.0)
+    monkeypatch.setattr(interleaved, "seconds_of_turn", lambda run: float(len(run())))
     names = ["a", "b", "a plain", "c"]
     seen: list[tuple[str, float]] = []
 
@@ -138,18 +138,6 @@ def test_every_round_has_every_program_once_with_the_same_images_and_twins_toget
         assert sorted(order) == sorted(names)
         assert abs(order.index("a") - order.index("a plain")) == 1
     assert {order[0] for order in rounds.values()} == set(names)
-
-
-def test_two_programs_lead_in_turn() -> None:
-    order: list[int] = []
-
-    def program(number: int) -> interleaved.Program:
-        return lambda images: order.append(number) or images + number  # type: ignore[func-returns-value]
-
-    times, logits = interleaved.time_in_turn(program(0), program(1), np.zeros((1, 2), np.float32), 2, 1)
-    assert order == [0, 1, 1, 1, 0, 0, 0, 0, 1, 1]  # once each, then two turns: one untimed run, one timed
-    assert times.shape == (2, 2)
-    assert [float(answer[0, 0]) for answer in logits] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
