@@ -14,7 +14,7 @@ part of a graph, the checkout runs the graph without them, as its users did.
 
 A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
 because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with
-bootstrap intervals. A program is as fast as before if after / before differs from 1 by at most 2 %, or by at most as
+their intervals. A program is as fast as before if after / before differs from 1 by at most 2 %, or by at most as
 much as control / before.
 
 The script stops if the logits of two processes differ by more than 1e-4 of the largest logit in float32, 2e-2 in bf16
@@ -37,16 +37,18 @@ import numpy as np
 
 from benchmarks.shared import run_card
 from benchmarks.shared.checkouts import Checkout, commit_of, opened_checkout
-from benchmarks.shared.interleaved import UNTIMED_S, repeats_of, turns
+from benchmarks.shared.interleaved import turns
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import FAMILIES, ROOT
 from benchmarks.shared.results import interval
-from gmmvit_deploy.bench.statistics import Ratio, ratio
+from gmmvit_deploy.measure.statistics import Ratio, ratio
+from gmmvit_deploy.measure.turns import UNTIMED_S
 
 BATCHES = (1, 64)
 RUNTIMES = ("onnxruntime", "openvino")
 BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
+_IMAGES_A_TURN = 32
 _CALIBRATION_IMAGES = 32
 MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
 """Precision → the largest allowed difference, divided by the largest logit.  A rounding may fall to the other side."""
@@ -137,7 +139,7 @@ def timed(
             logits: dict[str, np.ndarray] = {}
             for name, counts in turns(list(checkouts), rounds, generator, warm_ups=_WARM_UP_ROUNDS):
                 answer = checkouts[name].ask(
-                    "run", batch=batch, seed=load, repeats=repeats_of(batch), untimed_s=UNTIMED_S
+                    "run", batch=batch, seed=load, repeats=max(1, _IMAGES_A_TURN // batch), untimed_s=UNTIMED_S
                 )
                 logits[name] = np.asarray(answer["logits"])
                 if counts:

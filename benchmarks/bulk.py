@@ -34,7 +34,6 @@ from PIL import Image
 
 from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed, script_parser
-from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bulk.job import open_bulk_runner
 from gmmvit_deploy.bulk.pipeline import decoded_batches
 from gmmvit_deploy.bulk.run import classify_source
@@ -42,6 +41,7 @@ from gmmvit_deploy.bulk.source import Entry, open_source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.images.data.formats import digits
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.programs.cores import cores
 from tests.random_bundles import bundle_of, random_vit

@@ -31,7 +31,7 @@ from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import KEY
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
-from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.options import GatewaySettings

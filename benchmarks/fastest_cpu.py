@@ -20,7 +20,7 @@ result states the reason.
 
 Each of our programs is loaded three times, and every round runs a random copy, because the place of the weights in
 memory makes copies differ by up to 2 % in speed. A ratio is the median of the ratios within each round, with a
-bootstrap interval. The logits of every program are compared with the limits of parity (`gmmvit_deploy/tolerances.py`)
+interval. The logits of every program are compared with the limits of parity (`gmmvit_deploy/tolerances.py`)
 in the same run. Wrong logits of a program of ours stop the script. The straight programs and torch.compile are what
 users run without this project: if their logits are wrong, the result states it, and the program is not among the
 programs from which the best is chosen. *best_straight* is the fastest of these programs in the same precision with

@@ -28,9 +28,9 @@ from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, http_request, http_sender, message
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import ROOT
-from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.repository import repository_from_bundle

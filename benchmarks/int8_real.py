@@ -59,7 +59,6 @@ from benchmarks.shared.places import BENCHMARKS, ROOT
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.tables_int8 import int8_plot
 from benchmarks.shared.tools import why_failed
-from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY
@@ -69,6 +68,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.intervals import score_interval, share_interval
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.models.families import spec_to_json
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx

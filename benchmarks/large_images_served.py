@@ -33,8 +33,8 @@ from benchmarks.shared.interleaved import turns
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
 from gmmvit_deploy.bench.outputs import Expected
-from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle

@@ -9,7 +9,7 @@ For each runner and batch, the script loads both models and runs them in short t
 Then the script loads both models again, in another order; --loads is the number of loads. Loads are repeated because
 the place of the weights in memory changes the speed of a program by some percent, which is more than the cost of the
 mask. The ratio of a load is the median of the ratios of its turns. The result is the median of the loads' ratios, with
-a bootstrap interval over the loads. Each model has a result of its own. A result states the size of a system that is
+its interval over the loads. Each model has a result of its own. A result states the size of a system that is
 smaller than the system's preset.
 
 The logits of every program of every load are compared with the limits of parity (`gmmvit_deploy/tolerances.py`), and
@@ -21,6 +21,7 @@ wrong logits stop the script.
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,20 @@ import numpy as np
 
 from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import RUNNERS, cpu_program
-from benchmarks.shared.interleaved import Program, time_in_turn
+from benchmarks.shared.interleaved import Program
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
 from benchmarks.shared.side_by_side import BATCHES, Family, check_logits, checked
 from benchmarks.shared.systems import MEASURED, SYSTEMS
-from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.measure.statistics import ratio
+from gmmvit_deploy.measure.turns import seconds_in_turn
 
 MODELS = tuple(name for name in MEASURED if name not in SYSTEMS or SYSTEMS[name].plain is not None)
 """The names of the models that have a plain twin."""
-_TURNS = {1: (40, 4), 64: (6, 1)}
-"""Batch → (number of turns of each model in a load, number of timed runs in a turn)."""
+_TURNS = {1: 40, 64: 6}
+"""Batch → number of turns of each model in a load."""
+_TURN_S = 0.01
+"""The minimum seconds of each half of a turn."""
 
 
 def loaded_twins(family: Family, runner: str, generator: np.random.Generator) -> tuple[Program, Program]:
@@ -65,11 +69,12 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
     worst = {"off": 0.0, "limit": 0.0}
     for _ in range(loads):
         masked, plain = loaded_twins(family, runner, generator)
-        times, logits = time_in_turn(masked, plain, images, *_TURNS[batch])
-        distances = checked(family, {runner: logits[0], f"{runner} plain": logits[1]}, images)
+        runs = [partial(program, images) for program in (masked, plain)]
+        seconds = seconds_in_turn(runs, rounds=_TURNS[batch], turn_s=_TURN_S)
+        distances = checked(family, {runner: masked(images), f"{runner} plain": plain(images)}, images)
         worst = max(worst, *distances.values(), key=lambda answers: answers["off"])
-        loaded.append(float(np.median(times[0] / times[1])))
-        medians.append(float(np.median(times[0])))
+        loaded.append(ratio(*seconds).median)
+        medians.append(1e3 * float(np.median(seconds[0])))
     return {
         "median_ms": float(np.median(medians)),
         "over_plain": ratio(loaded, np.ones(loads)),

@@ -38,7 +38,7 @@ from benchmarks.shared import run_card
 from benchmarks.shared.interleaved import turns
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
-from gmmvit_deploy.bench.statistics import ratio
+from gmmvit_deploy.measure.statistics import ratio
 
 PLAIN = "plain"
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,6 +42,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.models import DIGITS_SPEC, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
@@ -56,7 +58,6 @@ IN_PROCESS, GRPC, EMPTY, SERVED, IMAGE = "in process", "gRPC", "no network", "se
 RUNTIMES = ("onnxruntime", "openvino")
 TARGET_MS = 0.5
 _INPUTS = 16
-_REST_S = 0.02
 
 
 def digits_bundle(folder: Path, kind: Kind) -> Bundle:
@@ -118,7 +119,7 @@ def measured(bundle: Bundle, kind: Kind, runtime: str, folder: Path, rounds: int
         parts: dict[str, list[dict[str, float]]] = {name: [] for name in models}
         largest = 0.0
         for name, timed in turns(list(steps), rounds, np.random.default_rng(0), warm_ups=2):
-            time.sleep(_REST_S)
+            settle(partial(steps[name], 0))
             before = timings_of(asked, models.get(name, ()))
             times, error = turn(steps[name], requests, expected)
             largest = max(largest, error)

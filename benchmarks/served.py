@@ -24,11 +24,11 @@ from typing import Any
 from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
-from gmmvit_deploy.bench.measure import Cell, Plan, measure, ratios
+from gmmvit_deploy.bench.cells import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
-from gmmvit_deploy.bench.statistics import Ratio
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.open import open_runners
@@ -59,11 +59,9 @@ def served(bundle: Bundle, runner: str, folder: Path, plan: Plan, *, searched: b
                 off, limit = cell.outputs.largest, cell.outputs.limit
                 raise SystemExit(f"{cell.name}: the logits differ by {off:.2g}, expected at most {limit:.2g}")
         row: dict[str, Any] = {"cells": [_described(cell) for cell in offline], "share_of_in_process": {}}
-        for cell, _, relative in ratios(offline):
+        for cell, first, _ in ratios(offline):
             protocol = cell.runner.partition(":")[0].removeprefix("triton-")
-            # The share of the throughput is the inverse of the ratio of times.
-            share = Ratio(median=1 / relative.median, low=1 / relative.high, high=1 / relative.low)
-            row["share_of_in_process"][protocol] = share
+            row["share_of_in_process"][protocol] = ratio(first.times, cell.times)
         if searched:
             row["arrivals"] = [
                 asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, most=cell.samples_per_second))

@@ -53,8 +53,8 @@ from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import HAS_BF16
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
-from gmmvit_deploy.bench.statistics import ENOUGH, ratio
 from gmmvit_deploy.bundle.artifacts import open_bundle
+from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank, ratio
 
 RUNTIMES = ("onnxruntime", "openvino")
 IN_BF16 = ("openvino:bf16",) if HAS_BF16 else ()
@@ -216,7 +216,8 @@ class Measurement:
                 with _alone(programs[name], "image", body):
                     latencies[name] += latencies_ms(address, body, rate=rate, requests=count, seed=number)
         rows = {
-            name: dict(zip(("p50_ms", "p99_ms"), _percentiles(times), strict=True)) for name, times in latencies.items()
+            name: {"p50_ms": nearest_rank(times, 0.5), "p99_ms": nearest_rank(times, 0.99)}
+            for name, times in latencies.items()
         }
         for name, row in rows.items():
             print(
@@ -292,10 +293,6 @@ def _compared(rates: Rates, peers: list[str], in_bf16: list[str]) -> dict[str, A
             if "optimized" in name and in_bf16:
                 rows[name]["over_bf16_peer"] = ratio(values, rates[in_bf16[0]])
     return {"best_peer": best, "programs": rows}
-
-
-def _percentiles(latencies: list[float]) -> list[float]:
-    return [float(value) for value in np.percentile(latencies, [50, 99], method="inverted_cdf")]
 
 
 def _show(title: str, compared: Mapping[str, Any]) -> None:

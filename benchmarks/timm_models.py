@@ -27,6 +27,7 @@ import copy
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,18 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shared import run_card
-from benchmarks.shared.interleaved import Program, time_in_turn
+from benchmarks.shared.interleaved import Program
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, network_of
-from gmmvit_deploy.bench.statistics import ratio
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.measure.statistics import ratio
+from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
@@ -60,8 +62,7 @@ from tests.uneven_attention import attention_effects
 
 MAX_BATCH = 8
 BATCHES = (1, 2, 3, MAX_BATCH)
-SPEED_BATCHES = {1: 4, 8: 1}
-"""Batch → timed runs of a program in each turn."""
+SPEED_BATCHES = (1, 8)
 LEAST_EFFECT = 100.0
 HALVES: tuple[Precision, ...] = ("fp16", "bf16")
 _STRAIGHT, _WEIGHTS, _BUNDLE = "straight.onnx", "weights.pth", "bundle"
@@ -188,9 +189,11 @@ def speed_of(exported: Exported, rounds: int) -> dict[str, Any]:
         "openvino+kernels" if kernels else "openvino": ours.run,
     }
     rows: dict[str, Any] = {}
-    for batch, repeats in SPEED_BATCHES.items():
+    for batch in SPEED_BATCHES:
         images = exported.images(batch, batch)
-        times, answers = time_in_turn(*programs.values(), images.numpy(), rounds, repeats)
+        runs = [partial(program, images.numpy()) for program in programs.values()]
+        seconds = seconds_in_turn(runs, rounds=rounds)
+        answers = [run() for run in runs]
         logits, exact = logits_of(exported.network, images)
         limit = limit_from_noise(noise_of(logits, exact)).largest
         offs = [distance(answer, exact) for answer in answers]
@@ -198,8 +201,8 @@ def speed_of(exported: Exported, rounds: int) -> dict[str, Any]:
             raise SystemExit(f"{exported.name}: the logits differ by {offs}, expected at most {limit:.2g}")
         rows[str(batch)] = {
             "programs": list(programs),
-            "median_ms": np.median(times, axis=1).tolist(),
-            "times_faster_than_straight_export": ratio(*times),
+            "median_ms": (1e3 * np.median(seconds, axis=1)).tolist(),
+            "times_faster_than_straight_export": ratio(*seconds),
             "off": offs,
             "limit": limit,
         }

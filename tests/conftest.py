@@ -29,6 +29,7 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.images.datasets import dataset
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.measure import turns
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.folding.fold import fold
@@ -39,7 +40,6 @@ from gmmvit_deploy.runtimes.engines.card import Engine
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
-from gmmvit_deploy.runtimes.programs import turns
 from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
@@ -125,7 +125,7 @@ def _fixed_seed() -> None:
 @pytest.fixture(autouse=True)
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests do not judge speed."""
-    for name, value in (("_SECONDS", 0), ("_LEAST_ROUNDS", 1), ("_TURN_S", 0)):
+    for name, value in (("_SECONDS", 0), ("_MIN_ROUNDS", 1)):
         monkeypatch.setattr(turns, name, value)
 
 

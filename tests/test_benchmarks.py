@@ -17,7 +17,7 @@ import pytest
 from benchmarks.before_after import Change
 from benchmarks.shared import interleaved, run_card
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
-from gmmvit_deploy.bench.statistics import Ratio
+from gmmvit_deploy.measure.statistics import Ratio
 from tests.documented import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -108,7 +108,7 @@ def test_a_problem_makes_a_run_invalid_also_without_times_and_an_error_writes_no
 def test_every_round_has_every_program_once_with_the_same_images_and_twins_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interleaved, "UNTIMED_S", 0.0)
+    monkeypatch.setattr(interleaved, "seconds_of_turn", lambda run: float(len(run())))
     names = ["a", "b", "a plain", "c"]
     seen: list[tuple[str, float]] = []
 

@@ -20,6 +20,7 @@ LIGHT = (
     "gmmvit_deploy.images.data",
     "gmmvit_deploy.runtimes.engines",
     "gmmvit_deploy.graphs",
+    "gmmvit_deploy.measure",
     "gmmvit_deploy.runtimes.kernels",
     "gmmvit_deploy.runtimes.runners",
     "gmmvit_deploy.runtimes.programs",

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
-from gmmvit_deploy.bench.statistics import Ratio
+from gmmvit_deploy.measure.statistics import Ratio
 
 __all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of", "table"]
 

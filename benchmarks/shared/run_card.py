@@ -18,8 +18,8 @@ from typing import Any
 
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
-from gmmvit_deploy.bench.statistics import Ratio
 from gmmvit_deploy.bundle.artifacts import tool_versions
+from gmmvit_deploy.measure.statistics import Ratio
 
 __all__ = ["unsteady", "written"]
 

@@ -102,7 +102,7 @@ def bench(
             hint="type --data digits, --data cifar10:PATH, --data folder:PATH or --synthetic",
         )
     with progress("bench") as on_progress:
-        from gmmvit_deploy.bench.measure import Plan
+        from gmmvit_deploy.bench.cells import Plan
         from gmmvit_deploy.bench.page import write_page
         from gmmvit_deploy.bench.run import BenchOptions, bench
         from gmmvit_deploy.bundle.artifacts import open_bundle

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gmmvit_deploy.bench.report import FORMAT
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.measure.statistics import ratio_of_medians
 
 __all__ = ["Comparison", "Row", "compare", "open_result"]
-
-_DRAWS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +21,7 @@ class Row:
 
     a_ms, b_ms: the median times in A and B, in milliseconds.
     change: the time in B divided by the time in A.
-    low, high: the ends of the change's 95 % bootstrap interval. The change is certain if the interval excludes 1.
+    low, high: the ends of the change's 95 % interval (`ratio_of_medians`). The change is certain if it excludes 1.
     """
 
     runner: str
@@ -134,21 +131,16 @@ def _reasons_against(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _row(a: Mapping[str, Any], b: Mapping[str, Any]) -> Row:
-    generator = np.random.default_rng(0)
-    drawn = [
-        np.median(generator.choice(np.asarray(cell["round_ms"]), (_DRAWS, len(cell["round_ms"]))), axis=1)
-        for cell in (a, b)
-    ]
-    low, high = np.percentile(drawn[1] / drawn[0], [2.5, 97.5])
+    change = ratio_of_medians(b["round_ms"], a["round_ms"])
     return Row(
         runner=a["runner"],
         scenario=a["scenario"],
         batch=a["batch"],
         a_ms=a["median_ms"],
         b_ms=b["median_ms"],
-        change=b["median_ms"] / a["median_ms"],
-        low=float(low),
-        high=float(high),
+        change=change.median,
+        low=change.low,
+        high=change.high,
     )
 
 

@@ -216,7 +216,7 @@ def _state(state: Mapping[str, Any]) -> str:
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
     """Format a percentile of a cell: the latency in milliseconds, or the number of queries that are missing for it.
 
-    cell: the JSON of a `measure.Cell`.  name: the name of the percentile, such as ``p99``.
+    cell: the JSON of a `bench.cells.Cell`.  name: the name of the percentile, such as ``p99``.
     """
     percentile = cell["percentiles"].get(name)
     if percentile is None:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from gmmvit_deploy.bench.cells import Cell, ratios
 from gmmvit_deploy.bench.machine import MachineState
-from gmmvit_deploy.bench.measure import Cell, ratios
 from gmmvit_deploy.bench.roofline import NetworkWork, Roofline
 from gmmvit_deploy.bench.served_load import LoadSearch
-from gmmvit_deploy.bench.statistics import ENOUGH
 from gmmvit_deploy.bench.waterfall import Step
+from gmmvit_deploy.measure.statistics import ENOUGH
 from gmmvit_deploy.reports.reporting import plain
 
 __all__ = ["FORMAT", "MOST_SPREAD", "BenchReport", "Share", "machine_reasons", "reasons_against"]

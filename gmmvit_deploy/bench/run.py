@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.bench.cells import Plan, measure
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
-from gmmvit_deploy.bench.measure import Plan, measure
 from gmmvit_deploy.bench.outputs import Expected, stored_inputs
 from gmmvit_deploy.bench.report import BenchReport
 from gmmvit_deploy.bench.roofline import measured_rooflines, network_work

@@ -1,6 +1,6 @@
 """Search the highest rate of random arrivals at which the p99 latency stays within a bound.
 
-The arrivals follow LoadGen's Server scenario (`bench._loadgen`).
+The arrivals follow LoadGen's Server scenario (`measure.load`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench._loadgen import Work, drive
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
-from gmmvit_deploy.bench.statistics import ENOUGH
+from gmmvit_deploy.measure.load import Work, drive
+from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
@@ -71,7 +70,7 @@ def search_rate(
 
     If the p99 latency of a rate exceeds the bound, the rate is tried again, and two of three trials decide. If a single
     trial decided, a short pause of the machine could raise the p99 latency, and the search would exclude all higher
-    rates. Every trial sends at least the minimum number of queries for a p99 (`bench.statistics`).
+    rates. Every trial sends at least the minimum number of queries for a p99 (`measure.statistics`).
 
     inputs: the inputs (N, …) from which samples are drawn.  expected: the expected logits of the inputs.
     bound_ms: the bound of the p99 latency.
@@ -101,7 +100,7 @@ def search_rate(
             ),
         )
         answers.add(run.indices, run.outputs)
-        p50, p99 = (float(value) for value in np.percentile(run.latencies_ms, [50, 99], method="inverted_cdf"))
+        p50, p99 = (nearest_rank(run.latencies_ms, share) for share in (0.5, 0.99))
         queries = len(run.latencies_ms)
         points.append(LoadPoint(rate=rate, queries=queries, p50_ms=p50, p99_ms=p99, holds=p99 <= bound_ms))
         return points[-1]

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench._loadgen import Work, drive
 from gmmvit_deploy.bench.machine import MachineState, describe_machine, machine_state
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
@@ -27,6 +26,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import require_free
+from gmmvit_deploy.measure.load import Work, drive
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reports.reporting import described_bundle, plain

@@ -10,19 +10,19 @@ transport, is called ``unexplained``. Behind a gateway that does not offer stati
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench._loadgen import Program, Work, drive
-from gmmvit_deploy.bench.measure import REST_S
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.measure.load import Program, Work, drive
+from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.runtimes.programs.triton import ServerTimings
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
@@ -119,8 +119,7 @@ class _Program:
         self._parts: list[dict[str, float]] = []
 
     def turn(self, number: int) -> None:
-        time.sleep(REST_S)
-        self._run(self._inputs[:1])
+        settle(partial(self._run, self._inputs[:1]))
         before = self._timings()
         work = Work(
             scenario="SingleStream",

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
+from gmmvit_deploy.measure.statistics import Ratio
 from gmmvit_deploy.precision import precision_from
 from gmmvit_deploy.runner_name import RunnerName
 
@@ -65,6 +66,10 @@ class Measured:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, ratio: Ratio) -> Measured:
+        return cls(value=ratio.median, low=ratio.low, high=ratio.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bench import page as bench_page
-from gmmvit_deploy.bench.measure import Plan
+from gmmvit_deploy.bench.cells import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant

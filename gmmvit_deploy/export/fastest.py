@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -13,9 +12,10 @@ import numpy as np
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured, write_choice
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.graphs.weights import files_of
+from gmmvit_deploy.measure.statistics import ratio
+from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.runtimes.programs.turns import ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS
 from gmmvit_deploy.runtimes.runners.open import proof_programs
@@ -61,7 +61,7 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
                 runner=RunnerName.parse(names[number]),
                 graph_sha256=graph.sha256,
                 passed=True,
-                speed=_measured(seconds[0], seconds[number]),
+                speed=Measured.of(ratio(seconds[0], seconds[number])),
             )
             for number in np.argsort(np.median(seconds, axis=1))
         ),
@@ -70,8 +70,3 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
     )
     write_choice(bundle.path, choice)
     return choice
-
-
-def _measured(base: Sequence[float], other: Sequence[float]) -> Measured:
-    ratio = ratio_of(base, other)
-    return Measured(value=ratio.median, low=ratio.low, high=ratio.high)

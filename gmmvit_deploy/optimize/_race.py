@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.choices import Candidate, Measured
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
+from gmmvit_deploy.measure.statistics import ROUNDS_OF_PROOF, ratio
+from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
 from gmmvit_deploy.parity.judgement import Judgement
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runner_name import Form, RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
-from gmmvit_deploy.runtimes.programs.turns import ROUNDS_OF_PROOF, ratio_of, seconds_in_turn
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
 __all__ = ["Race"]
@@ -163,8 +164,7 @@ class Race:
 
     def _ratio(self, program: RunnerName, rival: RunnerName) -> Measured:
         seconds = self._rounds(program)
-        ratio = ratio_of(seconds[rival], seconds[program])
-        return Measured(value=ratio.median, low=ratio.low, high=ratio.high)
+        return Measured.of(ratio(seconds[rival], seconds[program]))
 
     def _clearly_faster(self, program: RunnerName, rival: RunnerName) -> bool:
         enough = len(self._rounds(program)[program]) >= ROUNDS_OF_PROOF

@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bench import served_load
+from gmmvit_deploy.bench.cells import Plan, measure, ratios
 from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
-from gmmvit_deploy.bench.measure import Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.page import page_of, write_page
 from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_against

@@ -6,17 +6,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.measure.turns import seconds_in_turn, time_ratio
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.openvino import read_graph
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
-from gmmvit_deploy.runtimes.programs.turns import time_ratio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["projection_gains", "relative_time"]
 
-_SECONDS = 3.0
-_LEAST_ROUNDS = 7
+_TIMES = 2
+"""The profile of single kernels takes so many times as long as the ratio of two programs."""
 
 
 def relative_time(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> float:
@@ -52,11 +51,7 @@ def projection_gains(
     projections: nodes of the float32 graph.  batch, errors: as in `relative_time`.
     """
     graphs = [_Profiled(proto, batch) for proto in (plain, quantized)]
-    rounds, end = 0, perf_counter() + _SECONDS
-    while rounds < _LEAST_ROUNDS or perf_counter() < end:
-        for graph in graphs:
-            graph.run()
-        rounds += 1
+    seconds_in_turn([graph.run for graph in graphs], times=_TIMES)
     wiring = Wiring(plain.graph)
     owners: dict[str, str] = {}
     for node in projections:
@@ -98,7 +93,6 @@ class _Profiled:
             self._compiled = openvino.Core().compile_model(model, "CPU", settings)
         self._request, self._batch = self._compiled.create_infer_request(), batch
         self._times: dict[str, list[float]] = {}
-        self._request.infer({0: batch})
 
     def run(self) -> None:
         self._request.infer({0: self._batch})

@@ -8,7 +8,7 @@ name:
     inspectable    the graph that runs, with readable inner tensors      parity.localize
     server         the models of a server, and the connection to it      parity.served, bench.waterfall
     provenance     hashes, versions and settings of the program          reports, run cards
-    callers        number of calls that run in parallel                  bench.measure
+    callers        number of calls that run in parallel                  bench.cells
 """
 
 from __future__ import annotations

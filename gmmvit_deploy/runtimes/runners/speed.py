@@ -1,12 +1,13 @@
 """Measure whether this machine's CPU computes a precision of a bundle faster than float32.
 
 No flag of the processor says so: CPUs with instructions for bf16 can compute a network more slowly in bf16 than in
-float32. The graphs of both precisions are timed in turn (`programs.turns`).
+float32. The graphs of both precisions are timed in turn (`measure.turns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ import numpy as np
 
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import MissingDependencyError, RunnerUnavailableError
+from gmmvit_deploy.measure.turns import time_ratio
 from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name
 from gmmvit_deploy.runtimes.programs.memory import release_memory
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
-from gmmvit_deploy.runtimes.programs.turns import time_ratio
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def measured_speed(bundle: Bundle, variant: Variant) -> dict[str, Any]:
 
     variant: a graph of the bundle for CPUs, not in fp32, with its record. Wrong runners are not timed.
     Returns ``cpu``, the processor; ``cores``, their number; and ``times_as_fast``: runner → batch → the ratio and both
-    ends of its interval (`programs.turns`), without the runtimes that do not compute in this precision here.
+    ends of its interval (`measure.statistics`), without the runtimes that do not compute in this precision here.
     Errors: BundleError when a runtime cannot load a graph.
     """
     plain, narrow = proof_programs(bundle, open_variant(bundle, "fp32")), proof_programs(bundle, variant)
@@ -48,17 +49,17 @@ def measured_speed(bundle: Bundle, variant: Variant) -> dict[str, Any]:
         del narrow[name]
     inputs, _ = bundle.golden_rows()
     batches = sorted({min(batch, bundle.manifest.max_batch) for batch in _BATCHES})
-    ratios = {}
+    ratios: dict[str, dict[str, list[float]]] = {}
     for names in _RUNTIMES:
         if names[-1] == "openvino" and why_no_openvino(variant.precision, dynamic=variant.dynamic):
             continue
         runner, base = _first(narrow, names), _first(plain, names)
         if runner is not None and base is not None:
-            sized = {size: np.resize(inputs, (size, *inputs.shape[1:])) for size in batches}
-            ratios[runner.name] = {
-                str(size): [round(end, 3) for end in time_ratio(partial(base.run, rows), partial(runner.run, rows))]
-                for size, rows in sized.items()
-            }
+            ratios[runner.name] = {}
+            for size in batches:
+                rows = np.resize(inputs, (size, *inputs.shape[1:]))
+                speed = time_ratio(partial(base.run, rows), partial(runner.run, rows))
+                ratios[runner.name][str(size)] = [round(end, 3) for end in astuple(speed)]
         del runner, base
         release_memory()
     return {"cpu": cpu_name(), "cores": cores(), "times_as_fast": ratios}

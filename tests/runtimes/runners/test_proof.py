@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmmvit_deploy.bench.measure import Plan
+from gmmvit_deploy.bench.cells import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError

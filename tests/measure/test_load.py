@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench._loadgen import ScenarioName, Work, drive
-from gmmvit_deploy.bench.statistics import ENOUGH, percentiles, ratio, spread
+from gmmvit_deploy.measure.load import ScenarioName, Work, drive
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(40, 1)
 
@@ -96,25 +95,3 @@ def test_an_audit_file_that_lies_about_is_not_read(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     assert len(drive(doubled, Work(scenario="SingleStream", inputs=INPUTS, queries=10)).latencies_ms) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["audit.config"]  # and nothing is left there
-
-
-def test_percentiles_are_quoted_on_enough_queries_only() -> None:
-    assert (ENOUGH[0.9], ENOUGH[0.99], ENOUGH[0.999]) == (64, 662, 6636)
-    for share, enough in ENOUGH.items():
-        few, many = (
-            next(percentile for percentile in percentiles(np.arange(1.0, count + 1)) if percentile.share == share)
-            for count in (enough - 1, enough)
-        )
-        assert (few.value, few.missing) == (None, 1)
-        assert (many.value, many.missing) == (np.ceil(share * enough), 0)
-    assert [percentile.name for percentile in percentiles(np.ones(1))] == ["p50", "p90", "p99", "p99.9"]
-
-
-def test_ratios_are_taken_within_rounds() -> None:
-    drifting = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    relative = ratio(list(1.5 * drifting), list(drifting))
-    assert relative.median == relative.low == relative.high == 1.5
-    with pytest.raises(ValueError, match="expected the same number of rounds"):
-        ratio([1.0], [1.0, 2.0])
-    assert spread([1.0, 1.0, 1.0]) == 0
-    assert spread([1.0, 2.0, 3.0]) == 0.5

@@ -10,23 +10,23 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench._loadgen import ScenarioName, Work, drive
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
-from gmmvit_deploy.bench.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
+from gmmvit_deploy.measure.load import ScenarioName, Work, drive
+from gmmvit_deploy.measure.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
+from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
-__all__ = ["REST_S", "Cell", "Plan", "measure", "ratios"]
+__all__ = ["Cell", "Plan", "measure", "ratios"]
 
 _WARM_UPS = 3
-REST_S = 0.03
-"""The pause between two turns, in seconds."""
 _LEAST = ENOUGH[0.9]  # minimum number of queries of a `Cell`: as many as a p90 needs
 _MOST_CALLERS = 4
 
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cell:
-    """The measurements of a runner in a scenario of LoadGen (`bench._loadgen`) with a batch size.
+    """The measurements of a runner in a scenario of LoadGen (`measure.load`) with a batch size.
 
     outputs: the check of the runner's answers.
     rounds: for each round, the latencies of the queries in milliseconds.
@@ -184,11 +184,8 @@ class _Turn:
 
     def take(self, number: int) -> None:
         work = self._work
-        # Threads of the previous runner spin for some milliseconds. Without the pause, these threads would slow this
-        # turn down, by up to half the time of a batch of 1. The untimed run fills caches and wakes this runner's
-        # threads.
-        time.sleep(REST_S)
-        self._runner.run(work.inputs[: work.batch])
+        # The threads of the runner before would slow this turn down, by up to half the time of a batch of 1.
+        settle(partial(self._runner.run, work.inputs[: work.batch]))
         # All runners of a round get the same samples; the samples differ between rounds.
         run = drive(self._runner.run, replace(work, seed=work.seed + number))
         self._runs.append((run.latencies_ms, run.seconds, len(run.indices)))

@@ -1,0 +1,6 @@
+"""How fast is a program?  Every command that times one asks this package, which knows no runtime.
+
+turns        run programs in turn, and return the seconds of each in each round
+statistics   the ratio of two programs with its interval, percentiles, the spread of rounds
+load         send queries as MLPerf's LoadGen does, and return the latency of each
+"""

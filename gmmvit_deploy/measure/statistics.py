@@ -1,0 +1,137 @@
+"""Statistics of measured times: ratios with an interval, percentiles that require enough queries, spreads.
+
+    ratio     median over the rounds of (time of a program / time of another program in the same round)
+    interval  [x(k+1), x(n−k)] of the n sorted ratios x(1) … x(n), with the largest k for which 2 P(X ≤ k) ≤ 5 %,
+              X ~ Binomial(n, 1/2)
+    spread    (75th percentile − 25th percentile of the rounds' medians) / median of the rounds' medians
+    minimum number of queries for a percentile: p90 64, p99 662, p99.9 6,636
+
+The interval is that of the sign test: it contains the true median with a confidence of 95 %, whatever the distribution
+(W. R. Thompson, "On Confidence Ranges for the Median", Annals of Mathematical Statistics 7, 1936). Fewer than six
+rounds have no such interval: it then spans all ratios.
+
+The minimum numbers of queries follow from MLPerf Inference's rules on early stopping. If a single query of so many
+queries is slower than a latency, the percentile lies below this latency with 99 % confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "ENOUGH",
+    "ROUNDS_OF_PROOF",
+    "Percentile",
+    "Ratio",
+    "nearest_rank",
+    "percentiles",
+    "ratio",
+    "ratio_of_medians",
+    "spread",
+]
+
+ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
+"""Percentile as a share → minimum number of queries for this percentile."""
+ROUNDS_OF_PROOF = 6
+"""The minimum number of rounds for an interval of 95 %: 2 · (1/2)^6 < 5 % < 2 · (1/2)^5."""
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentile:
+    """A percentile of latencies.
+
+    share: the percentile as a share, such as 0.99.
+    value: the latency, in the unit of the latencies; None if there are too few queries.
+    missing: the number of additional queries that a value needs; 0 if there is a value.
+    """
+
+    share: float
+    value: float | None
+    missing: int
+
+    @property
+    def name(self) -> str:
+        """The name of the percentile, such as ``p99.9``."""
+        return f"p{self.share * 100:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """A median of ratios.  low, high: the ends of its 95 % interval, or of all ratios if there are too few."""
+
+    median: float
+    low: float
+    high: float
+
+
+def ratio(above: Sequence[float] | NDArray[Any], below: Sequence[float] | NDArray[Any]) -> Ratio:
+    """Return the ratio ``above`` / ``below`` of values that were measured in the same rounds.
+
+    above, below: the times or rates of two programs in each round.
+    Errors: ValueError when ``above`` and ``below`` have different lengths, or are empty.
+    """
+    if len(above) != len(below) or not len(above):
+        raise ValueError(
+            f"expected the same number of rounds, at least 1, for both programs, got {len(above)} and {len(below)}"
+        )
+    ratios = np.asarray(above) / np.asarray(below)
+    low, high = _interval(ratios, _CONFIDENCE)
+    return Ratio(median=float(np.median(ratios)), low=low, high=high)
+
+
+def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Ratio:
+    """Return median of ``above`` / median of ``below``, of rounds that were measured at different times.
+
+    Such rounds are no pairs, so the interval divides opposite ends of the intervals of both medians. Each has the
+    confidence √0.95, so both contain their medians with 95 %. This needs seven rounds of each; if there are fewer, the
+    interval spans all ratios of two rounds.
+    """
+    (above_low, above_high), (below_low, below_high) = (
+        _interval(values, math.sqrt(_CONFIDENCE)) for values in (above, below)
+    )
+    return Ratio(
+        median=float(np.median(above) / np.median(below)), low=above_low / below_high, high=above_high / below_low
+    )
+
+
+def nearest_rank(latencies: Sequence[float] | NDArray[Any], share: float) -> float:
+    """Return a percentile by the nearest-rank method: it is one of the latencies.  share: such as 0.99."""
+    return float(np.quantile(latencies, share, method="inverted_cdf"))
+
+
+def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
+    """Return the percentiles of a run's latencies, by the nearest-rank method."""
+    count = len(latencies)
+    return tuple(
+        Percentile(
+            share=share,
+            value=nearest_rank(latencies, share) if count >= enough else None,
+            missing=max(0, enough - count),
+        )
+        for share, enough in ENOUGH.items()
+    )
+
+
+def spread(medians: Sequence[float]) -> float:
+    """Return the interquartile range of ``medians`` divided by the median of ``medians``.
+
+    medians: the median latency of each round.
+    """
+    low, middle, high = np.percentile(medians, [25, 50, 75])
+    return float((high - low) / middle)
+
+
+def _interval(values: Sequence[float] | NDArray[Any], confidence: float) -> tuple[float, float]:
+    """Return both ends of the sign test's interval of the median."""
+    ordered, count = np.sort(values), len(values)
+    outside, tail = 0, 1  # values that lie outside at each end; of the 2^count outcomes, those with so few signs
+    while 2 * (tail := tail + math.comb(count, outside + 1)) / 2**count <= 1 - confidence:
+        outside += 1
+    return float(ordered[outside]), float(ordered[-1 - outside])
