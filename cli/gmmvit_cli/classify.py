@@ -138,9 +138,9 @@ def classify(
     """
     if typed(context, _BULK, "accept_broken"):
         if source is None or folder is None or bundle is None:
-            missing = "--from" if source is None else "--to" if folder is None else "--bundle"
+            option = "--from" if source is None else "--to" if folder is None else "--bundle"
             raise InputError(
-                f"--from, --to and --bundle go together; {missing} is missing",
+                f"--from, --to and --bundle go together; {option} is missing",
                 hint="type gmmvit classify --bundle BUNDLE --from SOURCE --to FOLDER",
             )
         unfit = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
