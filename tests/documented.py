@@ -155,7 +155,7 @@ def _skeleton(line: str) -> str:
     """Return a line without the parts that vary: numbers, hashes, which inputs differ most, widths of columns."""
     line = re.sub(r"\b[0-9a-f]{64}\b", "#", line)
     # The inputs that differ most are others on other machines.
-    line = re.sub(r"\b(?:reference inputs|random|data: [a-z ]+): at most", "at most", line)
+    line = re.sub(r"\b(?:reference inputs|random|data: [a-z ]+)(?:, batch \d+)?: at most", "at most", line)
     line = re.sub(r"[-+±]?\d[\d,]*(?:\.\d+)*(?:e[-+]?\d+)?", "#", line)
     return " ".join(re.sub(r"─+", "─", line).split())
 

@@ -37,10 +37,10 @@ from gmmvit_deploy.runtimes.engines import compatibility
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
-from gmmvit_deploy.serving import model_configs
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
 from gmmvit_deploy.serving.gateway.service import _STOP_S
+from gmmvit_deploy.serving.names import Backend
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.conftest import GOLDEN
 from tests.documented import (
@@ -303,7 +303,7 @@ def test_data_is_that_of_the_program() -> None:
 
 
 def test_backends_and_flavors_are_those_of_the_program() -> None:
-    assert set(first_column("jobs/serve.md", "`--backend`")) == set(get_args(model_configs.Backend))
+    assert set(first_column("jobs/serve.md", "`--backend`")) == set(get_args(Backend))
     assert set(first_column("jobs/build.md", "`--flavor`")) == {*FLAVORS, "auto"}
 
 

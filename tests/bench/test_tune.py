@@ -81,8 +81,10 @@ def test_our_kernels_behind_triton_give_the_models_answers(
         assert runner.precision == precision
         assert runner.settings["runner"] == repository.runner == str(options.runner)
         report = check_parity(precise_bundle, [runner])
-        if precision != "int8" or not int8_saturates():
+        if precision == "fp32":
             assert report.passed, report.failures()
+        elif not int8_saturates():
+            assert not report.failed, report.failures()  # undecided: no images judge int8
         assert runner.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
     assert any("attention is computed by our own kernel" in line for line in log) == here
     if here:

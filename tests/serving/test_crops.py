@@ -126,10 +126,9 @@ def test_server_preprocesses_images_for_a_network_that_is_not_square(server: Tri
 
 
 @pytest.mark.parametrize("input_kind", ["pixels", "tensor"])
-def test_configurations_of_a_network_that_is_not_square(input_kind: Any, bundles: dict[str, Bundle]) -> None:
-    bundle = wide(bundles["center"], WIDE)
-    bundle = replace(bundle, manifest=replace(bundle.manifest, input_kind=input_kind))
-    configs = model_configs(bundle, RepositoryOptions())
+def test_configurations_of_a_network_that_is_not_square(input_kind: str, tmp_path: Path) -> None:
+    bundle = wide(exported(tmp_path, 3, input_kind=input_kind), WIDE)
+    configs = model_configs(bundle, RepositoryOptions(runner=RunnerName("openvino")))
     shape = [20, 33, 3] if input_kind == "pixels" else [3, 20, 33]
     assert list(configs["gmmvit_network"].input[0].dims) == shape
     assert list(configs["gmmvit_preprocess"].output[0].dims) == shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from gmmvit_deploy.errors import RepositoryError, ServerError
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 
@@ -36,19 +39,24 @@ class TritonPythonModel:
 """Runs a graph as Triton's ONNX Runtime backend does, which the server of the wheel lacks."""
 
 
-def served(repository: Path) -> TritonServer:
-    return TritonServer(repository, options=ServerOptions(**FREE_PORTS))
+def served(repository: Path, limits: Mapping[str, Mapping[str, float]]) -> TritonServer:
+    """Return a server that compares the network, although the configuration states a backend that compares itself."""
+    server = TritonServer(repository, options=ServerOptions(**FREE_PORTS))
+    server.models = replace(server.models, limits=limits)
+    return server
 
 
-def repository_of(bundle: Bundle, folder: Path) -> Path:
-    """Write a repository for the ONNX Runtime backend; return the folder of its network's files."""
+def repository_of(bundle: Bundle, folder: Path) -> Mapping[str, Mapping[str, float]]:
+    """Write a repository for the ONNX Runtime backend, run by `_BACKEND`; return the limits that it states."""
     repository_from_bundle(bundle, folder, RepositoryOptions(backend="onnxruntime"))
+    limits = read_models(folder).limits
+    assert list(limits) == ["gmmvit_network"]
     config = folder / "gmmvit_network" / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
     assert 'backend: "onnxruntime"' in text
     config.write_text(text.replace('backend: "onnxruntime"', 'backend: "python"'), encoding="utf-8")
     (folder / "gmmvit_network" / "1" / "model.py").write_text(_BACKEND, encoding="utf-8")
-    return folder / "gmmvit_network" / "1"
+    return limits
 
 
 def change_head(graph: Path) -> None:
@@ -60,8 +68,9 @@ def change_head(graph: Path) -> None:
 
 
 def test_a_wrong_network_ends_the_start(bundle: Bundle, tmp_path: Path) -> None:
-    files = repository_of(bundle, tmp_path / "models")
-    with served(tmp_path / "models") as server, TritonRunner(bundle, server.grpc_url) as runner:
+    repository = tmp_path / "models"
+    limits, files = repository_of(bundle, repository), repository / "gmmvit_network" / "1"
+    with served(repository, limits) as server, TritonRunner(bundle, server.grpc_url) as runner:
         runner.run(bundle.golden()[0])
     change_head(files / "model.onnx")
     with pytest.raises(
@@ -69,9 +78,9 @@ def test_a_wrong_network_ends_the_start(bundle: Bundle, tmp_path: Path) -> None:
         match=r"gmmvit_network is wrong on this server: on the reference inputs, in a batch of 1, the logits differ "
         r"from PyTorch's by 0\.01; expected at most ",
     ) as error:
-        served(tmp_path / "models").start()
+        served(repository, limits).start()
     assert "type --runner with another runner" in error.value.hint
     (files / GOLDEN_FILE).unlink()
     with pytest.raises(RepositoryError, match="expected the reference outputs of gmmvit_network") as missing:
-        served(tmp_path / "models").start()
+        served(repository, limits).start()
     assert "type gmmvit repository BUNDLE" in missing.value.hint

@@ -220,17 +220,28 @@ def test_a_file_without_a_class(model: str, own_bundle: OwnBundle, tmp_path: Pat
     assert "type --model mine.py:CLASS" in refused(answer, "expected FILE.py:CLASS")
 
 
+UNKNOWN_OPERATOR = """
+class Bounded(Net):
+    def forward(self, x):
+        return super().forward(x.tanh())
+"""
+
+
 @pytest.mark.nightly
-def test_an_operator_without_a_known_role_keeps_the_class_in_float32(own_bundle: OwnBundle, tmp_path: Path) -> None:
-    checkpoint = own_bundle.source.with_name("net.pth")
-    options = ("--model", own_bundle.model, "--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
-    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", *options, "--precision", "fp16")
-    words = refused(answer, "fp16 needs a known role for each operator; node network.blocks.0.norm/", "runs in fp32")
-    assert "operators of this model without a known role: " in words
-    assert list(tmp_path.iterdir()) == []
-    answer = gmmvit_here("convert", own_bundle.bundle.path, "--precision", "fp16", "--model", own_bundle.model)
+def test_an_operator_without_a_known_role_keeps_the_class_in_float32(tmp_path: Path) -> None:
+    source = own_file(tmp_path, UNKNOWN_OPERATOR)
+    save_weights(source, tmp_path / "net.pth", cls="Bounded", **ARGUMENTS)
+    model = ("--model", f"{source}:Bounded")
+    words = ("export", tmp_path / "net.pth", *model, "--model-args", json.dumps(ARGUMENTS), *IMAGE, "--input", "tensor")
+    answer = gmmvit_here(*words, "-o", tmp_path / "b", "--precision", "fp16")
+    lines = refused(answer, "fp16 needs a known role for each operator; node network/Tanh has none", "runs in fp32")
+    assert "operators of this model without a known role: Tanh" in lines
+    assert not (tmp_path / "b").exists()
+    answer = gmmvit_here(*words, "-o", tmp_path / "b")
+    assert answer.status == 0, answer
+    answer = gmmvit_here("convert", tmp_path / "b", "--precision", "fp16", *model)
     refused(answer, "fp16 needs a known role for each operator")
-    assert not (own_bundle.bundle.path / "model.fp16.onnx").exists()
+    assert not (tmp_path / "b" / "model.fp16.onnx").exists()
 
 
 def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBundle, tmp_path: Path) -> None:
