@@ -176,7 +176,7 @@ def test_the_hint_works_when_it_is_followed(name: str, tmp_path: Path, monkeypat
         load_checkpoint(path, LoadHints(**case.options, **settings_from(settings)))
     hint = caught.value.hint.replace(*case.fill) if case.fill[0] else caught.value.hint
     options = case.options
-    if "type --model-args " in hint:
+    if "type --model-args '" in hint:
         arguments = shlex.split(hint.partition("type --model-args ")[2])[0]
         options = {**options, "model_args": json.loads(arguments)}
     elif "type python -c " in hint:
