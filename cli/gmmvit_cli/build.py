@@ -189,17 +189,17 @@ def _proof_rows(card: EngineCard) -> list[tuple[str, str]]:
     fused = sum(proof.fused for proof in card.attentions)
     rows = [("attention", f"{fused} of {len(card.attentions)} attentions run as a single kernel")]
     if card.unjudged:
-        rows.append(("precision", f"NOT checked: {card.unjudged}"))
+        rows.append(("data types", f"NOT checked: {card.unjudged}"))
     elif card.misses:
         first = card.misses[0]
         rows.append(
             (
-                "precision",
+                "data types",
                 f"NOT reached by {len(card.misses)} operators: for example, {first.node} runs in {first.actual}",
             )
         )
     else:
-        rows.append(("precision", "every matrix product and convolution runs in the prescribed data type"))
+        rows.append(("data types", "every matrix product and convolution runs in the prescribed data type"))
     for target, shares in card.shares.items():
         text = ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items())
         rows.append((f"layers, {target}", f"{' + '.join(map(str, card.layers[target]))} layers: {text}"))
