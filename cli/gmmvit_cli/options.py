@@ -94,8 +94,9 @@ RunnerOfGraphs = Annotated[
     str | None,
     MODEL.option(
         "NAME[:PRECISION]",
-        f"Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16. NAME is "
-        f"{listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels (compiled code for attention).",
+        "Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16; int8 may state its "
+        f"form, as in openvino:int8-static. NAME is {listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels "
+        "(compiled code for attention).",
         default=...,
         autocompletion=completion(_OF_GRAPHS),
         parser=checked_runner(_OF_GRAPHS),

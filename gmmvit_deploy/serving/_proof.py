@@ -1,4 +1,4 @@
-"""Hold the networks of a ready server to the reference outputs of their bundle before the server's first answer.
+"""Hold the networks of a ready server to the reference outputs of their bundle before the server is announced.
 
 The networks of the Python backend compare themselves when they are loaded; Triton's own backends cannot.
 """

@@ -10,7 +10,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
-from gmmvit_deploy.serving.names import ACCELERATORS
+from gmmvit_deploy.serving.names import ACCELERATORS, Backend
 from gmmvit_deploy.serving.options import RepositoryOptions
 
 if TYPE_CHECKING:
@@ -35,18 +35,19 @@ def runner_on(accelerator: str, backend: str | None, typed: str | None) -> Runne
         raise InputError(
             f"--accelerator {accelerator} needs --backend onnxruntime, got --backend {backend or 'python'}"
         )
-    accelerated = RunnerName(f"onnxruntime-{accelerator}", runner.precision if runner is not None else "fp32")
+    accelerated = replace(runner or RunnerName("onnxruntime"), runtime=f"onnxruntime-{accelerator}")
     if runner is not None and runner.name not in ("onnxruntime", accelerated.name):
         raise InputError(f"--runner {runner} does not go with --accelerator {accelerator}", hint="type one of them")
     return accelerated
 
 
 def with_runner(options: RepositoryOptions, runner: RunnerName) -> RepositoryOptions:
-    """Return the options with a runner: on a GPU in Triton's ONNX Runtime backend, on a CPU in that of ``options``.
+    """Return the options with a runner: on a GPU in Triton's ONNX Runtime backend in place of the default.
 
     Errors: InputError when the backend cannot run the runner.
     """
-    return replace(options, runner=runner, backend="onnxruntime" if runner.name in ON_GPUS else options.backend)
+    backend: Backend = "onnxruntime" if runner.name in ON_GPUS and options.backend == "python" else options.backend
+    return replace(options, runner=runner, backend=backend)
 
 
 def resolved_options(

@@ -124,8 +124,9 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     if card is not None:
         config.max_batch_size = min(config.max_batch_size, card.max_batch)
         config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
-    limits = output_limits(bundle, runner.precision, for_cpu=not options.on_gpu)
-    config.parameters["reference_limits"].string_value = json.dumps(limits)
+    if not _is_of_another_graph(bundle, runner.precision, card):
+        limits = output_limits(bundle, runner.precision, for_cpu=not options.on_gpu)
+        config.parameters["reference_limits"].string_value = json.dumps(limits)
     for key, value in _evidence(bundle, runner.precision, options, card).items():
         config.parameters[key].string_value = value
     config.backend = options.backend
@@ -163,15 +164,20 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     return config
 
 
+def _is_of_another_graph(bundle: Bundle, precision: Precision, card: EngineCard | None) -> bool:
+    """Return True for an engine from a quantised graph that is no longer in the bundle, which has no record of it."""
+    if card is None or precision not in QUANTIZED:
+        return False
+    record = record_of(bundle, precision)
+    return record is None or card.sha256["onnx"] != record.onnx_sha256
+
+
 def _evidence(
     bundle: Bundle, precision: Precision, options: RepositoryOptions, card: EngineCard | None
 ) -> dict[str, str]:
-    """Return what names the record of a quantised graph: its SHA-256, the calibration images, and the recipe.
-
-    An engine from a graph that is no longer in the bundle has no record there.
-    """
+    """Return what names the record of a quantised graph: its SHA-256, the calibration images, and the recipe."""
     record = record_of(bundle, precision) if precision in QUANTIZED else None
-    if record is None or (card is not None and card.sha256["onnx"] != record.onnx_sha256):
+    if record is None or _is_of_another_graph(bundle, precision, card):
         return {}
     served = record.cpu if record.cpu is not None and not options.on_gpu else record
     named = ("images", "sha256", "recipe", "gate")  # not the source, which is a path of the machine that converted

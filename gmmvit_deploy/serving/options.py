@@ -101,7 +101,7 @@ class RepositoryOptions:
         if self.backend != "python":
             raise InputError(
                 f"--runner {runner} needs --backend python, got --backend {self.backend}",
-                hint=f"type --backend onnxruntime --runner onnxruntime:{runner.precision}, or remove --backend",
+                hint="remove --backend, or type --runner onnxruntime or onnxruntime:fp16 for that backend",
             )
         if runner.precision not in OPENVINO_PRECISIONS:
             raise InputError(

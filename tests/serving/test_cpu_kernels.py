@@ -30,7 +30,7 @@ needs_kernel = pytest.mark.skipif(our_kernels("fp32")[0] is None, reason="our ke
     [
         ("onnxruntime", 2, "ONNX Runtime"),
         ("openvino", 0, "OpenVINO"),
-        pytest.param("openvino+kernels", 2, "our own kernel", marks=needs_kernel),
+        pytest.param("openvino+kernels", 2, "our kernels", marks=needs_kernel),
     ],
 )
 def test_settings_and_log_state_whether_the_kernels_run(

@@ -37,7 +37,7 @@ __all__ = ["RUNNERS", "default_runners", "fastest_runner", "graph_of", "open_run
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
 _OF_A_GPU = {"onnxruntime-cuda": cuda_runner, "onnxruntime-tensorrt": tensorrt_runner}
 _OF_GRAPHS = tuple(name for name in RUNNERS if name in (*ON_CPUS, *ON_GPUS))
-_GOES_WITH = f"--precision, or a precision after the name, is only for {', '.join(_OF_GRAPHS)}"
+_PRECISION_ONLY_FOR = f"--precision, or a precision after the name, is only for {', '.join(_OF_GRAPHS)}"
 
 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
@@ -166,7 +166,7 @@ def open_runner(
     if (engine is not None) != (name in FLAVORS):
         raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no --engine'}")
     if runner.precision != "fp32" and name not in _OF_GRAPHS:
-        raise InputError(f"runner {name} has a fixed precision; {_GOES_WITH}")
+        raise InputError(f"runner {name} has a fixed precision; {_PRECISION_ONLY_FOR}")
     if engine is not None:
         opened = open_engine(engine)
         if opened.card.flavor != name:
@@ -221,7 +221,8 @@ def open_runners(
     """
     requested = [_with_precision(name, precision) for name in names]
     bare = [runner.name for runner in requested]
-    if repeated := sorted({str(runner) for runner in requested if requested.count(runner) > 1}):
+    plain = [str(replace(runner, form="")) for runner in requested]  # a bundle has one form
+    if repeated := sorted({label for label in plain if plain.count(label) > 1}):
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {protocol_of(url): url for url in urls}
     if len(by_protocol) < len(urls):
@@ -238,7 +239,7 @@ def open_runners(
     if engine is not None and not set(bare) & set(FLAVORS):
         raise InputError(f"runner {', '.join(bare)} takes no --engine; --engine is only for {' and '.join(FLAVORS)}")
     if precision != "fp32" and not set(bare) & set(_OF_GRAPHS):
-        raise InputError(f"runner {', '.join(bare)} has a fixed precision; {_GOES_WITH}")
+        raise InputError(f"runner {', '.join(bare)} has a fixed precision; {_PRECISION_ONLY_FOR}")
     with ExitStack() as stack:
         opened = []
         for runner_name in requested:

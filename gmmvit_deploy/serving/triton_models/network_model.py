@@ -108,7 +108,7 @@ def _openvino(graph: str, threads: int, chunk: int, runner: RunnerName) -> Any:
         program = OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk, kernels=ours)
     except UnusedKernelsError as exc:
         raise _without_kernels(runner, str(exc)) from exc
-    _log_attention("our own kernel")
+    _log_attention("our kernels")
     return program
 
 

@@ -1,0 +1,1 @@
+../../../gmmvit_deploy/precision.py
