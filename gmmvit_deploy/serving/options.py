@@ -99,9 +99,10 @@ class RepositoryOptions:
 
     def _check_openvino(self, runner: RunnerName) -> None:
         if self.backend != "python":
+            other = f"type --backend onnxruntime --runner onnxruntime:{runner.precision}, or "
             raise InputError(
                 f"--runner {runner} needs --backend python, got --backend {self.backend}",
-                hint="remove --backend, or type --runner onnxruntime or onnxruntime:fp16 for that backend",
+                hint=f"{other if runner.precision == 'fp32' else ''}remove --backend",
             )
         if runner.precision not in OPENVINO_PRECISIONS:
             raise InputError(
