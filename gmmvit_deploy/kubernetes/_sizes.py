@@ -16,6 +16,7 @@ from typing import Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runtimes.runners.names import runner_from
 from gmmvit_deploy.serving.served_models import Tuned
 
 __all__ = ["Measurement", "Sizes", "measurement_from_file", "sizes_from_measurement", "unknown_sizes"]
@@ -54,7 +55,7 @@ def measurement_from_file(file: Path, bundle: str, *, use: str) -> Measurement:
         instances, threads = int(best["instances"]), int(best["threads"])
         cores = int(data["machine"]["cores_allowed"])
         measurement = Measurement(
-            runner=RunnerName.parse(best["runner"]),
+            runner=runner_from(best["runner"]),
             settings={key: best[key] for key in ("backend", "max_queue_delay_us")},
             instances=instances,
             # 0 means a thread for each core of the machine that was measured, which a pod's limit does not change.
@@ -63,7 +64,7 @@ def measurement_from_file(file: Path, bundle: str, *, use: str) -> Measurement:
             peak_bytes=int(data["peak_bytes"]),
         )
         measured = str(data["bundle"]["sha256"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as exc:
         raise InputError(
             f"{file}: expected the file gmmvit_tuning.json of gmmvit tune; {exc!r}", hint=f"{measure_again} again"
         ) from exc
@@ -114,7 +115,7 @@ def sizes_from_measurement(measurement: Measurement, max_body_bytes: int) -> Siz
         shm_mib=shm_mib,
         in_flight=in_flight,
         queue_timeout_ms=max(1, round(measurement.tuned.bound_ms)),
-        runtime=measurement.runner.runtime,
+        runtime=measurement.runner.runtime if measurement.settings["backend"] == "python" else "",
         cpu=str(measurement.instances * measurement.threads + 1),
         memory=f"{_up(1.25 * measurement.peak_bytes / _MIB + shm_mib + _BESIDE_MIB)}Mi",
         instances=str(measurement.instances),
