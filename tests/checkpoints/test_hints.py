@@ -2,11 +2,19 @@
 checkpoint then loads, or the export begins to compute.
 
 A command of Python and the options are taken from the hint by themselves; a case names what a hint leaves to the user,
-such as N, or does what the hint says to a file. Hints that no test follows, each with its reason:
+such as N, or does what the hint says to a file. Of several ways in a hint, a case follows the first. Hints that no case
+follows, each with its reason:
 
     bitsandbytes (transformers' dequantize)     needs the package and a GPU; tests/hugging_face reads its line
     RESAVE_HINT, "where the file was made"      needs the user's training script
-    copy, download or correct a file again      needs the other file
+    copy, download or correct a file again      needs the other file, as do "complete", "unchanged" and "another"
+    another model or folder                     SigLIP 2, I-JEPA, MyViT without n_blocks: needs another training
+    auto_map, MobileViT's image processor       followed in tests/hugging_face
+    image_shape= of add_masks                   followed in tests/test_timm_masks.py
+    --spt and --lsa of a preset                 options of gmmvit inspect, which then reads no checkpoint
+    --model of a command that reads a bundle    needs a bundle; tests/models/families/custom has them
+    write the bundle again                      needs an export
+    pos_embed of no grid                        no command reaches it: timm's network states its grid
     FSDP, DeepSpeed, TorchScript, .pt2          followed in test_other_programs.py; DeepSpeed needs its package
     FILE.py:CLASS of a code of one's own        needs the code; the own class of these cases stands for it
     more memory, another disk, rights           needs another machine
@@ -317,11 +325,13 @@ def with_code(source: str, *, checkpoint: Callable[[], Any] = state) -> Callable
     return write
 
 
-def as_bundle(source: str) -> Callable[[], None]:
-    """Return a function that writes the weights file of a bundle of the own class of ``source`` and its code."""
+def as_bundle(source: str, *, code: str = "") -> Callable[[], None]:
+    """Return a function that writes the weights file of a bundle of the own class of ``source``, and the code.
+
+    code: of ``net.py``, if it is not ``source``.
+    """
 
     def write() -> None:
-        Path("net.py").write_text(source)
         spec = CustomSpec(
             image_size=32,
             channels=3,
@@ -334,6 +344,7 @@ def as_bundle(source: str) -> Callable[[], None]:
         )
         tensors = {f"network.{name}": tensor for name, tensor in state().items()}
         save_file(tensors, "file.pth", metadata={MODEL_METADATA_KEY: json.dumps(spec_to_json(spec))})
+        Path("net.py").write_text(code or source)
 
     return write
 
@@ -626,6 +637,15 @@ EXPORTS = {
         typed={**TENSOR, "--image-size": "27", "--set channels": "1"},
         fill=("--image-size PIXELS and --set channels=C", "--image-size 28 and --set channels=1"),
     ),
+    "channels that do not fit the positions of MyViT": Export(
+        write=saved(lambda: torch.load(GOLDEN / "naive_vit/mnist_vit.pt") | {"pos_embed": torch.randn(50, 8)}),
+        typed={**TENSOR, "--set channels": "3"},
+        fill=("channels=C", "channels=1"),
+    ),
+    "a scale of blocks that do not mix heads": Export(
+        write=without("reatten_matrix", "var_norm", name="deepvit/deepvit_patch.pth.tar"),
+        typed={**TENSOR, "--set heads": "4", "--set scale_adjustment": "1", "--set transform_scale": "no"},
+    ),
     "no scales of a DeepViT": Export(
         write=golden("deepvit/deepvit_patch.pth.tar"), typed=TENSOR, fill=("=NUMBER", "=1")
     ),
@@ -883,7 +903,7 @@ EXPORTS = {
     "a class for a bundle of the toolkit": Export(write=weights(), typed={**TENSOR, "--model": "net.py:Net"}),
     "a bundle of an own class": Export(write=as_bundle(f"{OWN_CLASS}# not yet allowed"), typed=TENSOR),
     "another file than that of a bundle": Export(
-        write=lambda: (as_bundle(OWN_CLASS)(), Path("net.py").write_text(f"{OWN_CLASS}# changed")),
+        write=as_bundle(OWN_CLASS, code=f"{OWN_CLASS}# changed"),
         typed={**TENSOR, "--model": "net.py:Net"},
         do=OWN_AGAIN,
     ),
