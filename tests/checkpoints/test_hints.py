@@ -575,7 +575,7 @@ EXPORTS = {
     "a class token of a backbone": Export(write=folder("vit_backbone"), typed={"--outputs": "features"}),
     # Options of the network
     "a preset that does not exist": Export(
-        write=with_preset, typed={**TENSOR, "--set pool": "mean", "--preset": "vit_d8"}
+        write=with_preset, typed={**TENSOR, "--set pool": "cls", "--preset": "vit_d8"}
     ),
     "a preset of another network": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--preset": "vit"}),
     "a preset of another family": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--preset": "swin"}),
@@ -583,7 +583,7 @@ EXPORTS = {
         write=golden("vit_pytorch/vp_cait.pt"), typed={**TENSOR, "--preset": "swin"}
     ),
     "other heads than the preset": Export(
-        write=with_preset, typed={**TENSOR, "--set pool": "mean", "--preset": "vit", "--set heads": "7"}
+        write=with_preset, typed={**TENSOR, "--set pool": "cls", "--preset": "vit", "--set heads": "7"}
     ),
     "heads that do not divide the width": Export(
         write=golden("vit_plain.pth"), typed={**TENSOR, "--set heads": "5"}, fill=("heads=N", "heads=3")
@@ -698,9 +698,15 @@ EXPORTS = {
         typed={**OF_TIMM, "--model-args": json.dumps({**TINY_ARGS, "depth": 999})},
         fill=("--model-args with", f"--model-args '{TYPED_ARGS}' with"),
     ),
-    "an argument that is refused": Export(write=train_py(), typed={**TENSOR, "--model-args": '{"pretrained": true}'}),
+    "an argument that is refused": Export(
+        write=train_py(),
+        typed={**TENSOR, "--model-args": '{"pretrained": true}'},
+        fill=("remove pretrained;", "type --model-args '{}';"),
+    ),
     "an argument of the file that is refused": Export(
-        write=train_py(model_kwargs={**TINY_ARGS, "scriptable": True}), typed=TENSOR
+        write=train_py(model_kwargs={**TINY_ARGS, "scriptable": True}),
+        typed=TENSOR,
+        fill=("remove scriptable; for an argument of the file, ", ""),
     ),
     "other heads than the arguments": Export(write=train_py(), typed={**TENSOR, "--set heads": "2"}),
     "other classes than the tensors": Export(
