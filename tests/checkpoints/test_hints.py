@@ -13,6 +13,7 @@ follows, each with its reason:
     image_shape= of add_masks                   followed in tests/test_timm_masks.py
     --spt and --lsa of a preset                 options of gmmvit inspect, which then reads no checkpoint
     --model of a command that reads a bundle    needs a bundle; tests/models/families/custom has them
+    --set transform_scale without mixing        read in tests/models/families/test_deepvit.py
     write the bundle again                      needs an export
     pos_embed of no grid                        no command reaches it: timm's network states its grid
     FSDP, DeepSpeed, TorchScript, .pt2          followed in test_other_programs.py; DeepSpeed needs its package
@@ -642,10 +643,6 @@ EXPORTS = {
         typed={**TENSOR, "--set channels": "3"},
         fill=("channels=C", "channels=1"),
     ),
-    "a scale of blocks that do not mix heads": Export(
-        write=without("reatten_matrix", "var_norm", name="deepvit/deepvit_patch.pth.tar"),
-        typed={**TENSOR, "--set heads": "4", "--set scale_adjustment": "1", "--set transform_scale": "no"},
-    ),
     "no scales of a DeepViT": Export(
         write=golden("deepvit/deepvit_patch.pth.tar"), typed=TENSOR, fill=("=NUMBER", "=1")
     ),
@@ -836,7 +833,6 @@ EXPORTS = {
             "--model-args": json.dumps(LEVIT_ARGS),
             "--image-size": "64",
             "--resize-to": "96",
-            "--set interpolation": "timm",
         },
     ),
     # torchvision
