@@ -10,7 +10,7 @@ from torch import nn
 
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.families.counting import multiply_accumulates, trainable_parameters
-from gmmvit_deploy.models.families.vit.presets import vit_d30_star_star, vit_heat
+from gmmvit_deploy.models.families.vit.spec import vit_d30_star_star, vit_heat
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
 PLAIN, ELM, GMM = MaskSpec(), MaskSpec(kind="elm"), MaskSpec(kind="gmm", kernels=5)

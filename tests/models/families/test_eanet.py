@@ -20,8 +20,7 @@ from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.models.families import preset_spec
 from gmmvit_deploy.models.families.eanet import EANET, folding
-from gmmvit_deploy.models.families.eanet.attention import ExternalAttention
-from gmmvit_deploy.models.families.eanet.model import EANet
+from gmmvit_deploy.models.families.eanet.model import EANet, ExternalAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import QUANTIZED, Precision

@@ -18,10 +18,9 @@ from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
-from gmmvit_deploy.models.families.rmt.attention import FoldedRotation
-from gmmvit_deploy.models.families.rmt.presets import PRESETS
+from gmmvit_deploy.models.families.rmt.model import FoldedRotation
 from gmmvit_deploy.models.families.rmt.released import RELEASED, infer_spec, taken_from, tensor_origins
-from gmmvit_deploy.models.families.rmt.spec import RMTSpec
+from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import RecordedOptions, TrainingRecord

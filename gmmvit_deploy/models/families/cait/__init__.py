@@ -7,17 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
-from gmmvit_deploy.models.families.cait.presets import PRESETS
 from gmmvit_deploy.models.families.cait.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
 from gmmvit_deploy.models.families.family import Family, OwnPass
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["CAIT"]
 
 
 def _build(spec: CaiTSpec) -> Model:
@@ -33,7 +30,7 @@ def _folding_passes() -> tuple[OwnPass, ...]:
 
 
 def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.cait.wide_heads import widen_heads
+    from gmmvit_deploy.models.families.cait.folding import widen_heads
 
     return (widen_heads,)
 

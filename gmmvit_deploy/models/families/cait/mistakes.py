@@ -10,8 +10,6 @@ from gmmvit_deploy.models.families.family import Mistake
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["MISTAKES"]
-
 
 def _other_class_blocks(model: Model) -> bool:
     """Exchange the class blocks of vit-pytorch, whose class token attends to itself, with the authors' class blocks."""

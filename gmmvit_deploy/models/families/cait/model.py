@@ -40,8 +40,6 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["DIAGONAL", "REMAINDER", "CaiT", "ScaledBranch", "TalkingHeadsAttention"]
-
 DIAGONAL = -1e-9
 """The score of a token with itself in the patch blocks of a CaiT with LSA.  The released code meant −∞."""
 REMAINDER = "remainder"

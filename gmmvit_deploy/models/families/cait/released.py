@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.cait.presets import PRESETS
-from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import mask_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
@@ -38,8 +37,6 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     spt_lsa_source,
     temperature_heads,
 )
-
-__all__ = ["RELEASED", "SPT_LSA"]
 
 _PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
 _BOTH = ("weight", "bias")

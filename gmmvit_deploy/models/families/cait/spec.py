@@ -1,13 +1,17 @@
-"""Spec of a CaiT."""
+"""Spec of a CaiT.
+
+XXX presets: CaiT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import ModelSpec, require_counts, require_no_mask_with, require_tiling
-
-__all__ = ["CaiTSpec"]
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require_counts, require_no_mask_with, require_tiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +58,29 @@ class CaiTSpec(ModelSpec):
     @property
     def grid(self) -> int:
         return self.image_size // self.patch_size
+
+
+def _cait(*, dim: int, classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return CaiTSpec(
+        image_size=image_size,
+        patch_size=8 if image_size == 64 else 4,
+        classes=classes,
+        dim=dim,
+        depth=24,
+        class_depth=2,
+        heads=4,
+        head_dim=64,
+        mlp_dim=384,
+        mask=mask,
+    )
+
+
+def cait(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return _cait(dim=192, classes=classes, image_size=image_size, mask=mask)
+
+
+def cait_tiny(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return _cait(dim=108, classes=classes, image_size=image_size, mask=mask)
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {"cait": cait, "cait-tiny": cait_tiny}

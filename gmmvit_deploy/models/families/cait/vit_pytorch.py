@@ -26,8 +26,6 @@ from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
 from gmmvit_deploy.models.sources.source import CheckpointSource
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["PRENORM", "SPT_LSA_PLAIN", "VIT_PYTORCH"]
-
 _PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
 _BOTH = ("weight", "bias")
 

@@ -13,8 +13,6 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["CUSTOM"]
-
 
 def _build(spec: CustomSpec) -> Model:
     from gmmvit_deploy.models.families.custom.model import build

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from gmmvit_deploy.models.specs import ModelSpec, require
 
-__all__ = ["CustomSpec"]
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

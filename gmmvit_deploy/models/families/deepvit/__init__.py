@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.deepvit.mistakes import MISTAKES
-from gmmvit_deploy.models.families.deepvit.presets import PRESETS
 from gmmvit_deploy.models.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.families.deepvit.spec import PRESETS, DeepViTSpec
 from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["DEEPVIT"]
 
 
 def _build(spec: DeepViTSpec) -> Model:
@@ -30,7 +27,7 @@ def _folding_passes() -> tuple[OwnPass, ...]:
 
 
 def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.deepvit.wide_heads import widen_reattention
+    from gmmvit_deploy.models.families.deepvit.folding import widen_reattention
 
     return (widen_reattention,)
 

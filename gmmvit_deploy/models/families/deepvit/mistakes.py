@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.families.deepvit.model import DeepViTBlock
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["MISTAKES"]
 
 _EPSILON = 1e-3
 """The default epsilon of BatchNorm in another framework."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.eanet.presets import PRESETS
 from gmmvit_deploy.models.families.eanet.released import PERFORMER, TRANSFORMER
-from gmmvit_deploy.models.families.eanet.spec import EANetSpec
+from gmmvit_deploy.models.families.eanet.spec import PRESETS, EANetSpec
 from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["EANET"]
 
 
 def _build(spec: EANetSpec) -> Model:

@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families.eanet.attention import ExternalAttention, MergedExternalAttention, TokenTransformer
-from gmmvit_deploy.models.families.eanet.model import ClassRowFirst, ClassTokenFirst, EANet
+from gmmvit_deploy.models.families.eanet.model import (
+    ClassRowFirst,
+    ClassTokenFirst,
+    EANet,
+    ExternalAttention,
+    MergedExternalAttention,
+    TokenTransformer,
+)
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.unfolding import Unfold, unfolds_as_convolutions
-
-__all__ = ["class_token_as_row", "merge_memories", "merge_token_memories", "unfold_as_convolution"]
 
 _TOKENS = 5
 _Module = TypeVar("_Module", bound=nn.Module)

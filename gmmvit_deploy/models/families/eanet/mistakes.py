@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.families.eanet.attention import (
+from gmmvit_deploy.models.families.eanet.model import (
     SLOT_SUM_EPS,
     ExternalAttention,
     SlotWeights,
     TokenTransformer,
 )
-
-__all__ = ["memory_without_strides", "no_slot_sum", "softmax_over_slots", "softmax_over_slots_without_biases"]
 
 
 class _SoftmaxOverSlots(SlotWeights):

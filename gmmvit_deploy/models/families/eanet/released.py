@@ -20,14 +20,11 @@ from __future__ import annotations
 from functools import partial
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.eanet.presets import PRESETS
-from gmmvit_deploy.models.families.eanet.spec import EANetSpec
+from gmmvit_deploy.models.families.eanet.spec import PRESETS, EANetSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, preset_of
 from gmmvit_deploy.models.sources.source import CheckpointSource
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
-
-__all__ = ["PERFORMER", "TRANSFORMER"]
 
 _BOTH = ("weight", "bias")
 _TOKENS = "tokens_to_token"

@@ -12,8 +12,6 @@ from gmmvit_deploy.models.specs import MaskSpec
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["HUGGING_FACE"]
-
 
 def _build(spec: HuggingFaceSpec) -> Model:
     from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel

@@ -19,8 +19,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.tried_change import tried
 from gmmvit_deploy.models.specs import input_shape
 
-__all__ = ["MeanOfTokens", "merge_layer_scales", "pool_by_mean", "reverse_channels", "store_positions"]
-
 _SCALED = (
     ("layer_scale1.lambda1", "attention.o_proj"),
     ("layer_scale2.lambda1", "mlp.fc2"),

@@ -20,8 +20,6 @@ from typing import Any
 from gmmvit_deploy.errors import CheckpointError, MissingDependencyError
 from gmmvit_deploy.models.families.hugging_face.network import require_transformers
 
-__all__ = ["PREPROCESSOR_FILE", "PROCESSOR_FILE", "Preprocessing", "preprocessing_from"]
-
 PREPROCESSOR_FILE = "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"
 """The file in which transformers 5 writes the image processor of a processor of images and texts, such as CLIP's."""

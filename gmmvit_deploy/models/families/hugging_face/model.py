@@ -16,8 +16,6 @@ from gmmvit_deploy.models.families.hugging_face.network import network_from_spec
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.layers.answered_network import AnsweredNetwork
 
-__all__ = ["HuggingFaceModel", "has_class_token"]
-
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head")
 
 

@@ -12,8 +12,6 @@ from gmmvit_deploy.models.specs import MaskSpec
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["NAIVE_VIT"]
-
 
 def _build(spec: NaiveViTSpec) -> Model:
     from gmmvit_deploy.models.families.naive_vit.model import NaiveViT
@@ -36,7 +34,7 @@ def _last_block(spec: NaiveViTSpec) -> LastBlock:
 
 
 def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.naive_vit.folding import stack_heads
+    from gmmvit_deploy.models.families.naive_vit.model import stack_heads
 
     return (stack_heads,)
 

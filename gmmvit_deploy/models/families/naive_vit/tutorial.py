@@ -30,7 +30,6 @@ from gmmvit_deploy.models.specs import MaskSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PARAMETER_POSITIONS", "TUTORIAL"]
 
 _MAPPER = "linear_mapper.weight"
 _FIRST = "blocks.0.mhsa.q_mappings"

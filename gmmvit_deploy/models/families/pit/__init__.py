@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.family import Family, LastBlock
-from gmmvit_deploy.models.families.pit.presets import PRESETS
 from gmmvit_deploy.models.families.pit.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["PIT"]
 
 
 def _build(spec: PiTSpec) -> Model:

@@ -29,8 +29,6 @@ from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import PrefixMask, mask_from_spec
 from gmmvit_deploy.precision import Role
 
-__all__ = ["PiT"]
-
 
 class Pooling(nn.Module):
     """Halve the grid of the patches and double the width of all tokens.

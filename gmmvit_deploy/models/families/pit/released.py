@@ -20,8 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.pit.presets import PRESETS
-from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import block_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
@@ -39,8 +38,6 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     spt_lsa_source,
     temperature_heads,
 )
-
-__all__ = ["RELEASED", "SPT_LSA"]
 
 _BOTH = ("weight", "bias")
 _BLOCKS = r"layers\.0\.layers\.0\."

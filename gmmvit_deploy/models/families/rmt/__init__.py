@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.family import Family, Mistake, OwnPass
-from gmmvit_deploy.models.families.rmt.presets import PRESETS
 from gmmvit_deploy.models.families.rmt.released import RELEASED
-from gmmvit_deploy.models.families.rmt.spec import RMTSpec
+from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["RMT"]
 
 
 def _build(spec: RMTSpec) -> Model:

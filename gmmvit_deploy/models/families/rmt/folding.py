@@ -12,30 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families.rmt.attention import (
+from gmmvit_deploy.models.families.rmt.model import (
+    RMT,
     DecomposedAttention,
     FoldedRotation,
+    GridConvolution,
+    LayerScale,
     ManhattanAttention,
+    NormedConvolution,
+    NormedLinear,
     PairRotation,
+    RMTBlock,
+    Stage,
     TokenAttention,
 )
-from gmmvit_deploy.models.families.rmt.convolutions import GridConvolution, NormedConvolution, NormedLinear
-from gmmvit_deploy.models.families.rmt.model import RMT, LayerScale, RMTBlock, Stage
 from gmmvit_deploy.models.layers.batch_norm import BatchNorm
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Constant
-
-__all__ = [
-    "fold_rotations",
-    "join_rows",
-    "merge_batch_norms",
-    "merge_branch_scales",
-    "merge_residual_convolutions",
-    "merge_scale_into_keys",
-    "merge_token_weight",
-    "share_decays",
-]
 
 
 @torch.no_grad()

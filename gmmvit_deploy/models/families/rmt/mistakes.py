@@ -10,25 +10,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from gmmvit_deploy.models.families.rmt.attention import (
+from gmmvit_deploy.models.families.rmt.model import (
+    RMT,
     DecomposedAttention,
     FoldedRotation,
     ManhattanAttention,
     PairRotation,
+    RMTBlock,
+    RMTMlp,
+    Stage,
 )
-from gmmvit_deploy.models.families.rmt.model import RMT, RMTBlock, RMTMlp, Stage
 from gmmvit_deploy.models.layers.batch_norm import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
-
-__all__ = [
-    "batch_norm_epsilon",
-    "columns_first",
-    "decomposed_everywhere",
-    "halves_rotated",
-    "other_release",
-    "rotation_left_out",
-    "whole_everywhere",
-]
 
 _EPSILON = 1e-3
 

@@ -18,8 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.rmt.presets import IMAGE_SIZE, PRESETS, preset_named
-from gmmvit_deploy.models.families.rmt.spec import Release, RMTSpec
+from gmmvit_deploy.models.families.rmt.spec import IMAGE_SIZE, PRESETS, Release, RMTSpec, preset_named
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.recorded_preset import recorded_preset
@@ -30,7 +29,6 @@ from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RELEASED"]
 
 _BOTH = ("weight", "bias")
 _BATCH_NORM = (*_BOTH, "running_mean", "running_var")

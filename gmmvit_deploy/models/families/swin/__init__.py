@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.family import Family, OwnPass, Windows
-from gmmvit_deploy.models.families.swin.presets import PRESETS
 from gmmvit_deploy.models.families.swin.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["SWIN"]
 
 
 def _build(spec: SwinSpec) -> Model:
@@ -25,7 +22,7 @@ def _build(spec: SwinSpec) -> Model:
 
 
 def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.swin.folding import join_windows
+    from gmmvit_deploy.models.families.swin.model import join_windows
 
     return (join_windows,)
 

@@ -21,8 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.swin.presets import PRESETS
-from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import mask_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
@@ -41,8 +40,6 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     spt_lsa_source,
     temperature_heads,
 )
-
-__all__ = ["RELEASED", "SPT_LSA"]
 
 _BOTH = ("weight", "bias")
 _SHIFTED = "patch_embed.merging"

@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
-from gmmvit_deploy.models.families.t2t.presets import PRESETS
 from gmmvit_deploy.models.families.t2t.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["T2T"]
 
 
 def _build(spec: T2TSpec) -> Model:
@@ -25,7 +22,7 @@ def _build(spec: T2TSpec) -> Model:
 
 
 def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.t2t.folding import drop_unused, unfold_as_convolution
+    from gmmvit_deploy.models.families.t2t.model import drop_unused, unfold_as_convolution
 
     return (unfold_as_convolution, drop_unused)
 

@@ -15,6 +15,8 @@ The released code of SPT and LSA has another T2T: a class token stands before th
 
 SPT: the first unfold reads the image and four copies, shifted by a pixel (`layers.shifted_patches`). LSA: the steps of
 `scores.locality` in all attentions. In ViT blocks with a single head, V is added in place of y.
+
+XXX folding: T2T-ViT: replace unfold operations by convolutions, and remove tensors that the network never reads.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, Mlp, layer_norm
@@ -33,13 +36,11 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
 from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
-from gmmvit_deploy.models.layers.unfolding import Unfold
+from gmmvit_deploy.models.layers.unfolding import Unfold, unfolds_as_convolutions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.precision import Role
-
-__all__ = ["T2T", "TokenTransformer"]
 
 _SIDE = 3
 _PATCH = _SIDE**2
@@ -170,3 +171,37 @@ def _block_scores(spec: T2TSpec) -> AttentionScores:
     if spec.lsa:
         return locality_scores(heads=spec.heads, head_dim=spec.head_dim, tokens=spec.tokens)
     return scaled_scores(spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1]))
+
+
+def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
+    """Replace each `Unfold` by a convolution with one-hot filters.
+
+    out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]
+
+    Ensures: no `Unfold` remains, and on random inputs each convolution outputs the same values as the `Unfold` that the
+    convolution replaces.
+    Returns the names of the replaced modules.
+    Errors: FoldError when the values differ or an `Unfold` remains.
+    """
+    if not isinstance(model, T2T):
+        return ()
+    channels = [model.spec.views, *[model.spec.token_dim] * model.spec.token_layers]
+    changed = unfolds_as_convolutions("unfolds", model.unfolds, channels)
+    if any(isinstance(module, Unfold) for module in model.modules()):
+        raise FoldError("an Unfold module remains after every unfold of the model was replaced")
+    return changed
+
+
+def drop_unused(model: nn.Module) -> tuple[str, ...]:
+    """Remove the class token and the norm that the training code stores but the network never reads.
+
+    The T2T of the released code of SPT and LSA reads its class token, which stays.
+
+    Ensures: every remaining parameter of the model is read in the forward pass.
+    Returns the names of the removed parameters.
+    """
+    if not isinstance(model, T2T) or model.unused is None:
+        return ()
+    names = tuple(f"unused.{name}" for name in model.unused)
+    model.unused = None
+    return names

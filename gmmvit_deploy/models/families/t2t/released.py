@@ -24,8 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.t2t.presets import PRESETS
-from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import mask_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
@@ -37,8 +36,6 @@ from gmmvit_deploy.models.sources.shapes import (
 )
 from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, spt_lsa_source, temperature_heads
 from gmmvit_deploy.models.specs import CHANNELS
-
-__all__ = ["RELEASED", "SPT_LSA"]
 
 _BOTH = ("weight", "bias")
 _TOKENS = "tokens_to_token"

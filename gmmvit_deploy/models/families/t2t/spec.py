@@ -1,13 +1,17 @@
-"""Spec of a T2T-ViT."""
+"""Spec of a T2T-ViT.
+
+XXX presets: T2T-ViT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import ModelSpec, require, require_counts, require_no_mask_with
-
-__all__ = ["T2TSpec"]
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require, require_counts, require_no_mask_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +82,22 @@ class T2TSpec(ModelSpec):
     def grids(self) -> tuple[int, ...]:
         """The number of tokens along a side of the grid: for each token transformer, then for the ViT."""
         return tuple(self.image_size >> step for step in range(1, self.token_layers + 2))
+
+
+def t2t(classes: int, image_size: int, mask: MaskSpec) -> T2TSpec:
+    return T2TSpec(
+        image_size=image_size,
+        classes=classes,
+        dim=256,
+        depth=12,
+        heads=4,
+        head_dim=64,
+        mlp_dim=512,
+        token_layers=2 if image_size == 64 else 1,
+        token_dim=64,
+        token_mlp_dim=64,
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], T2TSpec]] = {"t2t": t2t}

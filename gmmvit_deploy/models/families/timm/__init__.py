@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.models.specs import Interpolation
 
-__all__ = ["TIMM"]
-
 
 def _build(spec: TimmSpec) -> Model:
     from gmmvit_deploy.models.families.timm.model import TimmModel
@@ -46,13 +44,13 @@ def _small(mask: MaskSpec) -> TimmSpec:
 
 
 def _blocks(spec: TimmSpec) -> tuple[str, ...]:
-    from gmmvit_deploy.models.families.timm.blocks import block_names
+    from gmmvit_deploy.models.families.timm.model import block_names
 
     return block_names(spec)
 
 
 def _windows(spec: TimmSpec) -> Mapping[str, Windows]:
-    from gmmvit_deploy.models.families.timm.blocks import windows_of
+    from gmmvit_deploy.models.families.timm.model import windows_of
 
     return windows_of(spec)
 
@@ -71,8 +69,12 @@ def _proof(model: Model) -> None:
 
 
 def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.timm.block_passes import merge_linear_layer_scale, narrow_class_token_block
-    from gmmvit_deploy.models.families.timm.folding import fuse_batch_norms, join_distilled_heads
+    from gmmvit_deploy.models.families.timm.folding import (
+        fuse_batch_norms,
+        join_distilled_heads,
+        merge_linear_layer_scale,
+        narrow_class_token_block,
+    )
 
     return (join_distilled_heads, fuse_batch_norms, merge_linear_layer_scale, narrow_class_token_block)
 

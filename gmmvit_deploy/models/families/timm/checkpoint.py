@@ -31,8 +31,6 @@ from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes, infe
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, Interpolation, MaskSpec
 
-__all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
-
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints._model_folder` adds the tensors of a linear head to those of the backbone."""
 _FIELDS = {"mean": "mean", "std": "std", "resize": "interpolation", "crop_pct": "crop_pct"}

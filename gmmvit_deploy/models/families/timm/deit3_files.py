@@ -13,8 +13,6 @@ from gmmvit_deploy.models.families.timm import checkpoint
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
 
-__all__ = ["DEIT3_FILES"]
-
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
     """Return a dict from name in the model to name in the file."""

@@ -26,8 +26,6 @@ from gmmvit_deploy.models.specs import Interpolation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DINOV2_FILES"]
-
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
     """Return a dict from name in the model to name in the file, or to the conversion that computes the tensor."""

@@ -23,8 +23,6 @@ from gmmvit_deploy.models.specs import MaskSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["with_present_names"]
-
 
 def with_present_names(shapes: Shapes, hints: LoadHints) -> dict[str, Tensor] | None:
     """Return the tensors of the file under timm's present names, or None if timm's function names no tensor anew.

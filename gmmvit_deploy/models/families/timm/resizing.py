@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.families.timm.model import TimmModel
 
-__all__ = ["resized_model"]
 
 _LEAVE_OUT = "leave --resize-to out; gmmvit then exports the model at the image size of the training"
 _POSITIONS = "pos_embed"

@@ -25,8 +25,6 @@ from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["TORCHVISION_FILES"]
-
 _STEM = r"conv_proj\.conv_bn_relu_(\d+)\."
 _LAYER = r"encoder\.layers\.encoder_layer_(\d+)\."
 _EXAMPLE = (

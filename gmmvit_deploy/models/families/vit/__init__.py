@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from gmmvit_deploy.models.families.family import Family, LastBlock
-from gmmvit_deploy.models.families.vit.presets import PRESETS
 from gmmvit_deploy.models.families.vit.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["VIT"]
 
 
 def _build(spec: ViTSpec) -> Model:

@@ -28,8 +28,6 @@ from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.precision import Role
 
-__all__ = ["ViT"]
-
 
 class ViT(Model):
     """Vision transformer, plain or masked.

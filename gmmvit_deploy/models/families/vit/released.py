@@ -23,8 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.vit.presets import PRESETS
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
 from gmmvit_deploy.models.sources.released import block_names, released_source
@@ -43,8 +42,6 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     spt_lsa_source,
     temperature_heads,
 )
-
-__all__ = ["RELEASED", "SPT_LSA"]
 
 _LAYERS = "transformer.layers"
 _FIRST = f"{_LAYERS}.0.0.fn"

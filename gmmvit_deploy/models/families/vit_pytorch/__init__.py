@@ -13,8 +13,6 @@ from gmmvit_deploy.models.specs import MaskSpec
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["VIT_PYTORCH"]
-
 
 def _build(spec: VitPytorchSpec) -> Model:
     from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch

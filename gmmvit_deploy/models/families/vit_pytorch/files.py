@@ -36,7 +36,6 @@ from gmmvit_deploy.models.specs import MaskSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SOURCES", "Style"]
 
 _LAYERS = "transformer.layers"
 _BOTH = ("weight", "bias")

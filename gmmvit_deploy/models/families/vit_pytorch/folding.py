@@ -14,12 +14,10 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families.vit_pytorch.attention import ReAttention
+from gmmvit_deploy.models.families.vit_pytorch.model import ReAttention
 from gmmvit_deploy.models.scores.heads import CentredHeadNorm, HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
-
-__all__ = ["centre_head_mixing", "merge_head_norm_into_values", "merge_scale_into_query"]
 
 _SMALLEST_WEIGHT = 2.0**-10
 """A head whose weight is smaller than this fraction of the largest weight keeps the weight in the norm: in half

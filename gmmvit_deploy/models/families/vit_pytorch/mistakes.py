@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.models.scores.heads import CentredHeadNorm
 
-__all__ = ["MISTAKES"]
-
 
 def _other_pooling(model: Model) -> bool:
     from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
