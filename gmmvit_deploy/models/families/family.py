@@ -22,8 +22,8 @@ __all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", 
 OwnPass = Callable[["Model"], tuple[str, ...]]
 """A pass of a family, for folding (replacing steps by constants) or for GPU engines.
 
-The pass changes a model in place and returns the names of the changed modules, like
-`gmmvit_deploy.models.folding.passes.FoldingPass`.
+The pass changes a model in place and returns the names of the changed modules; it raises FoldError if a requirement or
+the end state does not hold.
 """
 
 Mistake = tuple[str, Callable[["Model"], bool]]
@@ -61,6 +61,10 @@ class Windows:
 
 
 def no_passes() -> tuple[OwnPass, ...]:
+    return ()
+
+
+def _no_mistakes() -> tuple[Mistake, ...]:
     return ()
 
 
@@ -113,8 +117,7 @@ class Family:
                     must state the rule
     proof:          model → None, a check of a model that was filled from a checkpoint; raises an error
     distributions:  Python packages that define the models, whose versions a bundle records
-    mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
-                    the attention scores
+    mistakes:       () → usual deployment mistakes, which ``gmmvit parity`` names, beside those of the steps on the scores
     """
 
     name: str
@@ -132,7 +135,7 @@ class Family:
     engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
     unavailable: Callable[[Any], str] = _always_available
     resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
-    mistakes: tuple[Mistake, ...] = ()
+    mistakes: Callable[[], tuple[Mistake, ...]] = _no_mistakes
     distributions: tuple[str, ...] = ()
     proof: Callable[[Model], None] = _no_proof
     default_resize: ResizeRule | None = None

@@ -20,8 +20,6 @@ from gmmvit_deploy.models.specs import Interpolation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CheckpointSource", "Conversion", "TensorOrigins", "origin_keys"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
@@ -43,6 +41,14 @@ TensorOrigins = Mapping[str, "str | Conversion"]
 def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
     """Return the keys of the file that an origin names: a single key, or the keys of a conversion."""
     return (origin,) if isinstance(origin, str) else origin.keys
+
+
+def tensors_of_layers(layers: Mapping[str, str], parts: Iterable[str] = ("weight", "bias")) -> dict[str, str]:
+    """Return name in the model → key of the file, for the tensors of layers.
+
+    layers: name of a layer in the model → name of the layer in the file.  parts: the tensors of each layer.
+    """
+    return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in layers.items() for part in parts}
 
 
 def _nothing_known(shapes: Shapes, hints: LoadHints, spec: Any) -> KnownImages:

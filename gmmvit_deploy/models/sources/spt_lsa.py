@@ -18,17 +18,7 @@ from typing import Any
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
 from gmmvit_deploy.models.sources.released import released_source
 from gmmvit_deploy.models.sources.shapes import Shapes
-from gmmvit_deploy.models.sources.source import CheckpointSource
-
-__all__ = [
-    "OPTION",
-    "PLAIN_FILES",
-    "has_shifted",
-    "shifted_names",
-    "shifted_patch",
-    "spt_lsa_source",
-    "temperature_heads",
-]
+from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 
 OPTION = "spt-lsa"
 """The value of ``--set source`` for files of the released code of SPT and LSA."""
@@ -84,8 +74,7 @@ def shifted_names(ours: str, theirs: str) -> dict[str, str]:
 
     ours, theirs: the name of the module in the model, and the start of its names in the file.
     """
-    pairs = {"norm": "1", "project": "2"}
-    return {f"{ours}.{a}.{part}": f"{theirs}.{b}.{part}" for a, b in pairs.items() for part in ("weight", "bias")}
+    return tensors_of_layers({f"{ours}.norm": f"{theirs}.1", f"{ours}.project": f"{theirs}.2"})
 
 
 def has_shifted(shapes: Shapes, prefix: str) -> bool:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
 from gmmvit_deploy.models.families.cait.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
-from gmmvit_deploy.models.families.family import Family, OwnPass
+from gmmvit_deploy.models.families.family import Family, Mistake, OwnPass
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -59,6 +58,12 @@ def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
     return ("patch_embedding", *patches, *(f"class_blocks.{block}" for block in range(spec.class_depth)))
 
 
+def _mistakes() -> tuple[Mistake, ...]:
+    from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
+
+    return MISTAKES
+
+
 CAIT = Family(
     name="cait",
     spec=CaiTSpec,
@@ -71,6 +76,6 @@ CAIT = Family(
     blocks=_blocks,
     folding_passes=_folding_passes,
     engine_passes=_engine_passes,
-    mistakes=MISTAKES,
+    mistakes=_mistakes,
     default_resize="stretch-bilinear",
 )

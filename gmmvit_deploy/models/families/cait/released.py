@@ -28,8 +28,8 @@ from gmmvit_deploy.models.sources.shapes import (
     Shapes,
     infer_heads,
     infer_mask,
-    preset_of,
 )
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.sources.spt_lsa import (
     has_shifted,
     shifted_names,
@@ -39,7 +39,6 @@ from gmmvit_deploy.models.sources.spt_lsa import (
 )
 
 _PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
-_BOTH = ("weight", "bias")
 _LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
 _TEMPERATURE = r"(patch|cls)_transformer\.layers\.\d+\.0\.fn\.fn\.scale$"
 
@@ -74,7 +73,7 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
             names[f"{ours}.attention.inner.scores.before.temperature.temperature"] = f"{theirs}.0.fn.fn.scale"
         if ours.startswith("patch"):
             names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def known_unused(spec: CaiTSpec) -> dict[str, str]:
@@ -82,13 +81,15 @@ def known_unused(spec: CaiTSpec) -> dict[str, str]:
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
-def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
-    """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices.
+def mixed_heads(shapes: Shapes, first: str) -> tuple[int, str]:
+    """Return the number of heads in the head mixing of an attention, and the evidence for `infer_heads`."""
+    evidence = "the number of heads in the head mixing matrices of the file is"
+    return shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0], evidence
 
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
-    the file.
-    """
-    source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
+    """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices."""
+    first = f"{_PATCH}.0.0.fn.fn"
     spt = has_shifted(shapes, _SHIFTED)
     if spt:
         dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
@@ -99,15 +100,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
     mask, _ = infer_mask(shapes, hints, f"{first}.mask")
     inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
-    heads = infer_heads(
-        source,
-        width=inner_dim,
-        known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
-        evidence="the number of heads in the head mixing matrices of the file is",
-        hints=hints,
-        preset_heads=preset.heads if preset else None,
-    )
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=mixed_heads(shapes, first), presets=PRESETS)
     if heads == 1 and mask.shared:
         mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
     return CaiTSpec(

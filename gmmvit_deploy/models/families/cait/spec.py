@@ -1,6 +1,4 @@
-"""Spec of a CaiT.
-
-XXX presets: CaiT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+"""Spec of a CaiT, and the presets: architectures that the paper authors' released code names.
 
 The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 """
@@ -42,16 +40,7 @@ class CaiTSpec(ModelSpec):
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
-        require_counts(
-            self,
-            "patch_size",
-            "dim",
-            "depth",
-            "class_depth",
-            "heads",
-            "head_dim",
-            "mlp_dim",
-        )
+        require_counts(self, "patch_size", "dim", "depth", "class_depth", "heads", "head_dim", "mlp_dim")
         require_tiling(self.image_size, self.patch_size)
         require_no_mask_with(self, "spt", "lsa")
 
@@ -60,27 +49,22 @@ class CaiTSpec(ModelSpec):
         return self.image_size // self.patch_size
 
 
-def _cait(*, dim: int, classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
-    return CaiTSpec(
-        image_size=image_size,
-        patch_size=8 if image_size == 64 else 4,
-        classes=classes,
-        dim=dim,
-        depth=24,
-        class_depth=2,
-        heads=4,
-        head_dim=64,
-        mlp_dim=384,
-        mask=mask,
-    )
+def _preset(dim: int) -> Callable[[int, int, MaskSpec], CaiTSpec]:
+    def spec(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+        return CaiTSpec(
+            image_size=image_size,
+            patch_size=8 if image_size == 64 else 4,
+            classes=classes,
+            dim=dim,
+            depth=24,
+            class_depth=2,
+            heads=4,
+            head_dim=64,
+            mlp_dim=384,
+            mask=mask,
+        )
+
+    return spec
 
 
-def cait(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
-    return _cait(dim=192, classes=classes, image_size=image_size, mask=mask)
-
-
-def cait_tiny(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
-    return _cait(dim=108, classes=classes, image_size=image_size, mask=mask)
-
-
-PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {"cait": cait, "cait-tiny": cait_tiny}
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {"cait": _preset(192), "cait-tiny": _preset(108)}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.deepvit.mistakes import MISTAKES
 from gmmvit_deploy.models.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
 from gmmvit_deploy.models.families.deepvit.spec import PRESETS, DeepViTSpec
-from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.family import Family, LastBlock, Mistake, OwnPass
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -59,6 +58,12 @@ def _last_block(spec: DeepViTSpec) -> LastBlock:
     return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
 
 
+def _mistakes() -> tuple[Mistake, ...]:
+    from gmmvit_deploy.models.families.deepvit.mistakes import MISTAKES
+
+    return MISTAKES
+
+
 DEEPVIT = Family(
     name="deepvit",
     spec=DeepViTSpec,
@@ -71,5 +76,5 @@ DEEPVIT = Family(
     last_block=_last_block,
     folding_passes=_folding_passes,
     engine_passes=_engine_passes,
-    mistakes=MISTAKES,
+    mistakes=_mistakes,
 )

@@ -4,11 +4,9 @@ c_g = s·γ_g/√(σ²_g+ε):   Θ'[g,h] = c_g·Θ[g,h];   β'_g = c_g·(θ_g �
 LN(a·x; ε) = LN(x; ε/a²);   1/a into the last linear layer of each branch                  (`merge_scale_adjustment`)
 W' = W·γ/√(σ²+ε),  b' = β − μ·γ/√(σ²+ε)                                                   (`merge_stem_norms`)
 
-XXX wide_heads: DeepViT: rewrite Re-attention as plain heads of head dim H·d, so that fused GPU kernels can compute the attention.
-
-Heads are mixed only after softmax: `layers.wide_heads` with the identity as mixing before softmax. The offset of the
-new heads stays a mean over the tokens of V, and is added after the attention. In the presets, H·d is the dim of 384 to
-420, larger than the largest head dim with a fused kernel; their attentions stay unchanged.
+For engines, `widen_reattention` rewrites Re-attention as plain heads of head dim H·d, for fused GPU kernels. Heads are
+mixed only after softmax: `layers.wide_heads` with the identity as mixing before softmax. In the presets, H·d is the dim
+of 384 to 420, larger than the largest head dim with a fused kernel; their attentions stay unchanged.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from gmmvit_deploy.models.layers.attention import projected
 from gmmvit_deploy.models.layers.batch_norm import BatchNorm
 from gmmvit_deploy.models.layers.head_dims import LARGEST_FUSED
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.wide_heads import WideHeads, same_for_all_heads
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
@@ -49,9 +48,6 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
     V depends on the image.
     Ensures: the only step after softmax is the head mixing, and in float64 the attention outputs the same values for
     random tokens up to rounding.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the model is in training mode, when a step after the head mixing is not a factor or an offset
-    of each head, or when the outputs differ.
     """
     changed = []
     for name, attention in model.named_modules():
@@ -67,7 +63,9 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
         for step_name, step in rest:
             factor, offset = _by_head(f"{name}.scores.{step_name}", step)
             factors, offsets = factors * factor, offsets * factor + offset
-        _require_equal_attention(name, attention, weight * factors, offsets)
+        merged, x = copy.deepcopy(attention).double(), random_values(2, _TOKENS, _width(attention))
+        _merge(merged, weight * factors, _TOKENS * offsets)
+        require_same_output(f"{name}: merge_head_norm", attention, merged, x)
         like, tokens = mixing.weight, cast("DeepViTSpec", model.spec).tokens
         _merge(attention, (weight * factors).to(like), (tokens * offsets).to(like))
         changed.append(name)
@@ -98,13 +96,6 @@ def _merge(attention: ReAttention, weight: Tensor, mean_factors: Tensor) -> None
     attention.mean_factors = mean_factors[:, None]
 
 
-def _require_equal_attention(name: str, attention: ReAttention, weight: Tensor, offsets: Tensor) -> None:
-    trained, merged = copy.deepcopy(attention).double(), copy.deepcopy(attention).double()
-    _merge(merged, weight, _TOKENS * offsets)
-    x = _random_tokens(cast("nn.Linear", attention.qkv).in_features)
-    _require_close(f"{name}: merge_head_norm", merged(x), trained(x))
-
-
 @torch.no_grad()
 def merge_scale_adjustment(model: Model) -> tuple[str, ...]:
     """Merge the scale adjustment a into the epsilons of the norms and into the last linear layer of each branch.
@@ -114,19 +105,15 @@ def merge_scale_adjustment(model: Model) -> tuple[str, ...]:
     If a is a power of two, W/a and b/a are exact bit for bit.
     Ensures: no block multiplies or divides by a, and in float64 each block outputs the same values for random tokens up
     to rounding.
-    Returns the names of the changed blocks.
-    Errors: FoldError when the outputs differ.
     """
     changed = []
     for name, block in model.named_modules():
         if not isinstance(block, DeepViTBlock) or block.scale_adjustment == 1:
             continue
-        before = copy.deepcopy(block).double()
-        exact = copy.deepcopy(before)
+        exact, x = copy.deepcopy(block).double(), random_values(2, _TOKENS, block.attention_norm.normalized_shape[0])
         _merge_adjustment(exact)
+        require_same_output(f"{name}: merge_scale_adjustment", block, exact, x)
         _merge_adjustment(block)
-        x = _random_tokens(block.attention_norm.normalized_shape[0])
-        _require_close(f"{name}: merge_scale_adjustment", exact(x), before(x))
         changed.append(name)
     return tuple(changed)
 
@@ -150,21 +137,16 @@ def merge_stem_norms(model: Model) -> tuple[str, ...]:
 
     Ensures: the stem has no BatchNorm, and in float64 the stem outputs the same values for a random image up to
     rounding.
-    Returns the names of the changed convolutions.
-    Errors: FoldError when the outputs differ.
     """
     changed = []
     for name, stem in model.named_modules():
         if not isinstance(stem, ConvolutionStem) or not any(isinstance(norm, BatchNorm) for norm in stem.norms):
             continue
-        before = copy.deepcopy(stem).double()
-        exact = copy.deepcopy(before)
+        exact = copy.deepcopy(stem).double()
         _merge_norms(exact)
+        image = random_values(1, cast("nn.Conv2d", stem.convolutions[0]).in_channels, 12, 12)
+        require_same_output(f"{name}: merge_stem_norms", stem, exact, image)
         _merge_norms(stem)
-        channels = cast("nn.Conv2d", stem.convolutions[0]).in_channels
-        generator = torch.Generator().manual_seed(0)
-        image = torch.randn(1, channels, 12, 12, dtype=torch.float64, generator=generator)
-        _require_close(f"{name}: merge_stem_norms", exact(image), before(image))
         changed += [f"{name}.convolutions.{index}" for index in range(len(stem.convolutions))]
     return tuple(changed)
 
@@ -188,14 +170,8 @@ def _merge_norms(stem: ConvolutionStem) -> None:
         stem.norms[index] = nn.Identity()
 
 
-def _random_tokens(width: int) -> Tensor:
-    return torch.randn(2, _TOKENS, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def _require_close(what: str, actual: Tensor, expected: Tensor) -> None:
-    if not torch.allclose(actual, expected, rtol=1e-9, atol=1e-9):
-        off = float((actual - expected).abs().max())
-        raise FoldError(f"{what} changed the output by {off:.2e}; expected no change")
+def _width(attention: ReAttention) -> int:
+    return cast("nn.Linear", attention.out).out_features
 
 
 class WideReAttention(WideHeads):
@@ -238,22 +214,18 @@ def widen_reattention(model: nn.Module) -> tuple[str, ...]:
     Unchanged: attentions without head mixing, and attentions with a head dim H·d above `LARGEST_FUSED`.
     Requires: `folding.merge_head_norm` ran, so that the head mixing is the only step after softmax.
     Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
-    Returns the names of the changed attentions.
-    Errors: FoldError when a requirement does not hold, or when the outputs differ.
     """
     changed = []
-    for name, parent in list(model.named_modules()):
-        for child, attention in list(parent.named_children()):
-            if not isinstance(attention, ReAttention) or not len(attention.scores.after):
-                continue
-            if not isinstance(attention.out, nn.Linear) or attention.out.in_features > LARGEST_FUSED:
-                continue
-            path = f"{name}.{child}"
-            _require_folded(path, attention)
-            wide = WideReAttention(attention, attention.out.in_features // attention.heads)
-            _require_equal(path, attention, wide)
-            setattr(parent, child, wide)
-            changed.append(path)
+    for name, attention in list(model.named_modules()):
+        if not isinstance(attention, ReAttention) or not len(attention.scores.after):
+            continue
+        if not isinstance(attention.out, nn.Linear) or attention.out.in_features > LARGEST_FUSED:
+            continue
+        _require_folded(name, attention)
+        wide = WideReAttention(attention, attention.out.in_features // attention.heads)
+        require_same_output(f"{name}: widen_reattention", attention, wide, random_values(2, 3, _width(attention)))
+        model.set_submodule(name, wide)
+        changed.append(name)
     return tuple(changed)
 
 
@@ -263,12 +235,3 @@ def _require_folded(name: str, attention: ReAttention) -> None:
     before = [step for _, step in attention.scores.steps_before()]
     if not all(step.is_constant and step.operation == "multiply" and same_for_all_heads(step) for step in before):
         raise FoldError(f"{name}: widen_reattention needs constant factors before softmax that all heads share")
-
-
-def _require_equal(name: str, mixed: ReAttention, wide: WideReAttention) -> None:
-    generator = torch.Generator().manual_seed(0)
-    width = cast("nn.Linear", mixed.out).out_features
-    x = torch.randn(2, 3, width, dtype=torch.float64, generator=generator)
-    old, new = copy.deepcopy(mixed).double()(x), copy.deepcopy(wide).double()(x)
-    if not torch.allclose(new, old, rtol=1e-9, atol=1e-9):
-        raise FoldError(f"{name}: widen_reattention changed the output of this attention")

@@ -10,13 +10,8 @@ blocks.{i}.attn.{qkv,proj}, blocks.{i}.mlp.{fc1,fc2}
 blocks.{i}.attn.reatten_matrix           1×1 convolution (H, H, 1, 1) with bias, indexed [new head, old head]
 blocks.{i}.attn.var_norm                 BatchNorm with a channel for each head
 
-No tensor shows the scale adjustment and the transform scale; `hidden.py` takes them from the options or from a preset.
-
-XXX hidden: What no tensor of a DeepViT checkpoint shows: from an option, or from the preset that the file names.
-
-scale adjustment, transform scale; the number of heads, if no block has re-attention
-
-A wrong value raises no error, but gives other logits.
+No tensor shows the scale adjustment, the transform scale, and, if no block has re-attention, the number of heads. They
+come from an option, or from the preset that the file names. A wrong value raises no error, but gives other logits.
 
 The authors' code builds a network without re-attention in two ways, whose files have the same tensors:
 re_atten=False, which ignores the scale adjustment; or re_atten=True with apply_transform=False for every block, which
@@ -34,8 +29,8 @@ from gmmvit_deploy.models.families.deepvit.spec import IMAGE_SIZES, PRESETS, Dee
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.recorded_preset import RecordedPreset, recorded_preset
-from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads, preset_of
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion
+from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
 if TYPE_CHECKING:
@@ -52,11 +47,11 @@ _SETTINGS = ("mean", "std", "crop_pct", "interpolation")
 class HiddenValues:
     """Values that no tensor shows.
 
-    heads: the number of heads, or None if neither an option nor a preset states it.
+    heads: the number of heads, which tensors show if a block has re-attention.
     taken_from: field → where the value comes from, for values of a preset.
     """
 
-    heads: int | None
+    heads: int
     scale_adjustment: float
     transform_scale: bool
     taken_from: Mapping[str, str]
@@ -166,7 +161,6 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownIm
     )
 
 
-_BOTH = ("weight", "bias")
 _STATISTICS = ("weight", "bias", "running_mean", "running_var")
 _STEM = "patch_embed.conv1.weight"
 
@@ -196,7 +190,7 @@ def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
             )
             names[f"{after}.bias.bias"] = f"{attention}.reatten_matrix.bias"
             names |= {f"{after}.norm.{part}": f"{attention}.var_norm.{part}" for part in _STATISTICS}
-    names |= {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in pairs.items() for part in _BOTH}
+    names |= tensors_of_layers(pairs)
     if not spec.qkv_bias:
         for i in range(spec.depth):
             del names[f"blocks.{i}.attention.qkv.bias"]
@@ -221,29 +215,18 @@ def known_unused(spec: DeepViTSpec) -> dict[str, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
-    """Infer the spec from names and shapes, and from the options or the preset that the file names.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when a value that no tensor
-    shows is not given, or when a hint contradicts the file.
-    """
+    """Infer the spec from names and shapes, and from the options or the preset that the file names."""
     dim, patch_size, channels, stem_channels = _embedding(shapes)
     positions = shapes.of("pos_embed", rank=3)[1] - 1
     grid = shapes.grid(positions, where="pos_embed without the class token")
     classes = shapes.of("head.weight", rank=2)[0]
-    image_size = grid * patch_size
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=MaskSpec())
     depth = shapes.count(r"blocks\.(\d+)\.")
-    if depth > len(shapes.tensors):
-        raise CheckpointError(
-            f"{shapes.source}: the names of the tensors count {depth} blocks, but the file has only "
-            f"{len(shapes.tensors)} tensors"
-        )
     mixing = [f"blocks.{i}.attn.reatten_matrix.weight" for i in range(depth)]
     reattention = tuple(name in shapes for name in mixing)
     known = next((shapes.of(name, rank=4)[0] for name in mixing if name in shapes), None)
     inner = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     sizes = DeepViTSpec(
-        image_size=image_size,
+        image_size=grid * patch_size,
         patch_size=patch_size,
         classes=classes,
         dim=dim,
@@ -259,14 +242,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
         channels=channels,
     )
     hidden = hidden_values(shapes, hints, sizes, known_heads=known)
-    heads = infer_heads(
-        shapes.source,
-        width=inner,
-        known=known,
-        evidence="the number of heads in the head mixing matrices of the file is",
-        hints=hints,
-        preset_heads=preset.heads if preset else hidden.heads if known is None else None,
-    )
+    evidence = "the number of heads in the head mixing matrices of the file is"
+    heads = infer_heads(shapes, hints, width=inner, shown=(hidden.heads, evidence), presets=PRESETS)
     return replace(sizes, heads=heads, scale_adjustment=hidden.scale_adjustment, transform_scale=hidden.transform_scale)
 
 
@@ -315,15 +292,10 @@ RELEASED = CheckpointSource(
 )
 """Files with re-attention in any block."""
 
-WITHOUT_REATTENTION = CheckpointSource(
+WITHOUT_REATTENTION = replace(
+    RELEASED,
     name="the DeepViT authors' code, without re-attention",
     signature=(r"patch_embed\.proj\.weight$", r"blocks\.\d+\.attn\.qkv\.weight$", r"patch_embed\.conv2\.weight$"),
     absent=(r"blocks\.\d+\.attn\.reatten_matrix\.",),
-    spec=infer_spec,
-    tensors=tensor_origins,
-    known_unused=known_unused,
-    taken_from=taken_from,
-    images=known_images,
-    own_hints=("scale_adjustment", "transform_scale"),
 )
 """Files with the convolution stem and without re-attention.  A file with neither has the names of a ViT of timm."""

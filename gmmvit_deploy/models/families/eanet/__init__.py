@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.eanet.released import PERFORMER, TRANSFORMER
 from gmmvit_deploy.models.families.eanet.spec import PRESETS, EANetSpec
-from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.family import Family, LastBlock, Mistake, OwnPass
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -54,28 +54,10 @@ def _last_block(spec: EANetSpec) -> LastBlock:
     return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
 
 
-def _softmax_over_slots(model: Model) -> bool:
-    from gmmvit_deploy.models.families.eanet.mistakes import softmax_over_slots
+def _mistakes() -> tuple[Mistake, ...]:
+    from gmmvit_deploy.models.families.eanet.mistakes import MISTAKES
 
-    return softmax_over_slots(model)
-
-
-def _softmax_over_slots_without_biases(model: Model) -> bool:
-    from gmmvit_deploy.models.families.eanet.mistakes import softmax_over_slots_without_biases
-
-    return softmax_over_slots_without_biases(model)
-
-
-def _no_slot_sum(model: Model) -> bool:
-    from gmmvit_deploy.models.families.eanet.mistakes import no_slot_sum
-
-    return no_slot_sum(model)
-
-
-def _memory_without_strides(model: Model) -> bool:
-    from gmmvit_deploy.models.families.eanet.mistakes import memory_without_strides
-
-    return memory_without_strides(model)
+    return MISTAKES
 
 
 EANET = Family(
@@ -89,13 +71,5 @@ EANET = Family(
     blocks=_blocks,
     last_block=_last_block,
     folding_passes=_folding_passes,
-    mistakes=(
-        ("softmax over the slots in place of the tokens", _softmax_over_slots),
-        (
-            "softmax over the slots in place of the tokens, without the biases that folding drops",
-            _softmax_over_slots_without_biases,
-        ),
-        ("no division by the sum over the slots", _no_slot_sum),
-        ("the second memory of the token transformers read without its strides", _memory_without_strides),
-    ),
+    mistakes=_mistakes,
 )

@@ -6,11 +6,11 @@
     logits = head(norm(x) of the class token)
 
 P are the stored positions; training does not change P. unfold collects neighbourhoods in the order (channel, row,
-column). grid arranges the tokens as a square lattice. `attention` has the formulas of both external attentions.
+column). grid arranges the tokens as a square lattice.
 Source: the paper "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", and its code for
 classification, T2T-ViT with external attention.
 
-XXX attention: External attention: the tokens attend to a trained memory of S slots in place of each other.
+External attention: the tokens attend to a trained memory of S slots in place of each other.
 
     A[n, s] = exp(L[n, s]) / Σ_m exp(L[m, s])         softmax over the n tokens, for each slot
     W[n, s] = A[n, s] / (1e-9 + Σ_t A[n, t])          division by the sum over the slots (L1 norm)
@@ -18,10 +18,8 @@ XXX attention: External attention: the tokens attend to a trained memory of S sl
     blocks            L = M₀ y + l₀,  out = proj(concat of the heads of M₁ W + m₁),  y = the heads of trans_dims(x)
     token transformer L = M₀ y,       out = y + proj(M₁ W + m₁),                     y = q_linear(norm(t))
 
-All heads of a block share the memories M₀ (S, d) and M₁ (d, S), where d is the head dim. A token influences the other
-tokens only through the sums over the tokens. Because every sum over the tokens includes all tokens of an image, padding
-with additional tokens would change the logits.
-Source: the paper "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", and its code.
+All heads of a block share the memories M₀ (S, d) and M₁ (d, S), where d is the head dim. Every sum over the tokens
+includes all tokens of an image, so padding with additional tokens would change the logits.
 """
 
 from __future__ import annotations

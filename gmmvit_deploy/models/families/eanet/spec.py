@@ -1,6 +1,4 @@
-"""Spec of an EANet.
-
-XXX presets: EANet presets: architectures that the released code for classification names.
+"""Spec of an EANet, and the presets: architectures that the released code for classification names.
 
 The released code calls these architectures T2T-ViT. The two forms of the token transformer that the code calls
 ``performer`` and ``transformer`` compute the same function, so ``T2t_vit_14`` and ``T2t_vit_t_14`` have equal specs.

@@ -6,7 +6,7 @@
 transformers builds the network from ``config.json``. `checkpoints._model_folder` gives the tensors of the file
 the names of the network, before the tensors are compared with the network.
 
-XXX pooling: The features of a backbone: transformers' ``pooler_output``, or the class token of ``last_hidden_state``.
+The features of a backbone are transformers' ``pooler_output``, or the class token of ``last_hidden_state``:
 
     ViTModel        pooler_output = tanh(W x + b) of the class token x
     Dinov2Model     pooler_output = x
@@ -45,14 +45,7 @@ _MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the prep
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
-    """Infer the spec from ``config.json`` and ``preprocessor_config.json``.
-
-    Errors:
-        CheckpointError: the file is not in a folder with ``config.json``; the configuration names no class, or a task
-            other than classification; an option contradicts the configuration; the number of
-            layers is larger than the number of tensors; or no rule honours the preprocessing.
-        SpecError: transformers has no such class, or does not take the configuration.
-    """
+    """Infer the spec from ``config.json`` and ``preprocessor_config.json``."""
     where = f"{shapes.source}/{CONFIG_FILE}"
     stated = shapes.record.config
     if not stated:

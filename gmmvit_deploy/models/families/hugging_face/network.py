@@ -1,14 +1,7 @@
-"""Build the network of a spec with Hugging Face transformers.
+"""Build the network of a spec with Hugging Face transformers, and translate the names of tensors.
 
 Nothing is downloaded, and no code outside transformers runs: fields of the configuration with which transformers would
 do either are refused.
-
-XXX names: The names of tensors: files of transformers keep the names of older versions, which transformers itself translates.
-
-    file      vit.encoder.layer.0.attention.attention.query.weight
-    network   vit.layers.0.attention.q_proj.weight
-
-The translation is that of transformers: this module has no list of names.
 """
 
 from __future__ import annotations

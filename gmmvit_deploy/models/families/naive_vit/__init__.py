@@ -62,7 +62,7 @@ NAIVE_VIT = Family(
     blocks=_blocks,
     last_block=_last_block,
     folding_passes=_folding_passes,
-    mistakes=(
+    mistakes=lambda: (
         ("the softmax of training in place of the logits", _softmax_at_the_end),
         ("positions counted from the first patch", _positions_without_class_token),
     ),

@@ -24,7 +24,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import Shapes, asked_image, exact_root, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _MAPPER = "linear_mapper.weight"
 _FIRST = "blocks.0.mhsa.q_mappings"
-_PARTS = ("weight", "bias")
 _BUFFER, _PARAMETER = "positional_embeddings", "pos_embed"
 _NAME = "the tutorial's MyViT"
 # The second name is of a norm in the first version of MyViT, which `_refuse_first_version` refuses by name.
@@ -44,8 +43,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, positions: str) -> NaiveViTS
     """Infer the spec from names and shapes.  ``hints`` give the channels of the images, and the side if needed.
 
     positions: the name of the tensor with the stored positions, if the file holds positions.
-    Errors: CheckpointError when the file has the format of the first version; when the channels, or the side of the
-    images, are not given or do not fit the size of the file's patches; or when a required tensor is missing.
     """
     source = shapes.source
     _refuse_first_version(shapes)
@@ -56,14 +53,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, positions: str) -> NaiveViTS
         if stored
         else _given_image(source, hints, values=values)
     )
-    heads = infer_heads(
-        source,
-        width=dim,
-        known=shapes.count(rf"{_FIRST}\.(\d+)\."),
-        evidence="the number of heads in the first block of the file is",
-        hints=hints,
-        preset_heads=None,
-    )
+    evidence = "the number of heads in the first block of the file is"
+    heads = infer_heads(shapes, hints, width=dim, shown=(shapes.count(rf"{_FIRST}\.(\d+)\."), evidence))
     return NaiveViTSpec(
         image_size=image_size,
         channels=channels,
@@ -151,13 +142,10 @@ def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
     }
     if spec.stored_positions:
         origins["positions"] = Conversion(keys=(positions,), convert=_batched)
-    pairs = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
+    layers = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
     for block in range(spec.depth):
-        origins |= {
-            f"blocks.{block}.{ours}.{part}": f"blocks.{block}.{theirs}.{part}"
-            for ours, theirs in pairs.items()
-            for part in _PARTS
-        }
+        names = {f"blocks.{block}.{ours}": f"blocks.{block}.{theirs}" for ours, theirs in layers.items()}
+        origins |= tensors_of_layers(names)
         keys = [f"blocks.{block}.mhsa.{part}_mappings.{head}" for part in "qkv" for head in range(spec.heads)]
         qkv = f"blocks.{block}.attention.qkv"
         origins[f"{qkv}.weight"] = Conversion(keys=tuple(f"{key}.weight" for key in keys), convert=_stacked_weights)

@@ -28,8 +28,8 @@ from gmmvit_deploy.models.sources.shapes import (
     infer_heads,
     infer_mask,
     mask_heads,
-    preset_of,
 )
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.sources.spt_lsa import (
     PLAIN_FILES,
     has_shifted,
@@ -39,7 +39,6 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     temperature_heads,
 )
 
-_BOTH = ("weight", "bias")
 _BLOCKS = r"layers\.0\.layers\.0\."
 _SHIFTED = "to_patch_embedding.merging"
 _TEMPERATURE = r"layers\.\d+\.layers\.\d+\.0\.fn\.scale$"
@@ -69,7 +68,7 @@ def released_names(spec: PiTSpec) -> dict[str, str]:
                 f"poolings.{s}.pointwise": f"layers.{2 * s + 1}.downsample.net.1",
                 f"poolings.{s}.class_token": f"layers.{2 * s + 1}.cls_ff",
             }
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def known_unused(spec: PiTSpec) -> dict[str, str]:
@@ -126,8 +125,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     """Infer the spec from names and shapes.  The head dim is the same in all stages.
 
     The option ``--set heads`` sets the number of heads of the first stage.
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
@@ -139,16 +136,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     mask, _ = infer_mask(shapes, hints, "layers.0.layers.0.0.fn.mask")
     spoken, widths = _spoken(shapes, stages), _widths(shapes, stages)
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
     temperatures = _temperatures(shapes, stages)
-    known, evidence = shown_heads(shapes, hints)
     head_dim = widths[0] // infer_heads(
-        source,
-        width=widths[0],
-        known=known,
-        evidence=evidence,
-        hints=hints,
-        preset_heads=preset.heads[0] if preset else None,
+        shapes, hints, width=widths[0], shown=shown_heads(shapes, hints), presets=PRESETS
     )
     if any(width % head_dim for width in widths):
         raise CheckpointError(

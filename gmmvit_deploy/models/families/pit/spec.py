@@ -1,6 +1,4 @@
-"""Spec of a PiT.
-
-XXX presets: PiT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+"""Spec of a PiT, and the presets: architectures that the paper authors' released code names.
 
 The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 """
@@ -66,15 +64,10 @@ class PiTSpec(ModelSpec):
         return tuple(self.dim << stage for stage in range(len(self.depths)))
 
 
-def _fine_patch(image_size: int) -> int:
-    """Return the side of a patch in pixels: 4 for images of 64×64 pixels, otherwise 2."""
-    return 4 if image_size == 64 else 2
-
-
-def pit(classes: int, image_size: int, mask: MaskSpec) -> PiTSpec:
+def _pit(classes: int, image_size: int, mask: MaskSpec) -> PiTSpec:
     return PiTSpec(
         image_size=image_size,
-        patch_size=_fine_patch(image_size),
+        patch_size=4 if image_size == 64 else 2,
         classes=classes,
         dim=96,
         depths=(2, 6, 4),
@@ -85,4 +78,4 @@ def pit(classes: int, image_size: int, mask: MaskSpec) -> PiTSpec:
     )
 
 
-PRESETS: Mapping[str, Callable[[int, int, MaskSpec], PiTSpec]] = {"pit": pit}
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], PiTSpec]] = {"pit": _pit}

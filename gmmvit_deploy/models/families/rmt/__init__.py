@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.family import Family, Mistake, OwnPass
@@ -65,27 +64,11 @@ def _engine_passes() -> tuple[OwnPass, ...]:
     return (join_rows,)
 
 
-def _mistake(name: str) -> Callable[[Model], bool]:
-    """Return the function of `mistakes` with this name; the module, which imports torch, is imported at the call."""
+def _mistakes() -> tuple[Mistake, ...]:
+    from gmmvit_deploy.models.families.rmt.mistakes import MISTAKES
 
-    def make(model: Model) -> bool:
-        from gmmvit_deploy.models.families.rmt import mistakes
+    return MISTAKES
 
-        changed: bool = getattr(mistakes, name)(model)
-        return changed
-
-    return make
-
-
-_MISTAKES: tuple[Mistake, ...] = (
-    ("attention to the whole grid in the decomposed stages", _mistake("whole_everywhere")),
-    ("decomposed attention in the stages that attend to the whole grid", _mistake("decomposed_everywhere")),
-    ("rotary position embedding left out", _mistake("rotation_left_out")),
-    ("rotary position embedding of halves of a head in place of pairs", _mistake("halves_rotated")),
-    ("rotary position embedding with positions counted column by column", _mistake("columns_first")),
-    ("the network of another release: 2023 for 2024, or 2024 for 2023", _mistake("other_release")),
-    ("BatchNorm with an epsilon of 1e-3", _mistake("batch_norm_epsilon")),
-)
 
 RMT = Family(
     name="rmt",
@@ -98,5 +81,5 @@ RMT = Family(
     blocks=_blocks,
     folding_passes=_folding_passes,
     engine_passes=_engine_passes,
-    mistakes=_MISTAKES,
+    mistakes=_mistakes,
 )

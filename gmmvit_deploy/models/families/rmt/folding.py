@@ -41,8 +41,6 @@ def merge_batch_norms(model: nn.Module) -> tuple[str, ...]:
                                                 commutes with the mean over the tokens
 
     Ensures: no BatchNorm remains.
-    Returns the names of the changed modules.
-    Errors: FoldError when a BatchNorm remains.
     """
     changed = []
     for name, module in model.named_modules():
@@ -72,8 +70,6 @@ def merge_scale_into_keys(model: nn.Module) -> tuple[str, ...]:
     The rotation of Q and K is linear, so the scale commutes with the rotation.
     Requires: all attentions between tokens of a module have the same scale.
     Ensures: no scale remains in an attention of an RMT.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the requirement does not hold.
     """
     changed = []
     for name, attention in _attentions(model):
@@ -99,8 +95,6 @@ def merge_branch_scales(model: nn.Module) -> tuple[str, ...]:
     """Merge each LayerScale into the last linear layer of its branch: γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b.
 
     Ensures: no LayerScale remains.
-    Returns the names of the merged modules.
-    Errors: FoldError when a LayerScale remains.
     """
     changed = []
     for name, block in model.named_modules():
@@ -126,7 +120,6 @@ def merge_residual_convolutions(model: nn.Module) -> tuple[str, ...]:
 
     δ: the kernel that is 1 at the centre and 0 elsewhere.
     Ensures: no depthwise convolution adds its input.
-    Returns the names of the changed convolutions.
     """
     changed = []
     for name, module in model.named_modules():
@@ -148,8 +141,6 @@ def fold_rotations(model: nn.Module) -> tuple[str, ...]:
 
     Ensures: on random inputs, the folded rotation of reordered features equals the reordered result of the trained
     rotation bit for bit.
-    Returns the names of the changed rotations.
-    Errors: FoldError when the results differ, or when Q, K and V are separate layers.
     """
     changed = []
     for name, stage in model.named_modules():
@@ -184,7 +175,6 @@ def share_decays(model: nn.Module) -> tuple[str, ...]:
 
     Requires: folded biases; other decays stay unchanged.
     Ensures: no two attentions of a stage hold equal constants in different tensors.
-    Returns the names of the attentions that read the tensor of an earlier attention.
     """
     changed = []
     for name, stage in model.named_modules():
@@ -210,7 +200,6 @@ def join_rows(model: nn.Module) -> tuple[str, ...]:
     Scores (B, h, H, w, w)  →  (B·h, H, w, w), and (B, w, H, h, h)  →  (B·w, H, h, h). All rows have the same decay.
 
     Ensures: the model computes the same products and sums in the same order.
-    Returns the names of the changed attentions.
     """
     changed = []
     for name, attention in _attentions(model):
@@ -225,7 +214,6 @@ def merge_token_weight(model: nn.Module) -> tuple[str, ...]:
     """Merge the weight of the token head into the head: ½ · max(W x + b)  →  max(½ W x + ½ b), bit for bit.
 
     Ensures: the logits are the sum of the logits of the head and of the largest logits of the token head.
-    Returns the name of the changed head.
     """
     if not isinstance(model, RMT) or model.token_head is None or model.token_weight == 1:
         return ()

@@ -11,21 +11,15 @@ A grid has the shape (B, h, w, D): B images, h × w tokens, D features. Stem and
 layout of convolutions, which the first operator of the next block, a convolution, reads as well.
 Source: "RMT: Retentive Networks Meet Vision Transformers" (arXiv 2309.11523) and its authors' code.
 
-XXX convolutions: Convolutions of an RMT, also with BatchNorm, and their folded forms.
-
-h × w: the sides of a grid of tokens.  D: the number of features of a token.
-
-XXX attention: Attention of an RMT: on the whole grid of tokens, or decomposed into rows and columns.
+Attention, on the whole grid of tokens, or decomposed into rows and columns:
 
 whole:       A = softmax(Q Kᵀ · d^(−1/2) + decay_h · (|Δrow| + |Δcolumn|))                      O = A V
 decomposed:  A_w = softmax(Q Kᵀ · d^(−1/2) + decay_h · |Δcolumn|) within each row of the grid
              A_h = softmax(Q Kᵀ · d^(−1/2) + decay_h · |Δrow|) within each column of the grid   O = A_h (A_w V)
 both:        the output is out(O + local(V)), where ``local`` is a 5×5 depthwise convolution
 
-d: the head dim.  n = h·w: the number of tokens of a grid of h × w tokens.  Two softmaxes are not the same as a single
-softmax, so whole and decomposed attention are different networks, although the sum of both decays along an axis is the
-decay on the grid.
-Source: Manhattan self-attention of "RMT: Retentive Networks Meet Vision Transformers".
+d: the head dim.  n = h·w: the number of tokens of a grid.  Two softmaxes are not the same as a single softmax, so whole
+and decomposed attention are different networks, although the sum of both decays along an axis is the decay on the grid.
 """
 
 from __future__ import annotations

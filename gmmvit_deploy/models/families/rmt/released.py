@@ -23,7 +23,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.recorded_preset import recorded_preset
 from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
 if TYPE_CHECKING:
@@ -43,12 +43,7 @@ mask: every RMT has the decay.
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
-    """Infer the spec from names and shapes, and from the options or the preset what no tensor shows.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the tensors belong to
-    different releases, when the side of the images or the decomposed stages are unknown, or when a hint contradicts
-    the file.
-    """
+    """Infer the spec from names and shapes, and from the options or the preset what no tensor shows."""
     sizes = _sizes(shapes, hints)
     source, stages = shapes.source, len(sizes["depths"])
     given = hints.decomposed_stages
@@ -85,12 +80,7 @@ def _sizes(shapes: Shapes, hints: LoadHints) -> dict[str, Any]:
                 f"{dims[s]} divided by {heads[s]}, the number of entries of layers.{s}.Relpos.decay"
             )
     infer_heads(
-        shapes.source,
-        width=dims[0],
-        known=heads[0],
-        evidence="the number of decays of the first stage is",
-        hints=hints,
-        preset_heads=None if hints.preset is None else PRESETS[hints.preset](1, IMAGE_SIZE, MaskSpec()).heads[0],
+        shapes, hints, width=dims[0], shown=(heads[0], "the number of decays of the first stage is"), presets=PRESETS
     )
     channels = shapes.of(_FIRST, rank=4)[1]
     if channels not in CHANNELS:
@@ -229,9 +219,7 @@ def tensor_origins(spec: RMTSpec) -> TensorOrigins:
     else:
         pairs["projection.normed.linear"] = "proj"
         norms["projection.normed.norm"] = "norm"
-    origins |= {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in pairs.items() for part in _BOTH}
-    origins |= {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in norms.items() for part in _BATCH_NORM}
-    return origins
+    return origins | tensors_of_layers(pairs) | tensors_of_layers(norms, _BATCH_NORM)
 
 
 def _next(layer: str) -> str:
@@ -254,7 +242,7 @@ def _block_origins(spec: RMTSpec, s: int, b: int) -> dict[str, str | Conversion]
     if spec.release != "2023":
         pairs["mlp.convolution.convolution"] = "ffn.dwconv.conv"
     origins: dict[str, str | Conversion] = {
-        f"{ours}.{a}.{part}": f"{theirs}.{z}.{part}" for a, z in pairs.items() for part in _BOTH
+        **tensors_of_layers({f"{ours}.{a}": f"{theirs}.{z}" for a, z in pairs.items()})
     }
     for part in _BOTH:
         keys = tuple(f"{theirs}.retention.{name}_proj.{part}" for name in "qkv")

@@ -1,9 +1,7 @@
-"""Spec of an RMT.
+"""Spec of an RMT, and the presets: four sizes in three releases of the paper authors' code.
 
-XXX presets: RMT presets: architectures that the paper authors' code names.
-
-Four sizes in three releases. The names are those of the functions of the authors' code. The release of 2023 also has
-an ``RMT_S``, which here is ``RMT_S_2023``.
+The names of the presets are those of the functions of the authors' code. The release of 2023 also has an ``RMT_S``,
+which here is ``RMT_S_2023``.
 """
 
 from __future__ import annotations

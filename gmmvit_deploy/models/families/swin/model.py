@@ -10,8 +10,6 @@ for two tokens that are in the same window only because of the shift, otherwise 
 
 SPT replaces the patch convolution and its norm, and the norm and projection between stages (`layers.shifted_patches`).
 LSA replaces d^(−1/2) by a learned temperature of each head, and masks the diagonal of the scores after the biases.
-
-XXX folding: Swin: remove the dimension of the windows, so that attention has the four dimensions that fused kernels require.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class WindowBlock(nn.Module):
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
-        self.joined = False  # True after `folding.join_windows`, which moves windows into batch or heads
+        self.joined = False  # True after `join_windows`, which moves windows into batch or heads
         order = shifted_windows(self.grid, self.window, self.shift) if self.shift else torch.empty(0, dtype=torch.int64)
         self.register_buffer("in_windows", order, persistent=False)
         self.register_buffer("in_rows", order.argsort(), persistent=False)
@@ -181,15 +179,13 @@ class Swin(Model):
 
 @torch.no_grad()
 def join_windows(model: nn.Module) -> tuple[str, ...]:
-    """Move the dimension of the W windows into the dimension of the batch or of the H heads.
+    """Move the dimension of the W windows into that of the batch or of the H heads: fused kernels need four dimensions.
 
     Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step on the scores differs between windows.
 
     Requires: every step on the scores is folded, which means replaced by a constant.
     Ensures: the model computes the same products and sums in the same order. If windows become heads, each constant is
     repeated for each window, so that no constant is broadcast over windows; head h of window w gets the index w·H + h.
-    Returns the names of the changed blocks.
-    Errors: FoldError when a step is not folded yet.
     """
     changed = []
     for name, block in model.named_modules():

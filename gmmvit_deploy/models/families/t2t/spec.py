@@ -1,6 +1,4 @@
-"""Spec of a T2T-ViT.
-
-XXX presets: T2T-ViT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+"""Spec of a T2T-ViT, and the presets: architectures that the paper authors' released code names.
 
 The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 """
@@ -43,15 +41,7 @@ class T2TSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require_counts(
-            self,
-            "dim",
-            "depth",
-            "heads",
-            "head_dim",
-            "mlp_dim",
-            "token_layers",
-            "token_dim",
-            "token_mlp_dim",
+            self, "dim", "depth", "heads", "head_dim", "mlp_dim", "token_layers", "token_dim", "token_mlp_dim"
         )
         require(
             self.image_size % 2 ** (self.token_layers + 1) == 0,
@@ -84,7 +74,7 @@ class T2TSpec(ModelSpec):
         return tuple(self.image_size >> step for step in range(1, self.token_layers + 2))
 
 
-def t2t(classes: int, image_size: int, mask: MaskSpec) -> T2TSpec:
+def _t2t(classes: int, image_size: int, mask: MaskSpec) -> T2TSpec:
     return T2TSpec(
         image_size=image_size,
         classes=classes,
@@ -100,4 +90,4 @@ def t2t(classes: int, image_size: int, mask: MaskSpec) -> T2TSpec:
     )
 
 
-PRESETS: Mapping[str, Callable[[int, int, MaskSpec], T2TSpec]] = {"t2t": t2t}
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], T2TSpec]] = {"t2t": _t2t}

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from gmmvit_deploy.models.families.family import Family, OwnPass, Windows
-from gmmvit_deploy.models.families.timm.checkpoint import TIMM_FILES
-from gmmvit_deploy.models.families.timm.deit3_files import DEIT3_FILES
-from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.models.specs import MaskSpec

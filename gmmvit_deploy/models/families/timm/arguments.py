@@ -6,13 +6,6 @@ any file        --model, --model-args, --image-size, --set heads; the number of 
 
 ``--model`` and ``--model-args`` replace the values of the file. ``--set heads`` must not contradict the arguments of
 the model. ``--image-size`` must not contradict the file if timm builds the architecture for a single image size.
-
-XXX positions: The image size that the stored position embeddings of a timm model show.
-
-    tokens = prefix + (height / patch) · (width / patch)
-
-pos_embed (1, tokens, D). timm's own model of the architecture has the prefix and the patch; its grid is compared with
-the tokens of the file.
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ from gmmvit_deploy.models.specs import MaskSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """The position embeddings of a file.
+    """The position embeddings pos_embed (1, tokens, D) of a file: tokens = prefix + (height / patch) · (width / patch).
 
     tokens: their number in the file.  prefix: how many belong to class token and registers.
     patch: (height, width) of a patch in pixels.

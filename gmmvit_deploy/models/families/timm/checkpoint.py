@@ -1,18 +1,33 @@
 """Checkpoints of models that timm builds: how the spec is inferred, and the names of the tensors.
 
-The tensors have timm's names. timm builds the model from the name of the architecture and from arguments
-(`families.timm.arguments`); the tensors determine the number of classes and of channels.
+timm builds the model from the name of the architecture and from arguments (`families.timm.arguments`); the tensors
+determine the number of classes and of channels. The tensors have timm's names, or names that timm, or the code that
+timm took an architecture from, used before, or those of two codes of Meta:
+
+    DeiT III (facebookresearch/deit, models_v2.py)
+    blocks.{i}.gamma_1, gamma_2          ls1.gamma, ls2.gamma (LayerScale)
+
+    DINOv2, a backbone without a classifier: the user gives a linear head
+    register_tokens (1, R, D)            reg_token
+    cls_token, pos_embed (1, n+1, D)     in a model with registers, because timm adds no positions to class token and
+                                         registers: cls_token + pos_embed[0] → cls_token,  pos_embed[1:] → pos_embed
+    blocks.{i}.mlp.w12, w3               mlp.fc1, mlp.fc2 of the SwiGLU mlp (ViT-g)
+    mask_token                           stored, but read only in training
+
+These files do not hold timm's name of the architecture, so the user types this name, such as
+``deit3_small_patch16_224``, ``vit_small_patch14_dinov2`` or ``vit_small_patch14_reg4_dinov2``.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.images.resize_rules import CROP_MODES, RESIZE_RULES
 from gmmvit_deploy.models.families.timm.arguments import (
     Arguments,
@@ -22,14 +37,16 @@ from gmmvit_deploy.models.families.timm.arguments import (
     is_train_script,
     name_of,
 )
-from gmmvit_deploy.models.families.timm.network import require_timm
-from gmmvit_deploy.models.families.timm.older_names import with_present_names
+from gmmvit_deploy.models.families.timm.network import network_from_spec, require_timm
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes, infer_mask, mask_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, Interpolation, MaskSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints._model_folder` adds the tensors of a linear head to those of the backbone."""
@@ -40,11 +57,7 @@ _OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
-    """Infer the spec from the record of the file, the tensors, and the user's options.
-
-    Errors: CheckpointError when the file has no classifier, or when the image size is neither stated nor typed; and as
-    for `arguments_of`.
-    """
+    """Infer the spec from the record of the file, the tensors, and the user's options."""
     arguments = arguments_of(shapes, hints)
     model_args = dict(arguments.model_args)
     height, width = asked_size(shapes, arguments)
@@ -220,7 +233,6 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
 
     Older versions of timm stored buffers that timm now computes from the sizes of the model.
     """
-    from gmmvit_deploy.models.families.timm.network import network_from_spec
     from gmmvit_deploy.models.layers.shapes_only import shapes_only
 
     with shapes_only():
@@ -344,6 +356,97 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
+def with_present_names(shapes: Shapes, hints: LoadHints) -> dict[str, Tensor] | None:
+    """Return the tensors of the file under timm's present names, or None if timm's function names no tensor anew.
+
+    layers.0.downsample → layers.1.downsample, head → head.fc       a Swin of timm before 0.9, or of Microsoft's code
+
+    timm's module of an architecture has a function ``checkpoint_filter_fn`` that gives the tensors of such files their
+    present names. It also resamples tensors of another image size, and drops some tensors; the result here does
+    neither: a tensor that the function drops or computes stays as it is in the file, for the later comparison of all
+    tensors with the network.
+    """
+    from torch import Tensor
+
+    from gmmvit_deploy.models.layers.shapes_only import shapes_only
+
+    try:
+        arguments = arguments_of(shapes, hints)
+        with shapes_only():
+            network = network_from_spec(
+                TimmSpec(
+                    architecture=arguments.architecture,
+                    model_args={**arguments.model_args, "num_classes": 1},
+                    image_size=1,
+                    classes=1,
+                    mask=MaskSpec(),
+                )
+            )
+    except InputError:
+        return None
+    entry: Any = require_timm().models.model_entrypoint(arguments.architecture)
+    rename = getattr(sys.modules[entry.__module__], "checkpoint_filter_fn", lambda tensors, network: tensors)
+    try:
+        renamed = dict(rename(dict(shapes.tensors), network))
+    # timm's functions expect the files of their architecture, and raise errors of any class for other files.
+    except Exception:
+        return None
+    # A renamed or reshaped tensor shares the memory of the file's tensor; a computed one does not.
+    held = {(tensor.data_ptr(), tensor.numel()) for tensor in shapes.tensors.values()}
+    same = {
+        name: tensor
+        for name, tensor in renamed.items()
+        if isinstance(tensor, Tensor) and (tensor.data_ptr(), tensor.numel()) in held
+    }
+    used = {(tensor.data_ptr(), tensor.numel()) for tensor in same.values()}
+    left = {name: t for name, t in shapes.tensors.items() if (t.data_ptr(), t.numel()) not in used}
+    expected = network.state_dict().keys()
+    result = {**left, **same}
+    return result if len(expected - result.keys()) < len(expected - shapes.tensors.keys()) else None
+
+
+def _deit3_origins(spec: TimmSpec) -> TensorOrigins:
+    return {name: re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", str(key)) for name, key in tensor_origins(spec).items()}
+
+
+def _dinov2_origins(spec: TimmSpec) -> TensorOrigins:
+    plain = tensor_origins(spec)
+    origins: dict[str, str | Conversion] = dict(plain)
+    if _has_packed_mlp(spec):
+        for name, key in plain.items():
+            origins[name] = str(key).replace(".mlp.fc1.", ".mlp.w12.").replace(".mlp.fc2.", ".mlp.w3.")
+    if "network.reg_token" in plain:
+        origins["network.reg_token"] = "register_tokens"  # noqa: S105 - a key of a state dict
+        origins["network.cls_token"] = Conversion(keys=("cls_token", "pos_embed"), convert=_class_token)
+        origins["network.pos_embed"] = Conversion(keys=("pos_embed",), convert=lambda positions: positions[:, 1:])
+    return origins
+
+
+def _class_token(token: Tensor, positions: Tensor) -> Tensor:
+    return token + positions[:, :1]
+
+
+def _has_packed_mlp(spec: TimmSpec) -> bool:
+    """Return whether the mlp computes gate and values with a single linear layer."""
+    import torch
+
+    with torch.device("meta"):
+        network = network_from_spec(spec)
+    sizes = [module for path, module in network.named_modules() if path.endswith("blocks.0.mlp")]
+    return bool(sizes) and type(sizes[0]).__name__ == "GluMlp"
+
+
+def _dinov2_unused(spec: TimmSpec) -> Mapping[str, str]:
+    unused = dict(known_unused(spec))
+    unused["mask_token"] = "DINOv2 reads the mask token only in training"  # noqa: S105 - a key of a state dict
+    return unused
+
+
+def _dinov2_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation:
+    """Return the algorithm that resamples position embeddings: timm's for a model with registers, else DINO's."""
+    return "timm" if "register_tokens" in shapes else "dino"
+
+
 TIMM_FILES = CheckpointSource(
     name="timm",
     signature=(),  # every file: timm builds hundreds of architectures, and the other sources are more specific
@@ -355,4 +458,22 @@ TIMM_FILES = CheckpointSource(
     taken_from=taken_from,
     present_names=with_present_names,
     own_hints=("model_args",),
+)
+DINOV2_FILES = replace(
+    TIMM_FILES,
+    name="DINOv2",
+    signature=(r"mask_token$", r"cls_token$", r"blocks\.0\.ls1\.gamma$"),
+    tensors=_dinov2_origins,
+    known_unused=_dinov2_unused,
+    interpolation=_dinov2_interpolation,
+    present_names=lambda shapes, hints: None,
+)
+DEIT3_FILES = replace(
+    TIMM_FILES,
+    name="DeiT III",
+    signature=(r"blocks\.0\.gamma_1$", r"blocks\.0\.attn\.qkv\.weight$", r"cls_token$"),
+    absent=(r"blocks\.0\.attn\.proj_l\.",),  # CaiT, which stores LayerScale under the same names
+    tensors=_deit3_origins,
+    interpolation=lambda shapes, hints: "deit",
+    present_names=lambda shapes, hints: None,
 )

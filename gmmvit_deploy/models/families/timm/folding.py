@@ -1,12 +1,12 @@
-"""Folding passes for networks of timm: join the heads of a distilled model, merge BatchNorm into convolutions.
+"""Folding passes for networks of timm.
 
-XXX block_passes: Folding passes for the blocks of timm's vision transformers.
+    (W x + b + W_d x_d + b_d) / 2  →  W' [x, x_d] + b'            the heads of a distilled model
+    BatchNorm behind W ∗ x         →  W' ∗ x + b'                 torchvision's convolution stem
+    γ ∘ (W x + b)                  →  (γ ∘ W) x + γ ∘ b           LayerScale merged into the linear map before it
+    x + mlp(norm(x))               →  in the last block, computed only for the prefix tokens, such as the class token
 
-    γ ∘ (W x + b)              →  (γ ∘ W) x + γ ∘ b            LayerScale merged into the linear map before it
-    x + mlp(norm(x))           →  in the last block, computed only for the prefix tokens, such as the class token
-
-The modules belong to timm, so each pass is tried on a copy: if the logits of random images change by more than
-rounding, the pass leaves the network as it is.
+The modules belong to timm, so the passes on its blocks are tried on a copy: if the logits of random images change by
+more than rounding, such a pass leaves the network as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.subclasses import replace_methods
 from gmmvit_deploy.models.layers.tried_change import tried
@@ -58,8 +57,6 @@ def join_distilled_heads(model: nn.Module) -> tuple[str, ...]:
     LeViT:      (W n(x) + b + W_d n_d(x) + b_d) / 2, with BatchNorms n and n_d of one vector x  →  W' x + b'
 
     Ensures: in float64 the heads and the linear map output the same logits up to rounding.
-    Returns the names of the heads; an empty tuple for other models.
-    Errors: FoldError when the logits differ.
     """
     network: Any = getattr(model, "network", None)
     heads = getattr(network, "head", None), getattr(network, "head_dist", None)
@@ -124,7 +121,6 @@ def fuse_batch_norms(model: nn.Module) -> tuple[str, ...]:
     W' = W·γ/√(v+ε),  b' = (b−m)·γ/√(v+ε) + β
 
     The exporter merges the BatchNorms of other networks.
-    Returns the names of the changed convolutions.
     """
     from gmmvit_deploy.models.families.timm.conv_stem import ConvStem
 
@@ -140,29 +136,9 @@ def fuse_batch_norms(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
-@torch.no_grad()
-def merge_linear_layer_scale(model: Model) -> tuple[str, ...]:
-    """Merge LayerScale into the output projection of each attention and the second linear layer of each mlp.
-
-    Ensures: in float64 the logits of random images are equal up to rounding; otherwise the network does not change.
-    Returns the names of the changed layers.
-    """
-    return tried(model, _merge)
-
-
-@torch.no_grad()
-def narrow_class_token_block(model: Model) -> tuple[str, ...]:
-    """Compute the mlp of the last block only for the prefix tokens: class token, distillation token and registers.
-
-    Requires: a vision transformer of timm whose head reads no patches, without attention pooling and without a linear
-    head of DINO.
-    Ensures: in float64 the logits of random images are equal up to rounding; otherwise the network does not change.
-    Returns the name of the block.
-    """
-    return tried(model, _narrow)
-
-
-def _merge(model: Any) -> tuple[str, ...]:
+@tried
+def merge_linear_layer_scale(model: Any) -> tuple[str, ...]:
+    """Merge LayerScale into the output projection of each attention and the second linear layer of each mlp."""
     changed = []
     for path, block in model.network.named_modules():
         for scale_name, part_name, layer_name in (("ls1", "attn", "proj"), ("ls2", "mlp", "fc2")):
@@ -182,7 +158,13 @@ def _merge(model: Any) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _narrow(model: Any) -> tuple[str, ...]:
+@tried
+def narrow_class_token_block(model: Any) -> tuple[str, ...]:
+    """Compute the mlp of the last block only for the prefix tokens: class token, distillation token and registers.
+
+    Requires: a vision transformer of timm whose head reads no patches, without attention pooling and without a linear
+    head of DINO.
+    """
     network = model.network
     blocks = getattr(network, "blocks", None)
     tokens = getattr(network, "num_prefix_tokens", 0)

@@ -1,20 +1,11 @@
 """A model of timm as a `Model` of this package.
 
     logits = network(images)        network: the module that timm builds (`layers.answered_network`)
-    logits = head(tokens)           with a linear head of DINO (`linear_head`); the tokens are the features
+    logits = head(tokens)           with a linear head of DINO (`LinearHead`); the tokens are the features
     features = network(images)      without a classifier, as timm builds a network with num_classes 0
     features = network.forward_head(network.forward_features(images), pre_logits=True)      with a classifier
 
 The masks of the spec are on the attentions that `gmmvit_deploy.timm.add_masks` would choose.
-
-XXX linear_head: The linear classifier with which DINO and DINOv2 evaluate a backbone.
-
-features = [c of block L−n+1, …, c of block L]      c: the class token after the last norm; n = ``blocks``, L blocks
-features = [features, m]                            with ``average``; m: the mean of the normed patches of block L
-features = c[0], m[0], c[1], m[1], …                with ``interleaved``, as in DINO's eval_linear.py; only for n = 1
-logits = W features + b
-
-XXX blocks: The blocks of a network of timm, whose outputs ``gmmvit parity --localize`` compares, and the windows of Swin.
 """
 
 from __future__ import annotations
@@ -40,7 +31,12 @@ if TYPE_CHECKING:
 
 
 class LinearHead(nn.Module):
-    """A linear classifier that reads the class tokens of the last blocks of a vision transformer.
+    """The linear classifier with which DINO and DINOv2 evaluate a backbone.
+
+    features = [c of block L−n+1, …, c of block L]    c: the class token after the last norm; n = ``blocks``, L blocks
+    features = [features, m]                          with ``average``; m: the mean of the normed patches of block L
+    features = c[0], m[0], c[1], m[1], …              with ``interleaved``, as in DINO's eval_linear.py; only for n = 1
+    logits = W features + b
 
     forward: (network, images (B, c, height, width)) → (logits (B, C), features (B, D)).
     """

@@ -42,10 +42,7 @@ _IN_BLOCK = {
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
-    """Infer the spec from the tensors and the user's ``num_heads`` and ``conv_stem_strides``.
-
-    Errors: CheckpointError when a value is not given, when an argument is unknown, or when a tensor is missing.
-    """
+    """Infer the spec from the tensors and the user's ``num_heads`` and ``conv_stem_strides``."""
     source = shapes.source
     if unknown := set(hints.model_args) - set(_TYPED):
         raise CheckpointError(

@@ -69,6 +69,6 @@ VIT = Family(
     variants=_variants,
     blocks=_blocks,
     last_block=_last_block,
-    mistakes=(("class token and mean of the tokens exchanged in the pooling", _other_pooling),),
+    mistakes=lambda: (("class token and mean of the tokens exchanged in the pooling", _other_pooling),),
     default_resize="stretch-bilinear",
 )

@@ -1,6 +1,4 @@
-"""Spec of a ViT.
-
-XXX presets: ViT presets: architectures that the paper authors' released code names.  The mask spec is a parameter.
+"""Spec of a ViT, and the presets: architectures that the paper authors' released code names.
 
 The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
 """
@@ -9,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from gmmvit_deploy.models.specs import (
@@ -76,79 +75,36 @@ class ViTSpec(ModelSpec):
         return self.grid**2 + int(self.class_token)
 
 
-def _vit(
-    *, dim: int, depth: int, heads: int, classes: int, image_size: int, mask: MaskSpec, patch_size: int | None = None
-) -> ViTSpec:
-    return ViTSpec(
-        image_size=image_size,
-        patch_size=patch_size or (8 if image_size == 64 else 4),
-        classes=classes,
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        head_dim=dim // heads,
-        mlp_dim=2 * dim,
-        class_token=mask.kind == "plain",
-        mask=mask,
-    )
+def _preset(
+    dim: int, depth: int, heads: int = 12, patch_sizes: Mapping[int, int] = MappingProxyType({})
+) -> Callable[[int, int, MaskSpec], ViTSpec]:
+    """Return a preset.  patch_sizes: side of the images → side of a patch, where it is not 8 for 64 pixels, else 4."""
 
+    def spec(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
+        return ViTSpec(
+            image_size=image_size,
+            patch_size=patch_sizes.get(image_size, 8 if image_size == 64 else 4),
+            classes=classes,
+            dim=dim,
+            depth=depth,
+            heads=heads,
+            head_dim=dim // heads,
+            mlp_dim=2 * dim,
+            class_token=mask.kind == "plain",
+            mask=mask,
+        )
 
-def vit(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """Return the spec of the model that the paper calls ViT d9."""
-    return _vit(dim=192, depth=9, heads=12, classes=classes, image_size=image_size, mask=mask)
-
-
-def vit_base(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    patch_size = 2 if image_size == 32 else None
-    return _vit(dim=256, depth=8, heads=4, classes=classes, image_size=image_size, mask=mask, patch_size=patch_size)
-
-
-def vit_heat(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    return _vit(
-        dim=192,
-        depth=8,
-        heads=6,
-        classes=classes,
-        image_size=image_size,
-        mask=mask,
-        patch_size={32: 2, 64: 4}.get(image_size),
-    )
-
-
-def vit_d6(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    return _vit(dim=252, depth=6, heads=12, classes=classes, image_size=image_size, mask=mask)
-
-
-def vit_d15(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    return _vit(dim=144, depth=15, heads=12, classes=classes, image_size=image_size, mask=mask)
-
-
-def vit_d30(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    return _vit(dim=72, depth=30, heads=12, classes=classes, image_size=image_size, mask=mask)
-
-
-def vit_d30_star(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """Return the spec of the model d30* in Table 3 of the paper."""
-    return _vit(dim=108, depth=30, heads=12, classes=classes, image_size=image_size, mask=mask)
-
-
-def vit_d30_star_star(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    """Return the spec of the model d30** in Table 4 of the paper."""
-    return _vit(dim=192, depth=30, heads=12, classes=classes, image_size=image_size, mask=mask)
-
-
-def vit_d60(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
-    return _vit(dim=72, depth=60, heads=12, classes=classes, image_size=image_size, mask=mask)
+    return spec
 
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ViTSpec]] = {
-    "vit": vit,
-    "vit-base": vit_base,
-    "vit-heat": vit_heat,
-    "vit_d6": vit_d6,
-    "vit_d15": vit_d15,
-    "vit_d30": vit_d30,
-    "vit_d30*": vit_d30_star,
-    "vit_d30**": vit_d30_star_star,
-    "vit_d60": vit_d60,
+    "vit": _preset(192, 9),  # the paper's ViT d9
+    "vit-base": _preset(256, 8, heads=4, patch_sizes={32: 2}),
+    "vit-heat": _preset(192, 8, heads=6, patch_sizes={32: 2, 64: 4}),
+    "vit_d6": _preset(252, 6),
+    "vit_d15": _preset(144, 15),
+    "vit_d30": _preset(72, 30),
+    "vit_d30*": _preset(108, 30),  # d30* in Table 3 of the paper
+    "vit_d30**": _preset(192, 30),  # d30** in Table 4 of the paper
+    "vit_d60": _preset(72, 60),
 }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.family import Family, LastBlock, Mistake, OwnPass
 from gmmvit_deploy.models.families.vit_pytorch.files import SOURCES
-from gmmvit_deploy.models.families.vit_pytorch.mistakes import MISTAKES
 from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
@@ -64,6 +63,12 @@ def _folding_passes() -> tuple[OwnPass, ...]:
     return (centre_head_mixing, merge_head_norm_into_values, merge_scale_into_query)
 
 
+def _mistakes() -> tuple[Mistake, ...]:
+    from gmmvit_deploy.models.families.vit_pytorch.mistakes import MISTAKES
+
+    return MISTAKES
+
+
 VIT_PYTORCH = Family(
     name="vit_pytorch",
     spec=VitPytorchSpec,
@@ -74,5 +79,5 @@ VIT_PYTORCH = Family(
     blocks=_blocks,
     last_block=_last_block,
     folding_passes=_folding_passes,
-    mistakes=MISTAKES,
+    mistakes=_mistakes,
 )

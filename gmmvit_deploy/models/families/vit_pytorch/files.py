@@ -30,7 +30,7 @@ from gmmvit_deploy.models.sources.hints import LoadHints, Pool
 from gmmvit_deploy.models.sources.patches import image_of_patches
 from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 _LAYERS = "transformer.layers"
-_BOTH = ("weight", "bias")
 _SHIFTED = "to_patch_embedding.to_patch_tokens"
 _VIEWS = 5  # the image and its four shifted copies
 
@@ -89,11 +88,7 @@ class Style:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchSpec:
-    """Infer the spec from names and shapes.  ``hints`` give the values that names and shapes do not show.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape; when the number of heads, the
-    pooling, the channels or the side of the images must be given; or when a hint contradicts the file.
-    """
+    """Infer the spec from names and shapes.  ``hints`` give the values that names and shapes do not show."""
     embedding, linear = _embedding(shapes)
     dim, values = shapes.of(f"{linear}.weight", rank=2)
     class_token, latest = _class_token(shapes, dim)
@@ -190,15 +185,7 @@ def _heads(shapes: Shapes, hints: LoadHints, style: Style, *, inner_dim: int, si
         evidence = "the number of heads in the head mixing matrices of the file is"
     elif single:
         known, evidence = 1, "the file has no output projection, so the number of heads is"
-    return infer_heads(
-        shapes.source,
-        width=inner_dim,
-        known=known,
-        evidence=evidence,
-        hints=hints,
-        preset_heads=None,
-        has_presets=False,
-    )
+    return infer_heads(shapes, hints, width=inner_dim, shown=(known, evidence))
 
 
 def _pool(shapes: Shapes, hints: LoadHints, *, class_token: bool, latest: bool) -> Pool:
@@ -236,7 +223,7 @@ def tensor_origins(spec: VitPytorchSpec, *, style: Style) -> TensorOrigins:
             pairs[f"{scores}.after.norm"] = f"{branch}reattn_norm.1"
         elif spec.attention == "lsa":
             origins[f"{scores}.before.temperature.temperature"] = f"{branch}temperature"
-    return origins | {f"{a}.{part}": f"{b}.{part}" for a, b in pairs.items() for part in _BOTH}
+    return origins | tensors_of_layers(pairs)
 
 
 def _embedding_names(embedding: EmbeddingKind) -> dict[str, str]:

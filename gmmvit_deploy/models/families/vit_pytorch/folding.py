@@ -34,8 +34,6 @@ def centre_head_mixing(model: nn.Module) -> tuple[str, ...]:
     of their squares.
     Requires: the head mixing directly precedes the norm.
     Ensures: no attention has a LayerNorm over the heads; each attention outputs the same values up to float64 rounding.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the requirement or the end state does not hold.
     """
 
     def centre(attention: ReAttention) -> bool:
@@ -65,8 +63,6 @@ def merge_head_norm_into_values(model: nn.Module) -> tuple[str, ...]:
     Requires: `centre_head_mixing` has run.
     Unchanged: attentions in which the weight of a head is 0, or less than 2^(−10) of the largest weight.
     Ensures: each changed attention outputs the same values up to float64 rounding, and has no bias of the norm.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the requirement or the end state does not hold.
     """
 
     def merge(attention: ReAttention) -> bool:
@@ -94,8 +90,6 @@ def merge_scale_into_query(model: nn.Module) -> tuple[str, ...]:
     """Merge d^(−1/2) into the rows of the projection that compute Q: (Q Kᵀ) · d^(−1/2)  →  (d^(−1/2) · Q) Kᵀ.
 
     Ensures: each changed attention outputs the same values up to float64 rounding; no Re-attention has a scale.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the end state does not hold.
     """
 
     def merge(attention: ReAttention) -> bool:

@@ -5,28 +5,22 @@ x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 x = norm(x)                                                if the network has a final norm
 logits = head(norm(pooled x))                              the norm only if the network has a norm before the head
 
-The pooled x is the class token, or the mean of all tokens including the class token. `attention` and `embedding`
-describe the kinds of attention and of patch embedding.
+The pooled x is the class token, or the mean of all tokens including the class token.
 
-XXX attention: The attentions of vit-pytorch: plain, Re-attention (DeepViT), and locality self-attention (small-data ViT).
+Attention: out = A V. W mixes the heads, and norm is a LayerNorm over the heads of each pair of tokens (i, j).
 
 plain         A = softmax(Q Kᵀ · d^(−1/2))
 lsa           A = softmax(T · Q Kᵀ + B)               T = exp(temperature), B = −∞ on the diagonal and 0 elsewhere
 reattention   A = norm(Wᵀ · softmax(Q Kᵀ · d^(−1/2)))
 
-out = A V. The matrix W mixes the heads, and norm is a LayerNorm over the heads of each pair of tokens (i, j).
-
-XXX embedding: The patch embeddings and the sinusoidal positions of vit-pytorch.
+Patch embedding:
 
 linear    x = W · patch + b
 normed    x = norm(W · norm(patch) + b)
 shifted   x = W · norm(patch of five images) + b
 
-The five images of the shifted embedding are the image and four copies that are shifted by a pixel: to the right, to the
-left, down and up. Pixels outside the image are 0. The copies are further channels, so a patch has 5·c·p·p values.
-
-Position of the patch in row r and column s of the grid, for k = 0 … D/4 − 1:
-    [sin(s·ω_k), cos(s·ω_k), sin(r·ω_k), cos(r·ω_k)]        ω_k = 10000^(−k / (D/4 − 1))
+The five images are the image and four copies that are shifted by a pixel: to the right, to the left, down and up.
+Pixels outside the image are 0. The copies are further channels, so a patch has 5·c·p·p values.
 """
 
 from __future__ import annotations
@@ -151,6 +145,7 @@ def embedding_from_spec(spec: VitPytorchSpec) -> PatchEmbedding:
 def sinusoidal_positions(grid: int, dim: int) -> Float[Tensor, "1 n dim"]:
     """Return the positions of a square grid, computed in float32 as in vit-pytorch, also for a model in float64.
 
+    Row r, column s, k = 0 … D/4 − 1:  [sin(s·ω_k), cos(s·ω_k), sin(r·ω_k), cos(r·ω_k)]    ω_k = 10000^(−k / (D/4 − 1))
     dim: the width D, a multiple of 4 and at least 8.
     """
     waves = 1.0 / _LONGEST_WAVE ** (torch.arange(dim // 4) / (dim // 4 - 1))
