@@ -17,7 +17,7 @@ from gmmvit_deploy.models.specs import Interpolation, MaskKind, MaskSpec, ModelS
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", "small_mask"]
+__all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "small_mask"]
 
 OwnPass = Callable[["Model"], tuple[str, ...]]
 """A pass of a family, for folding (replacing steps by constants) or for GPU engines.
@@ -28,8 +28,6 @@ the end state does not hold.
 
 Mistake = tuple[str, Callable[["Model"], bool]]
 """A deployment mistake: (description, function that makes the mistake in a model and returns True if it did)."""
-
-_SMALL_KERNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,34 +56,6 @@ class Windows:
     grid: int
     window: int
     shift: int
-
-
-def no_passes() -> tuple[OwnPass, ...]:
-    return ()
-
-
-def _no_mistakes() -> tuple[Mistake, ...]:
-    return ()
-
-
-def _no_variants() -> Mapping[str, ModelSpec]:
-    return {}
-
-
-def _reads_all(spec: Any) -> LastBlock | None:
-    return None
-
-
-def _no_proof(model: Model) -> None:
-    return None
-
-
-def _no_windows(spec: Any) -> Mapping[str, Windows]:
-    return {}
-
-
-def _always_available(spec: Any) -> str:
-    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +87,7 @@ class Family:
                     must state the rule
     proof:          model → None, a check of a model that was filled from a checkpoint; raises an error
     distributions:  Python packages that define the models, whose versions a bundle records
-    mistakes:       () → usual deployment mistakes, which ``gmmvit parity`` names, beside those of the steps on the scores
+    mistakes:       () → usual deployment mistakes that ``gmmvit parity`` names, beside those in the steps on the scores
     """
 
     name: str
@@ -128,16 +98,16 @@ class Family:
     small: Callable[[MaskSpec], ModelSpec]
     blocks: Callable[[Any], tuple[str, ...]]
     presets: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = field(default_factory=dict)
-    variants: Callable[[], Mapping[str, ModelSpec]] = _no_variants
-    last_block: Callable[[Any], LastBlock | None] = _reads_all
-    windows: Callable[[Any], Mapping[str, Windows]] = _no_windows
-    folding_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
-    engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
-    unavailable: Callable[[Any], str] = _always_available
+    variants: Callable[[], Mapping[str, ModelSpec]] = dict
+    last_block: Callable[[Any], LastBlock | None] = lambda spec: None
+    windows: Callable[[Any], Mapping[str, Windows]] = lambda spec: {}
+    folding_passes: Callable[[], tuple[OwnPass, ...]] = tuple
+    engine_passes: Callable[[], tuple[OwnPass, ...]] = tuple
+    unavailable: Callable[[Any], str] = lambda spec: ""
     resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
-    mistakes: Callable[[], tuple[Mistake, ...]] = _no_mistakes
+    mistakes: Callable[[], tuple[Mistake, ...]] = tuple
     distributions: tuple[str, ...] = ()
-    proof: Callable[[Model], None] = _no_proof
+    proof: Callable[[Model], None] = lambda model: None
     default_resize: ResizeRule | None = None
 
     def small_specs(self) -> dict[MaskKind, ModelSpec]:
@@ -147,4 +117,4 @@ class Family:
 
 def small_mask(kind: MaskKind) -> MaskSpec:
     """Return a mask spec of this kind.  A Gaussian mixture mask has three Gaussians per head."""
-    return MaskSpec(kind=kind, kernels=_SMALL_KERNELS if kind == "gmm" else 0)
+    return MaskSpec(kind=kind, kernels=3 if kind == "gmm" else 0)

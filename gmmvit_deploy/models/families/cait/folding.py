@@ -153,7 +153,6 @@ def _widens(name: str, scores: AttentionScores) -> bool:
 
     The factors are steps that multiply the scores, such as a mask. A bias after the head mixing, which
     `folding.drop_remainder` can leave, may differ between the heads.
-    Errors: FoldError when a factor or a bias is not folded, or when the scale is not merged into another step.
     """
     before = [step for _, step in scores.steps_before()]
     after = [step for _, step in scores.steps_after()]

@@ -122,10 +122,7 @@ class CaiTBlock(nn.Module):
 
 
 class CaiT(Model):
-    """CaiT, plain or with masks on the attention of the patch blocks.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """CaiT, plain or with masks on the attention of the patch blocks."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 

@@ -151,10 +151,7 @@ class ConvolutionStem(nn.Module):
 
 
 class DeepViT(Model):
-    """DeepViT.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """DeepViT."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 

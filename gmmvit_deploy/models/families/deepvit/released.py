@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_HIDDEN = {"heads", "scale_adjustment", "transform_scale"}
-_NOT_COMPARED = {"classes", "mask", *_HIDDEN}
+_NOT_COMPARED = {"classes", "mask", "heads", "scale_adjustment", "transform_scale"}
 """Fields of a spec that are no sizes of a preset: a network is often trained again for other classes."""
 _SETTINGS = ("mean", "std", "crop_pct", "interpolation")
 
@@ -130,17 +129,13 @@ def _usable_preset(
         return PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec()) if name in PRESETS else None
 
     def differences(preset: DeepViTSpec) -> list[str]:
-        differing = list(map(_short, field_differences(spec, preset, left_out=_NOT_COMPARED)))
+        differing = field_differences(spec, preset, left_out=_NOT_COMPARED)
+        differing = ["re-attention in other blocks" if d.startswith("reattention") else d for d in differing]
         if known_heads is not None and known_heads != preset.heads:
             differing.append(f"heads {known_heads} (the preset has {preset.heads})")
         return differing
 
     return recorded_preset(shapes, preset_named=preset_named, differences=differences)
-
-
-def _short(difference: str) -> str:
-    """Shorten the list of blocks in a difference."""
-    return "re-attention in other blocks" if difference.startswith("reattention") else difference
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownImages:
@@ -166,13 +161,12 @@ _STEM = "patch_embed.conv1.weight"
 
 
 def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
-    """Return the origin of each tensor of the model."""
     pairs = {"patch_embedding": "patch_embed.proj", "head_norm": "norm", "head": "head"}
     names: dict[str, str | Conversion] = {"class_token": "cls_token", "position_embedding": "pos_embed"}
     if spec.stem_channels:
         for index in range(2):
             names[f"stem.convolutions.{index}.weight"] = f"patch_embed.conv{index + 1}.weight"
-            names |= {f"stem.norms.{index}.{part}": f"patch_embed.bn{index + 1}.{part}" for part in _STATISTICS}
+            names |= tensors_of_layers({f"stem.norms.{index}": f"patch_embed.bn{index + 1}"}, _STATISTICS)
     inside = {
         "attention_norm": "norm1",
         "attention.qkv": "attn.qkv",
@@ -185,11 +179,10 @@ def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
         pairs |= {f"blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in inside.items()}
         if mixes:
             after, attention = f"blocks.{i}.attention.scores.after", f"blocks.{i}.attn"
-            names[f"{after}.mixing.weight"] = Conversion(
-                keys=(f"{attention}.reatten_matrix.weight",), convert=_from_old_to_new
-            )
-            names[f"{after}.bias.bias"] = f"{attention}.reatten_matrix.bias"
-            names |= {f"{after}.norm.{part}": f"{attention}.var_norm.{part}" for part in _STATISTICS}
+            mixing = f"{attention}.reatten_matrix"
+            names[f"{after}.mixing.weight"] = Conversion(keys=(f"{mixing}.weight",), convert=_from_old_to_new)
+            names[f"{after}.bias.bias"] = f"{mixing}.bias"
+            names |= tensors_of_layers({f"{after}.norm": f"{attention}.var_norm"}, _STATISTICS)
     names |= tensors_of_layers(pairs)
     if not spec.qkv_bias:
         for i in range(spec.depth):
@@ -198,10 +191,7 @@ def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
 
 
 def _from_old_to_new(weight: Tensor) -> Tensor:
-    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head].
-
-    Errors: ValueError when the weight has another shape than that of a 1×1 convolution.
-    """
+    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head]."""
     if weight.shape[2:] != (1, 1):
         raise ValueError("expected (H, H, 1, 1) for H heads")
     return weight[:, :, 0, 0].transpose(0, 1).contiguous()
@@ -248,10 +238,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
 
 
 def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
-    """Return (D, patch size, image channels, channels of the stem) of the patch embedding; 0 without a stem.
-
-    Errors: CheckpointError when a convolution has another shape than the authors' code gives it.
-    """
+    """Return (D, patch size, image channels, channels of the stem) of the patch embedding; 0 without a stem."""
     if _STEM not in shapes:
         return (*shapes.convolution_patch("patch_embed.proj.weight"), 0)
     stem, channels, height, width = shapes.of(_STEM, rank=4)

@@ -203,10 +203,7 @@ class ClassRowFirst(nn.Module):
 
 
 class EANet(Model):
-    """Classifier with external attention.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Classifier with external attention."""
 
     unfolded_patches: ClassVar[tuple[str, int]] = ("token_transformers.0.project", _FIRST_SIDE)
 

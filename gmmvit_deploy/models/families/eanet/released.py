@@ -87,10 +87,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -
 
 
 def _channels(shapes: Shapes) -> int:
-    """Return the number of image channels, from the width of the first norm, which reads patches of 7 × 7 pixels.
-
-    Errors: CheckpointError when the width does not fit a supported number of channels.
-    """
+    """Return the number of image channels, from the width of the first norm, which reads patches of 7 × 7 pixels."""
     name = f"{_TOKENS}.attention1.norm1.weight"
     (width,) = shapes.of(name, rank=1)
     if width % _FIRST_PATCH or width // _FIRST_PATCH not in CHANNELS:

@@ -101,7 +101,7 @@ def _architecture(stated: Mapping[str, Any], where: str) -> str:
 
 
 def _task(stated: Mapping[str, Any], where: str) -> Task | None:
-    """Return the task that ``problem_type`` states, or None.  Errors: CheckpointError for another value."""
+    """Return the task that ``problem_type`` states, or None."""
     value = stated.get("problem_type")
     if value is not None and value not in _TASKS:
         raise CheckpointError(
@@ -253,10 +253,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
 
 
 def _labels(stated: Mapping[str, Any], where: str, classes: int) -> tuple[str, ...] | None:
-    """Return ``id2label`` in the order of the index; None if the labels are those that transformers makes up.
-
-    Errors: CheckpointError when ``id2label`` is not a label for each class.
-    """
+    """Return ``id2label`` in the order of the index; None if the labels are those that transformers makes up."""
     labels = stated.get("id2label")
     if labels is None:
         return None

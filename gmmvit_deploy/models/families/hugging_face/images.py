@@ -142,10 +142,7 @@ def _usual_class(model_type: str) -> str | None:
 
 
 def _class_name(fields: Mapping[str, Any], file: _File, model_type: str) -> str:
-    """Return the name of the image processor, without the suffix of an implementation.
-
-    Errors: CheckpointError when the file names no class, or a class whose operations no rule honours.
-    """
+    """Return the name of the image processor, without the suffix of an implementation."""
     field = next((key for key in ("image_processor_type", "feature_extractor_type") if fields.get(key)), None)
     stated = fields[field] if field else _usual_class(model_type)
     if not isinstance(stated, str):
@@ -264,8 +261,6 @@ def _normalisation(
     """Return (mean, std) for pixels / 255, from numbers for pixels · rescale_factor.
 
     (pixels · r − mean) / std = (pixels / 255 − mean / (255 r)) / (std / (255 r))
-
-    Errors: CheckpointError when a number is not valid, or when the numbers are not one for each channel.
     """
     factor = processor.rescale_factor if processor.do_rescale else 1.0
     if not factor > 0 or not math.isfinite(factor):

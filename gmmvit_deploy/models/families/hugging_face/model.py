@@ -50,7 +50,7 @@ class HuggingFaceModel(AnsweredNetwork):
         return answer
 
     def _pooled(self, output: Any) -> Tensor:
-        """Return the features (B, D) of a backbone.  Errors: SpecError when transformers does not compute them."""
+        """Return the features (B, D) of a backbone."""
         if self.spec.pool == "cls":
             token: Tensor = output.last_hidden_state[:, 0]
             return token
@@ -79,10 +79,7 @@ class HuggingFaceModel(AnsweredNetwork):
         return logits, read[-1]
 
     def _classifier(self) -> nn.Linear:
-        """Return the linear layer that computes the logits.
-
-        Errors: SpecError when the network has no such layer, or several.
-        """
+        """Return the linear layer that computes the logits."""
         heads = dict(self.classifier_heads())
         if len(heads) != 1:
             held = " and ".join(heads) or "none"

@@ -54,10 +54,7 @@ class HeadwiseProjection(nn.Module):
 
 
 class NaiveViT(Model):
-    """Vision transformer with headwise projections and fixed positions, sinusoidal unless the checkpoint holds others.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Vision transformer with headwise projections and fixed positions: sinusoids, or those of the checkpoint."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 

@@ -80,10 +80,7 @@ def _refuse_first_version(shapes: Shapes) -> None:
 
 
 def _stored_grid(shapes: Shapes, name: str) -> int:
-    """Return the number of patches along a side of the image, from the number of stored positions.
-
-    Errors: CheckpointError when the tensor is not (N, D) or (1, N, D), or N is not a square number plus 1.
-    """
+    """Return the number of patches along a side of the image, from the number of stored positions."""
     tokens = shapes.of(name, rank=3 if shapes.tensors[name].dim() == 3 else 2)[-2]
     return shapes.grid(tokens - 1, where=f"{name}, without the class token,")
 
@@ -92,7 +89,6 @@ def _given_image(source: str, hints: LoadHints, *, values: int) -> tuple[int, in
     """Return (side of the images, channels of the images, side of a patch) for a file without stored positions.
 
     values: the number of values per patch.
-    Errors: CheckpointError when the side or the channels are not given, or do not fit the number of values per patch.
     """
     image_size, channels = asked_image(source, hints)
     patch_size = exact_root(values / channels)
@@ -110,7 +106,6 @@ def _image_of_grid(source: str, hints: LoadHints, *, values: int, grid: int) -> 
 
     values: the number of values per patch.  grid: the number of patches along a side of the image.
     The caller compares the side of the images with the option --image-size.
-    Errors: CheckpointError when the channels are not given, or do not fit the number of values per patch.
     """
     _, channels = asked_image(source, replace(hints, image_size=grid), example="--set channels=1")  # the side is known
     patch_size = exact_root(values / channels)

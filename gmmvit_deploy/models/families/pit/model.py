@@ -63,10 +63,7 @@ class ShiftedPooling(nn.Module):
 
 
 class PiT(Model):
-    """Pooling-based vision transformer (PiT), plain or masked.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Pooling-based vision transformer (PiT), plain or masked."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 

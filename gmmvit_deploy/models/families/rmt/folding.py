@@ -234,10 +234,7 @@ def _scales(part: TokenAttention) -> list[tuple[str, Scale]]:
 
 
 def _stacked(name: str, attention: ManhattanAttention) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the linear layer that computes Q, K and V.
-
-    Errors: FoldError when Q, K and V are separate layers.
-    """
+    """Return weight and bias of the linear layer that computes Q, K and V."""
     if not isinstance(attention.qkv, nn.Linear):
         raise FoldError(
             f"{name}: expected a single linear layer for Q, K and V; run this pass before the engine passes"

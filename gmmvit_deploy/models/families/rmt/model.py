@@ -404,7 +404,6 @@ class RMT(Model):
     projection: None in the release of 2023.
     norm: the BatchNorm before the head of the release of 2023; None in the other releases, and after folding.
     token_head: the head on every position in the release with token labels, otherwise None.
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {

@@ -106,7 +106,6 @@ def _counted(shapes: Shapes, pattern: str, tensor: str) -> int:
     """Return the number of stages or blocks that the names count from 0, and check that each has ``tensor``.
 
     tensor: the name of a tensor of each stage or block, with {} in place of the number.
-    Errors: CheckpointError when the tensor of a stage or block is missing.
     """
     count = shapes.count(pattern)
     for number in range(max(count, 1)):  # ends at the first missing number, however large the count is
@@ -118,10 +117,7 @@ def _counted(shapes: Shapes, pattern: str, tensor: str) -> int:
 
 
 def _release(shapes: Shapes, depths: list[int]) -> Release:
-    """Return the release whose network has these tensors.
-
-    Errors: CheckpointError when the file has tensors of several releases.
-    """
+    """Return the release whose network has these tensors."""
     projects, second_head = "proj.weight" in shapes, "aux_head.weight" in shapes
     convolutions = [
         f"layers.{s}.blocks.{b}.ffn.dwconv.conv.weight" in shapes
@@ -256,10 +252,7 @@ def _block_origins(spec: RMTSpec, s: int, b: int) -> dict[str, str | Conversion]
 
 
 def _stacked(*tensors: Tensor) -> Tensor:
-    """Stack the tensors of the linear layers of Q, K and V to the tensor of a single linear layer.
-
-    Errors: ValueError when the shapes differ.
-    """
+    """Stack the tensors of the linear layers of Q, K and V to the tensor of a single linear layer."""
     import torch
 
     if len({tensor.shape for tensor in tensors}) > 1:
@@ -268,7 +261,7 @@ def _stacked(*tensors: Tensor) -> Tensor:
 
 
 def _flat(gamma: Tensor) -> Tensor:
-    """Turn the factors of a LayerScale, (1, 1, 1, D), into (D).  Errors: ValueError when the shape is another."""
+    """Turn the factors of a LayerScale, (1, 1, 1, D), into (D)."""
     if gamma.dim() != 4 or gamma.shape[:3] != (1, 1, 1):
         raise ValueError("expected (1, 1, 1, D)")
     return gamma.flatten()

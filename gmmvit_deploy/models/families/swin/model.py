@@ -140,10 +140,7 @@ class Stage(nn.Module):
 
 
 class Swin(Model):
-    """Swin transformer, plain or with a Gaussian mixture mask on the attention within each window.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Swin transformer, plain or with a Gaussian mixture mask on the attention within each window."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
 

@@ -96,10 +96,7 @@ class T2TBlock(Block):
 
 
 class T2T(Model):
-    """Tokens-to-token vision transformer, plain or masked.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Tokens-to-token vision transformer, plain or masked."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
     unfolded_patches: ClassVar[tuple[str, int]] = ("token_transformers.0.qkv", _SIDE)

@@ -77,7 +77,6 @@ def _channels(shapes: Shapes) -> tuple[int, bool]:
     """Return (c, SPT): the number c of image channels, and whether the network reads shifted copies of the image.
 
     The input width of the first token transformer is 9·c, or 45·c with shifted copies. No supported c fits both.
-    Errors: CheckpointError when the input width is neither for a supported number of channels.
     """
     name = f"{_TOKENS}.attention1.attn.qkv.weight"
     values = shapes.of(name, rank=2)[1]
@@ -95,7 +94,6 @@ def _grid(shapes: Shapes) -> tuple[int, bool]:
     """Return (side of the grid of tokens, whether the network reads a class token).
 
     A network that reads its class token has a position for the class token.
-    Errors: CheckpointError when the number of positions is neither a square number nor a square number plus 1.
     """
     positions = shapes.of("pos_embed", rank=3)[1]
     if exact_root(positions) is None and exact_root(positions - 1) is not None:

@@ -176,7 +176,6 @@ def _fitting(
 
     The position embeddings replace only a size that is timm's default for the architecture. If they fit no square
     image, the size stays, and the later comparison with all tensors says what differs.
-    Errors: CheckpointError when the user or the file states another size than the position embeddings show.
     """
     shown = positions.size
     if shown is None or (size is not None and positions.tokens_for(size) == positions.tokens):
@@ -294,8 +293,6 @@ def _size(
 
     The size is the user's, else that in the file, else timm's default for the architecture. The default is used only if
     the architecture has a fixed input size, or if the args of timm's train.py state no size, as in most trainings.
-    Errors: CheckpointError when the size in the file is not valid, or when the size in the file differs from
-    --image-size and timm builds the architecture for a single size.
     """
     where, stated = _stated_size(shapes.record, hints, model_args)
     fixed = bool(cfg.get("fixed_input_size"))

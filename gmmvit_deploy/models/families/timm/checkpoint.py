@@ -85,10 +85,7 @@ def taken_from(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> Mapping[str,
 
 
 def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
-    """Return the mask whose tensors the file holds, under the names of `gmmvit_deploy.timm.add_masks`.
-
-    Errors: CheckpointError when a tensor of a Gaussian mixture is missing, or when ``hints`` contradict the file.
-    """
+    """Return the mask whose tensors the file holds, under the names of `gmmvit_deploy.timm.add_masks`."""
     parts: dict[str, str] = {}
     paths: list[str] = []
     for name in shapes.tensors:
@@ -155,8 +152,6 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
     """Return (number of classes, argument ``num_classes`` of timm).
 
     The result is (0, 0) for a backbone without a classifier, if only its features are needed.
-    Errors: CheckpointError when the file has no classifier and the user gives no linear head, or when the user states
-    another number of classes than the tensors.
     """
     if hints.head is not None:
         return _head_classes(shapes, hints, hints.head), 0
@@ -187,11 +182,7 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
 
 
 def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
-    """Return the number of classes of a linear head.
-
-    Errors: CheckpointError when the features of the head are not the class tokens of ``head_blocks`` blocks, and with
-    ``head_average`` also the mean of the patches.
-    """
+    """Return the number of classes of a linear head."""
     classes, features = shapes.of(f"{HEAD_FILE}.weight", rank=2)
     token = shapes.tensors.get("cls_token")
     if token is not None and token.dim() == 3:
@@ -291,7 +282,7 @@ def _usual_resize(shapes: Shapes, hints: LoadHints) -> str:
 
 
 def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the preprocessing that timm reads from these settings.  Errors: CheckpointError when timm fails."""
+    """Return the preprocessing that timm reads from these settings."""
     resolve: Any = require_timm().data.resolve_data_config
     try:
         resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
@@ -309,7 +300,6 @@ def _from_data_config(
     """Return the preprocessing of a file as this package describes it.
 
     resolved: the result of `_resolved`.  config: the values of ``config.json``, with the labels; empty without labels.
-    Errors: CheckpointError when a value of ``resolved`` is not valid.
     """
     interpolation = resolved["interpolation"]
     # During training, "random" chooses a filter for each image; timm evaluates such models with the bilinear filter.

@@ -83,10 +83,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
 
 
 def _stem(shapes: Shapes, hints: LoadHints) -> tuple[list[list[int]], int]:
-    """Return ([output channels, kernel size, stride] of each convolution, number of image channels).
-
-    Errors: CheckpointError when the strides are not given, or do not fit the number of convolutions.
-    """
+    """Return ([output channels, kernel size, stride] of each convolution, number of image channels)."""
     count = shapes.count(_STEM)
     strides = hints.model_args.get("conv_stem_strides")
     # torchvision's last convolution, a 1×1 convolution of stride 1, may be counted or not.

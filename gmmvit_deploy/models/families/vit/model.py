@@ -30,10 +30,7 @@ from gmmvit_deploy.precision import Role
 
 
 class ViT(Model):
-    """Vision transformer, plain or masked.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Vision transformer, plain or masked."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
 

@@ -132,7 +132,6 @@ def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: 
     """Return True if the head reads the mean of all tokens, including the class token.
 
     spt_lsa: True if the tensors show SPT or LSA.
-    Errors: CheckpointError when the user must type ``--set pool``, or types a value that contradicts the file.
     """
     if not class_token:
         known_pool(shapes.source, hints, pool="mean", evidence="the file has no class token, so the pooling is")

@@ -143,8 +143,6 @@ def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
 
     dim: D, the width of the tokens.
     In the latest ViT, the token has the shape (1, D), or (0, D) in a network that pools the mean of the patches.
-    Errors: CheckpointError when the tensor has another number of dimensions or another width. The number of dimensions
-    decides what the classifier reads.
     """
     if "cls_token" not in shapes:
         return False, False
@@ -158,7 +156,7 @@ def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
 
 
 def _stored_grid(shapes: Shapes, *, class_token: bool) -> int:
-    """Return the number of patches along a side of the image.  Errors: CheckpointError for a grid without a square."""
+    """Return the number of patches along a side of the image."""
     name = "pos_embedding"
     rank = 2 if name in shapes and shapes.tensors[name].dim() == 2 else 3
     positions = shapes.of(name, rank=rank)[-2]

@@ -105,10 +105,7 @@ def merge_scale_into_query(model: nn.Module) -> tuple[str, ...]:
 
 
 def _changed(model: nn.Module, change: Callable[[ReAttention], bool]) -> tuple[str, ...]:
-    """Apply ``change`` to every Re-attention, and return the names of the attentions for which it returned True.
-
-    Errors: FoldError when a change alters the output of an attention on random tokens, compared in float64.
-    """
+    """Apply ``change`` to every Re-attention, and return the names of the attentions for which it returned True."""
     changed = []
     for name, attention in _attentions(model):
         exact = copy.deepcopy(attention).double()

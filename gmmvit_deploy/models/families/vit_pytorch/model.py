@@ -157,7 +157,6 @@ class VitPytorch(Model):
     """A network of vit-pytorch.
 
     pools: what the head reads, ``cls`` or ``mean``; equal to the field ``pool`` of the spec.
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
