@@ -38,9 +38,6 @@ def loaded(name: str, **hints: Any) -> LoadedCheckpoint:
     return load_checkpoint(case.path, LoadHints(**hints) if hints else case.hints)
 
 
-# ---- golden logits -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_second_memory_is_read_with_its_strides(name: str, tmp_path: Path) -> None:
     """The file stores the memory transposed, and after training on a CPU in the storage of the first memory."""
@@ -79,9 +76,6 @@ def test_performer_and_transformer_are_two_names_of_one_function(tmp_path: Path)
     images = torch.from_numpy(golden("eanet_transformer").inputs)
     with torch.inference_mode():
         assert load_checkpoint(path).model(images).equal(loaded("eanet_transformer").model(images))
-
-
-# ---- presets -------------------------------------------------------------------------------------------------------
 
 
 def test_sides_are_multiples_of_16() -> None:

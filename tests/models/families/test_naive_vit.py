@@ -14,11 +14,9 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families import spec_from_json
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import spec_to_json
 from tests.conftest import golden
 
 KEYS = ("positional_embeddings", "pos_embed")
@@ -70,11 +68,6 @@ def logits_of(path: Path, hints: LoadHints = CASE.hints) -> np.ndarray:
     with torch.inference_mode():
         logits: np.ndarray = load_checkpoint(path, hints).model(torch.from_numpy(CASE.inputs)).numpy()
     return logits
-
-
-def test_the_oracle_equals_the_golden_logits() -> None:
-    logits = tutorial_logits(tutorial_state(), sinusoidal_positions(50, 8)[0], torch.from_numpy(CASE.inputs))
-    np.testing.assert_allclose(logits.numpy(), CASE.logits, rtol=0, atol=CASE.atol)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -151,13 +144,6 @@ def test_the_first_version_is_refused_by_name(extra: State, tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match=r"the first version of MyViT, .* \(ln1, msa, ln2, enc_mlp\)") as caught:
         load_checkpoint(saved(tmp_path, state | extra), CASE.hints)
     assert "n_blocks" in caught.value.hint
-
-
-def test_a_spec_of_before_stored_positions_opens() -> None:
-    spec = load_checkpoint(CASE.path, CASE.hints).spec
-    data = spec_to_json(spec)
-    assert data.pop("stored_positions") is False
-    assert spec_from_json(data) == spec
 
 
 def test_weights_of_a_bundle_hold_stored_positions(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_fr
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.families.rmt.model import FoldedRotation
-from gmmvit_deploy.models.families.rmt.released import RELEASED, infer_spec, taken_from, tensor_origins
+from gmmvit_deploy.models.families.rmt.released import infer_spec, taken_from, tensor_origins
 from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -54,17 +54,6 @@ def test_side_and_stages_are_asked_for_and_the_record_is_not_believed() -> None:
     with pytest.raises(CheckpointError, match="which stages attend along rows and columns") as raised:
         load_checkpoint(case.path, LoadHints(image_size=64))
     assert "--image-size" not in raised.value.hint
-
-
-def test_options_are_recorded() -> None:
-    assert loaded("rmt_layerscale").taken_from == {
-        "image_size": "--image-size 64",
-        "decomposed_stages": "--set decomposed_stages=1,2,3",
-    }
-    none = loaded("rmt_layerscale", decomposed_stages=())
-    assert none.taken_from["decomposed_stages"] == "--set decomposed_stages=none"
-    assert isinstance(none.spec, RMTSpec)
-    assert none.spec.decomposed_stages == ()
 
 
 @pytest.mark.parametrize(
@@ -129,18 +118,6 @@ def test_a_preset_of_another_size_or_another_training_size_is_not_taken() -> Non
     assert "--set decomposed_stages" not in raised.value.hint
     with pytest.raises(CheckpointError, match="no tensor of this file shows"):
         infer_spec(named(spec, model=["RMT_T3"]), LoadHints())
-    deeper = replace(spec, dims=(*spec.dims, 512), depths=(2, 2, 8, 2, 1), heads=(4, 4, 8, 16, 16), mlp_dims=(8,) * 5)
-    with pytest.raises(CheckpointError, match="the file differs from it: dims"):
-        infer_spec(named(deeper, model="RMT_T3"), LoadHints())
-
-
-def test_a_typed_preset_gives_side_and_stages() -> None:
-    fewer = RMT.small(MaskSpec(kind="decay"))
-    assert infer_spec(named(fewer), LoadHints(preset="RMT_S")).decomposed_stages == (1, 2)  # then refused by the loader
-    spec = PRESETS["RMT_S"](1000, 224, MaskSpec())
-    hints = LoadHints(preset="RMT_S")
-    assert infer_spec(named(spec), hints) == spec
-    assert set(taken_from(named(spec), hints, spec).values()) == {"--preset RMT_S"}
 
 
 # ---- presets -------------------------------------------------------------------------------------------------------
@@ -192,12 +169,6 @@ def test_constant_bytes_are_those_of_the_folded_model() -> None:
     assert decays + tables == folded.model.spec.constant_bytes
 
 
-@pytest.mark.parametrize("side", [20, 33])
-def test_convolutions_of_stride_2_round_up(side: int) -> None:
-    spec = replace(RMT.small(MaskSpec(kind="decay")), image_size=side)
-    assert model_from_spec(spec).eval()(torch.randn(2, 3, side, side)).shape == (2, 5)
-
-
 # ---- files that are refused ----------------------------------------------------------------------------------------
 
 
@@ -247,7 +218,7 @@ def test_a_damaged_file_is_refused_and_nothing_is_written(
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("shape", [(-1,), (1, -1), (1, 1, -1, 1), (1, 1, 1, 1, -1), (2, 1, 1, -1)], ids=str)
+@pytest.mark.parametrize("shape", [(-1,), (1, 1, -1, 1), (2, 1, 1, -1)], ids=str)
 def test_factors_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
     held, key = content_of("rmt_layerscale"), "layers.2.blocks.0.gamma_2"
     held["model"][key] = held["model"][key].reshape(shape)
@@ -287,5 +258,3 @@ def test_counters_and_the_angles_of_2023_are_listed_as_unused() -> None:
     unused = loaded("rmt_2023").unused
     assert unused["layers.0.Relpos.angle"] == "angles that the release of 2023 stores and does not read"
     assert sum("num_batches_tracked" in key for key in unused) == 4 + 3 + 1
-    assert not [key for key in loaded("rmt_tiny_like").unused if "Relpos" in key]
-    assert RELEASED.recognises(file_of(RMT.small(MaskSpec(kind="decay"))))

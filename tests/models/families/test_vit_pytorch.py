@@ -62,9 +62,6 @@ def require_golden(loaded: LoadedCheckpoint, case: Golden) -> None:
     np.testing.assert_allclose(logits64(loaded.model, case), case.exact, rtol=0, atol=1e-12)
 
 
-# ---- golden files --------------------------------------------------------------------------------------------------
-
-
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 INSIDE_TO_PRENORM = (
@@ -323,7 +320,7 @@ def outputs(model: Model) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("weight", [[0.0, 1.0], [1.0, 1e-4], [0.0, 0.0]], ids=["zero", "small", "all zero"])
+@pytest.mark.parametrize("weight", [[1.0, 1e-4], [0.0, 0.0]], ids=["small", "all zero"])
 def test_a_vanishing_weight_of_the_head_norm_stays(weight: list[float]) -> None:
     model = deepvit(weight=torch.tensor(weight))
     before = outputs(model)
