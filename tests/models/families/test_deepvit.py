@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, SpecError
-from gmmvit_deploy.models.families.deepvit import presets
+from gmmvit_deploy.models.families.deepvit import spec as presets
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
