@@ -44,7 +44,6 @@ _TEMPERATURE = r"(patch|cls)_transformer\.layers\.\d+\.0\.fn\.fn\.scale$"
 
 
 def released_names(spec: CaiTSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     if spec.spt:
@@ -77,7 +76,6 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: CaiTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 

@@ -198,7 +198,6 @@ def _from_old_to_new(weight: Tensor) -> Tensor:
 
 
 def known_unused(spec: DeepViTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a file may contain but the network never reads."""
     norms = [f"blocks.{i}.attn.var_norm" for i, mixes in enumerate(spec.reattention) if mixes]
     norms += ["patch_embed.bn1", "patch_embed.bn2"] if spec.stem_channels else []
     return {f"{norm}.num_batches_tracked": "the number of training steps of a BatchNorm" for norm in norms}

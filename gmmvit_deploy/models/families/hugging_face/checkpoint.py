@@ -206,7 +206,6 @@ def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mappi
 
 
 def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
-    """Return a dict from name in the model to name in the network."""
     import torch
 
     from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
@@ -217,7 +216,6 @@ def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
 
 
 def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
-    """Return a dict from name in the file to the reason: with ``--set pool=cls``, the tensors of a pooler."""
     import torch
 
     if spec.pool != "cls":

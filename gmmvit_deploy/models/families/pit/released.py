@@ -45,7 +45,6 @@ _TEMPERATURE = r"layers\.\d+\.layers\.\d+\.0\.fn\.scale$"
 
 
 def released_names(spec: PiTSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     if spec.spt:
@@ -72,7 +71,6 @@ def released_names(spec: PiTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: PiTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {f"layers.{2 * s}.mask": "a second copy of the stage's base mask" for s in range(len(spec.depths))}
 
 

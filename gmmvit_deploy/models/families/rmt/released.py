@@ -196,7 +196,6 @@ def taken_from(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> dict[str, str
 
 
 def tensor_origins(spec: RMTSpec) -> TensorOrigins:
-    """Return name in the model → the key of the file, or the conversion that computes the tensor."""
     pairs = {"head": "head"} | ({"token_head": "aux_head"} if spec.release == "token_label" else {})
     norms = {f"{ours}.norm": _next(theirs) for ours, theirs in _STEM}
     origins: dict[str, str | Conversion] = {}
@@ -268,7 +267,6 @@ def _flat(gamma: Tensor) -> Tensor:
 
 
 def known_unused(spec: RMTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a file may contain but the network never reads."""
     stages = range(len(spec.depths))
     norms = [_next(theirs) for _, theirs in _STEM] + [f"layers.{s}.downsample.norm" for s in stages[:-1]] + ["norm"]
     counters = dict.fromkeys(

@@ -47,7 +47,6 @@ _TABLES = r".*relative_position_bias_table"
 
 
 def released_names(spec: SwinSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"norm": "norm", "head": "head"}
     names = {"position_embedding": "absolute_pos_embed"}
     if spec.spt:
@@ -83,7 +82,6 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
 
 
 def known_unused(spec: SwinSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the window's base mask, at the root of the file"}
 
 

@@ -44,7 +44,6 @@ _VIEWS = 5  # the image and four shifted copies
 
 
 def released_names(spec: T2TSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
     names = {
         "position_embedding": "pos_embed",
@@ -66,7 +65,6 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     unused = {"mask": "a second copy of the base mask, at the root of the file"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
     unused |= {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}

@@ -204,7 +204,6 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return a dict from name in the model to name in the file."""
     from gmmvit_deploy.models.families.timm.model import TimmModel
     from gmmvit_deploy.models.layers.shapes_only import shapes_only
 
@@ -251,7 +250,6 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
     """Return the resize rule, crop_pct, mean, std and labels that the file states.
 
     timm's train.py and ``config.json`` of a model folder state these values. train.py states no labels.
-    Errors: CheckpointError when timm cannot read the values, or when a value is not valid.
     """
     record = shapes.record
     if record.config:

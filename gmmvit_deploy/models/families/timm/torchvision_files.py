@@ -105,7 +105,6 @@ def _stem(shapes: Shapes, hints: LoadHints) -> tuple[list[list[int]], int]:
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return a dict from name in the model to name in the file."""
     import torch
 
     from gmmvit_deploy.models.families.timm.model import TimmModel

@@ -51,7 +51,6 @@ _ROOT_MASK = "mask"
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     layers = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding"}
     if spec.spt:
@@ -69,7 +68,6 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
 
 
 def known_unused(spec: ViTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 

@@ -196,7 +196,6 @@ def _pool(shapes: Shapes, hints: LoadHints, *, class_token: bool, latest: bool) 
 
 
 def tensor_origins(spec: VitPytorchSpec, *, style: Style) -> TensorOrigins:
-    """Return name in the model → the key of the file, or the conversion that adds a dimension of the batch."""
     pairs = {"final_norm": "transformer.norm"} if spec.final_norm else {}
     pairs |= _embedding_names(spec.embedding)
     pairs |= {"head_norm": f"{style.head}.0", "head": f"{style.head}.1"} if spec.head_norm else {"head": style.head}
@@ -243,7 +242,6 @@ def _batched(tensor: Tensor) -> Tensor:
 
 
 def known_unused(spec: VitPytorchSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a file may contain but the network never reads."""
     return {} if spec.class_token else {"cls_token": "an empty class token: the network has no class token"}
 
 
