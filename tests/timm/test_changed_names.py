@@ -132,14 +132,7 @@ def beside(folder: Path, prefix: str, layer: str, head: nn.Module | None = None)
 
 
 @pytest.mark.parametrize(
-    ("prefix", "layer"),
-    [
-        ("encoder", "head"),
-        ("backbone", "classifier"),
-        ("backbone", "fc"),
-        ("model.encoder", "model.head"),
-        ("net.vit.model", "net.linear"),
-    ],
+    ("prefix", "layer"), [("backbone", "classifier"), ("model.encoder", "model.head"), ("net.vit.model", "net.linear")]
 )
 def test_a_classifier_beside_the_network(tmp_path: Path, prefix: str, layer: str) -> None:
     network = beside(tmp_path, prefix, layer)

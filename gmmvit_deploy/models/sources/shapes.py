@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -20,6 +20,7 @@ from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 _RELEASED_CHANNELS = 3
 _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
@@ -149,6 +150,29 @@ def exact_root(value: float) -> int | None:
         return None
     root = math.isqrt(int(value))
     return root if root * root == value else None
+
+
+def image_sides(value: Any) -> tuple[int, int] | None:
+    """Return (height, width) of a side or of two sides in pixels, or None if the value is no size up to `MAX_SIDE`."""
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MAX_SIDE for side in sides)
+    return (sides[0], sides[1]) if whole and len(sides) == 2 else None
+
+
+def refuse_depth(shapes: Shapes, depths: Mapping[str, Any], *, where: str, hint: str) -> None:
+    """Refuse a network with more layers than the file has tensors.
+
+    Another package would build the layers one by one, for minutes, before a comparison with the file could begin.
+    depths: name of a setting → its value, a number of layers or a list of such numbers.
+    Errors: CheckpointError that names the setting.
+    """
+    for name, value in depths.items():
+        counts = [count for count in (value if isinstance(value, list | tuple) else [value]) if isinstance(count, int)]
+        if sum(counts) > len(shapes.tensors):
+            raise CheckpointError(
+                f"{where}: {name} is {value!r}, more layers than the weights have tensors ({len(shapes.tensors)})",
+                hint=hint,
+            )
 
 
 def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:

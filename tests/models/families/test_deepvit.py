@@ -14,12 +14,11 @@ import torch
 from torch.nn import functional
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.errors import CheckpointError, SpecError
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.deepvit import spec as presets
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import MANIFEST, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import content_of, tensors_of
@@ -207,36 +206,11 @@ def test_a_preset_of_the_same_sizes_is_used(small_preset: str) -> None:
     assert (loaded.images.mean, loaded.images.std, loaded.images.crop_pct) == ((0.5,) * 3, (0.5,) * 3, 0.9)
 
 
-def test_a_tensor_wins_over_an_option() -> None:
-    with pytest.raises(CheckpointError, match="--set heads=9, but the number of heads in the head mixing matrices"):
-        load_checkpoint(SCALED.path, replace(SCALED.hints, heads=9))
-
-
 def test_preset_option(small_preset: str) -> None:
     loaded = load_checkpoint(golden("deepvit_cnn_scaled").path, LoadHints(preset=small_preset))
     assert loaded.taken_from["scale_adjustment"] == f"the preset {small_preset}, which --preset names"
     with pytest.raises(CheckpointError, match=r"does not match the preset deepvit_S: .*transform_scale False"):
         load_checkpoint(SCALED.path, LoadHints(preset=small_preset, transform_scale=False))
-
-
-# ---- presets -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"heads": 2}, "heads: expected a divisor of the dim 27, got 2"),
-        ({"reattention": (True,)}, r"reattention: expected true or false for each of 4 blocks, got \(True,\)"),
-        ({"scale_adjustment": 0.0}, "scale_adjustment: expected a number above 0, got 0.0"),
-        ({"stem_channels": -1}, "stem_channels: expected a whole number of at least 0, got -1"),
-        ({"patch_size": 1}, "patch size: expected an even number, because the convolution stem"),
-        ({"mask": MaskSpec(kind="elm")}, "expected one of plain, got elm"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_impossible_specs(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        replace(spec_of(SCALED.path, SCALED.hints), **fields)
 
 
 # ---- files that are refused ----------------------------------------------------------------------------------------

@@ -170,13 +170,3 @@ def test_files_that_do_not_fit_are_refused(
     torch.save(state | {key: change(state[key])}, tmp_path / "eanet.pth")
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(tmp_path / "eanet.pth")
-
-
-def test_options_that_contradict_the_file_are_refused() -> None:
-    case = golden(SMALLEST)
-    with pytest.raises(CheckpointError, match="--set heads=4, but the number of heads that follows from the memories"):
-        load_checkpoint(case.path, LoadHints(heads=4))
-    with pytest.raises(CheckpointError, match="--image-size 64 contradicts the file: its tensors show 32"):
-        load_checkpoint(case.path, LoadHints(image_size=64))
-    with pytest.raises(CheckpointError, match="the file does not match the preset T2t_vit_7"):
-        load_checkpoint(case.path, LoadHints(preset="T2t_vit_7"))

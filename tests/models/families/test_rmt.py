@@ -17,7 +17,6 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.families.rmt.model import FoldedRotation
 from gmmvit_deploy.models.families.rmt.released import infer_spec, taken_from, tensor_origins
 from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
@@ -61,10 +60,7 @@ def test_side_and_stages_are_asked_for_and_the_record_is_not_believed() -> None:
     [
         ({"decomposed_stages": (1, 5)}, "--set decomposed_stages=1,5, but the file has 4 stages"),
         ({"heads": 3}, "--set heads=3, but the number of decays of the first stage is 1"),
-        ({"channels": 1}, "--set channels=1 contradicts the file"),
         ({"preset": "RMT_S"}, "the file does not match the preset RMT_S"),
-        ({"preset": "swin"}, "the file has the family rmt"),
-        ({"closed_form": True}, "--set closed_form=yes"),
     ],
 )
 def test_options_that_contradict_the_tensors_are_refused(hints: dict[str, Any], message: str) -> None:
@@ -120,38 +116,7 @@ def test_a_preset_of_another_size_or_another_training_size_is_not_taken() -> Non
         infer_spec(named(spec, model=["RMT_T3"]), LoadHints())
 
 
-# ---- presets -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"release": "2022"}, "release: expected one of"),
-        ({"release": "2023"}, "projection_dim: expected 0"),
-        ({"projection_dim": 0}, "projection_dim: expected at least 1"),
-        ({"decomposed_stages": (3,)}, "decomposed_stages: expected different stages from 1 to 2"),
-        ({"layer_scale": (2, 1)}, "layer_scale: expected different stages"),
-        ({"heads": (2, 32)}, "stage 2: expected 32 heads of an even head dim"),
-        ({"dims": (32,)}, "expected a width for each of 2 stages"),
-        ({"mask": MaskSpec()}, "expected one of decay, got plain"),
-    ],
-)
-def test_specs_that_no_network_has_are_refused(changes: dict[str, Any], message: str) -> None:
-    spec = RMT.small(MaskSpec(kind="decay"))
-    with pytest.raises(SpecError, match=message):
-        replace(spec, **changes)
-
-
-@pytest.mark.parametrize(("stages", "fits", "refused"), [((1, 2, 3), 1536, 2048), ((1, 2), 640, 768), ((), 256, 384)])
-def test_image_sizes_whose_constants_would_fill_the_memory_are_refused(
-    stages: tuple[int, ...], fits: int, refused: int
-) -> None:
-    spec = replace(PRESETS["RMT_S"](1000, 224, MaskSpec()), decomposed_stages=stages)
-    assert replace(spec, image_size=fits).constant_bytes <= 2 << 30
-    size = f"images of {refused}×{refused} pixels take .* GiB; expected at most 2 GiB"
-    with pytest.raises(SpecError, match=size) as caught:
-        replace(spec, image_size=refused)
-    assert caught.value.hint.startswith("type a smaller --image-size")
+# ---- image sizes ---------------------------------------------------------------------------------------------------
 
 
 def test_a_huge_image_size_is_refused_with_the_name_of_the_file() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
-from gmmvit_deploy.errors import CheckpointError, SpecError
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families import model_from_spec, spec_from_json
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
@@ -283,19 +283,6 @@ def test_damaged_files_are_refused(name: str, damage: Callable[[State], None], m
     damage(state)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(saved(tmp_path, state), golden(name).hints)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"class_token": False, "pool": "cls"}, "pool cls: expected a class token"),
-        ({"output": "absent"}, "only attention with a single head of the full width"),
-        ({"class_token": False, "stored_positions": False, "dim": 30}, "sinusoidal positions"),
-    ],
-)
-def test_specs_that_no_network_has_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        replace(SMALL, **fields)
 
 
 # ---- folding -------------------------------------------------------------------------------------------------------

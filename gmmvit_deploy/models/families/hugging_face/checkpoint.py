@@ -29,7 +29,7 @@ from gmmvit_deploy.models.families.hugging_face.network import config_of, is_bac
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import Shapes
+from gmmvit_deploy.models.sources.shapes import MAX_SIDE, Shapes, image_sides, refuse_depth
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
@@ -41,7 +41,6 @@ _TASKS: dict[str, Task] = {
 """``problem_type`` of ``config.json`` → task."""
 _FIELDS = {"mean": "image_mean", "std": "image_std", "resize": "resample", "crop_pct": "size"}
 """Field of `KnownImages` → name of the value in the preprocessor's file."""
-_MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
@@ -57,7 +56,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
     architecture = _architecture(stated, where)
     _task(stated, where)
     _refuse_options(shapes.source, hints)
-    _refuse_depth(shapes, stated, where)
+    sizes = {**_part_of_images(stated), **stated}
+    depths = {name: sizes.get(name) for name in ("num_hidden_layers", "depths")}
+    refuse_depth(shapes, depths, where=where, hint=f"copy or download {CONFIG_FILE} and the weights again")
     config = config_of(architecture, stated, where=where)
     channels = _of_images(config, "num_channels") or 3
     if channels not in CHANNELS:
@@ -66,10 +67,17 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             hint=f"give the folder of a classifier of images, and {CONFIG_FILE} unchanged",
         )
     backbone = is_backbone(architecture)
-    if backbone:
-        _require_features(architecture, where, hints)
-    else:
-        refuse_pool(architecture, where, hints)
+    if backbone and not hints.only_features:
+        raise CheckpointError(
+            f"{where}: {architecture} is a backbone without a classifier",
+            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
+            "ViTForImageClassification",
+        )
+    if not backbone and hints.pool is not None:
+        raise CheckpointError(
+            f"{where}: --set pool={hints.pool} is for a backbone, and {architecture} has a classifier",
+            hint="leave --set pool out",
+        )
     preprocessing = _preprocessing(shapes, channels, hints)
     height, width = _size(preprocessing, config, hints, shapes.source)
     spec = HuggingFaceSpec(
@@ -87,7 +95,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{shapes.source}: --set heads={hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
             hint="leave --set heads out",
         )
-    return with_pool(spec, shapes, hints) if backbone else spec
+    return _with_pool(spec, shapes, hints) if backbone else spec
 
 
 def _architecture(stated: Mapping[str, Any], where: str) -> str:
@@ -111,18 +119,8 @@ def _task(stated: Mapping[str, Any], where: str) -> Task | None:
     return None if value is None else _TASKS[value]
 
 
-def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
-    """Errors: CheckpointError when logits of a backbone are needed."""
-    if not hints.only_features:
-        raise CheckpointError(
-            f"{where}: {architecture} is a backbone without a classifier",
-            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
-            "ViTForImageClassification",
-        )
-
-
 def _refuse_options(source: str, hints: LoadHints) -> None:
-    """Errors: CheckpointError for an option that describes what ``config.json`` states."""
+    """Refuse an option that describes what ``config.json`` states."""
     options = {"--model": hints.model, "--head": hints.head, "--set closed_form": hints.closed_form}
     for option, value in options.items():
         if value is not None:
@@ -133,25 +131,10 @@ def _refuse_options(source: str, hints: LoadHints) -> None:
             )
 
 
-def _refuse_depth(shapes: Shapes, stated: Mapping[str, Any], where: str) -> None:
-    """Errors: CheckpointError when the configuration asks for more layers than the file has tensors.
-
-    transformers would build the layers one by one, for minutes, before a comparison with the file could begin.
-    """
-    for name in ("num_hidden_layers", "depths"):
-        value = stated.get(name, _part_of_images(stated).get(name))
-        counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
-        if sum(counts) > len(shapes.tensors):
-            raise CheckpointError(
-                f"{where}: {name} is {value!r}, more layers than the weights have tensors ({len(shapes.tensors)})",
-                hint=f"copy or download {CONFIG_FILE} and the weights again",
-            )
-
-
-def _part_of_images(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+def _part_of_images(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``vision_config``, in which a network of images and texts, such as CLIP, has the sizes; else nothing."""
     part = stated.get("vision_config")
-    return part if isinstance(part, Mapping) else {}
+    return dict(part) if isinstance(part, Mapping) else {}
 
 
 def _of_images(config: Any, name: str) -> Any:
@@ -184,15 +167,15 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
     """Return (height, width) of the network's input: after the preprocessing, else as ``config.json`` states."""
     stated = preprocessing.size if preprocessing is not None else None
     size = stated or _of_images(config, "image_size") or hints.image_size
-    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    if len(sides) != 2 or not all(isinstance(side, int) and 1 <= side <= _MAX_SIDE for side in sides):
+    sides = image_sides(size)
+    if sides is None:
         raise CheckpointError(
             f"{source}: the size of the images is {size!r}; expected the height and the width, each from 1 to "
-            f"{_MAX_SIDE} pixels",
+            f"{MAX_SIDE} pixels",
             hint=f"correct image_size in {CONFIG_FILE} or size in {PREPROCESSOR_FILE}; if neither file states a size, "
             "type --image-size",
         )
-    return sides[0], sides[1]
+    return sides
 
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
@@ -282,20 +265,10 @@ HUGGING_FACE_FILES = CheckpointSource(
 _CHOICE = "type --set pool=cls for the class token of last_hidden_state"
 
 
-def refuse_pool(architecture: str, where: str, hints: LoadHints) -> None:
-    """Errors: CheckpointError when ``--set pool`` is given for a classifier, which determines what it reads."""
-    if hints.pool is not None:
-        raise CheckpointError(
-            f"{where}: --set pool={hints.pool} is for a backbone, and {architecture} has a classifier",
-            hint="leave --set pool out",
-        )
-
-
-def with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
+def _with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
     """Return the spec of a backbone with its features.
 
     Errors: CheckpointError when the user must choose, or when the backbone or its weights do not have the choice.
-    SpecError as `network_from_spec`.
     """
     import torch
     from torch import nn

@@ -80,7 +80,7 @@ def preprocessing_from(
     """
     file = _File(where)
     if fields is None:
-        if _usual_class(model_type) == _MOBILEVIT:
+        if _default_class(model_type) == _MOBILEVIT:
             raise file.missing(_MOBILEVIT)
         return None
     name = _class_name(fields, file, model_type)
@@ -132,7 +132,7 @@ class _File:
         )
 
 
-def _usual_class(model_type: str) -> str | None:
+def _default_class(model_type: str) -> str | None:
     """Return the image processor that transformers uses for a kind of model if the folder names none."""
     require_transformers()
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
@@ -144,7 +144,7 @@ def _usual_class(model_type: str) -> str | None:
 def _class_name(fields: Mapping[str, Any], file: _File, model_type: str) -> str:
     """Return the name of the image processor, without the suffix of an implementation."""
     field = next((key for key in ("image_processor_type", "feature_extractor_type") if fields.get(key)), None)
-    stated = fields[field] if field else _usual_class(model_type)
+    stated = fields[field] if field else _default_class(model_type)
     if not isinstance(stated, str):
         raise file.refused(
             "image_processor_type", stated, "the class of the image processor is not known", ", ".join(_CLASSES)

@@ -27,7 +27,7 @@ from gmmvit_deploy.models.families.timm.network import (
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT, TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import TrainingRecord
-from gmmvit_deploy.models.sources.shapes import Shapes
+from gmmvit_deploy.models.sources.shapes import MAX_SIDE, Shapes, image_sides, refuse_depth
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -98,7 +98,6 @@ def positions_of(shapes: Shapes, architecture: str, model_args: Mapping[str, Any
 
 
 _DEFAULT = "timm's default for"
-_MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +126,8 @@ def is_train_script(record: TrainingRecord) -> bool:
 def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     """Return the arguments for a file.
 
-    Errors:
-        CheckpointError: neither the file nor the user names an architecture; the image size in the file is not valid;
-            an option contradicts the file; the arguments ask for more blocks than the file has tensors; or
-            ``config.json`` names a place from which timm would download weights.
-        SpecError: timm does not know the architecture, or an argument is refused.
+    Errors: CheckpointError when no architecture is named, when an option contradicts the file, and when a value of the
+    file is not valid; SpecError when timm does not know the architecture, or an argument is refused.
     """
     record = shapes.record
     text, where = name_of(shapes, hints)
@@ -148,7 +144,8 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     model_args = {**stated, **hints.model_args}
     refuse_arguments(model_args, where=shapes.source)
     model_args = without_refused(model_args)
-    _refuse_depth(shapes, model_args)
+    depths = {name: model_args.get(name) for name in ("depth", "depths", "layers")}
+    refuse_depth(shapes, depths, where=shapes.source, hint="type --model-args with the values of training")
     if hints.heads is not None:
         if model_args.get("num_heads", hints.heads) != hints.heads:
             raise CheckpointError(
@@ -203,7 +200,7 @@ def _with_dynamic_size(
     images = Shapes(shapes.tensors, shapes.source, record=without)
     size, where = _size(images, hints, stated, {})
     if size is None:
-        size, where = _pair(model_args.get("img_size")), "img_size of the model's arguments"
+        size, where = image_sides(model_args.get("img_size")), "img_size of the model's arguments"
     if size is None:
         size, where = _size(shapes, hints, stated, cfg)
     return Arguments(architecture=architecture, model_args=model_args, size=size, size_from=where, cfg=cfg)
@@ -270,22 +267,6 @@ def default_origin(text: str) -> str:
     return f"{_DEFAULT} {name}" + (f", now {present}" if present != name else "")
 
 
-def _refuse_depth(shapes: Shapes, model_args: Mapping[str, Any]) -> None:
-    """Errors: CheckpointError when the arguments ask for more blocks than the file has tensors.
-
-    timm would build the blocks one by one, for minutes, before a comparison with the file could begin.
-    """
-    for name in ("depth", "depths", "layers"):
-        value = model_args.get(name)
-        counts = [count for count in (value if isinstance(value, list | tuple) else [value]) if isinstance(count, int)]
-        if sum(counts) > len(shapes.tensors):
-            raise CheckpointError(
-                f"{shapes.source}: the argument {name} {value!r} asks for more blocks than the file has tensors "
-                f"({len(shapes.tensors)})",
-                hint=f"type --model-args with the {name} of training",
-            )
-
-
 def _size(
     shapes: Shapes, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
 ) -> tuple[tuple[int, int] | None, str]:
@@ -297,7 +278,7 @@ def _size(
     where, stated = _stated_size(shapes.record, hints, model_args)
     fixed = bool(cfg.get("fixed_input_size"))
     asked = None if hints.image_size is None else (hints.image_size, hints.image_size)
-    size = _pair(stated)
+    size = image_sides(stated)
     if asked is not None:
         if size not in (None, asked) and (fixed or "img_size" in model_args):
             raise CheckpointError(
@@ -308,11 +289,11 @@ def _size(
         return asked, "--image-size"
     of_train_script = is_train_script(shapes.record) or "img_size" in shapes.record.args
     if stated is None and (fixed or of_train_script):
-        return _pair(_last_two(cfg.get("input_size"))), default_origin(name_of(shapes, hints)[0])
+        return image_sides(_last_two(cfg.get("input_size"))), default_origin(name_of(shapes, hints)[0])
     if stated is not None and size is None:
         raise CheckpointError(
             f"{shapes.source}: {where} is {stated!r}; expected the height and the width of the images, each from 1 to "
-            f"{_MAX_SIDE} pixels",
+            f"{MAX_SIDE} pixels",
             hint="type --image-size with the size of the training images in pixels",
         )
     return size, where
@@ -331,13 +312,6 @@ def _stated_size(record: TrainingRecord, hints: LoadHints, model_args: Mapping[s
         "input_size of config.json": _last_two(record.config.get("input_size")),
     }
     return next(((name, value) for name, value in settings.items() if value is not None), ("", None))
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    """Return (height, width) of a side or of two sides in pixels, or None if the value is no size."""
-    sides = list(value) if isinstance(value, list | tuple) else [value, value]
-    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _MAX_SIDE for side in sides)
-    return (sides[0], sides[1]) if whole and len(sides) == 2 else None
 
 
 def _last_two(value: Any) -> Any:

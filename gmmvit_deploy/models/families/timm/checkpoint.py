@@ -127,12 +127,12 @@ def asked_size(shapes: Shapes, arguments: Arguments) -> tuple[int, int]:
         raise CheckpointError(
             f"{shapes.source}: neither the file nor the architecture {arguments.architecture} states the size of the "
             "images",
-            hint=f"type --image-size with the size of the training images in pixels{_usual_size(arguments.cfg)}",
+            hint=f"type --image-size with the size of the training images in pixels{_default_size(arguments.cfg)}",
         )
     return arguments.size
 
 
-def _usual_size(cfg: Mapping[str, Any]) -> str:
+def _default_size(cfg: Mapping[str, Any]) -> str:
     size = cfg.get("input_size")
     return f", such as {size[-1]}, if training used timm's default" if isinstance(size, list | tuple) and size else ""
 
@@ -269,10 +269,10 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
                 resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
         origins = {field: f"{key} of args" if args.get(key) else default_origin(name) for field, key in _FIELDS.items()}
         return replace(_from_data_config(shapes.source, spec.channels, resolved, {}), origins=origins)
-    return KnownImages(usual_resize=_usual_resize(shapes, hints))
+    return KnownImages(usual_resize=_default_resize(shapes, hints))
 
 
-def _usual_resize(shapes: Shapes, hints: LoadHints) -> str:
+def _default_resize(shapes: Shapes, hints: LoadHints) -> str:
     """Return the options for timm's default resize rule of the architecture, or an empty text."""
     resolved = _resolved(shapes.source, {}, default_cfg(name_of(shapes, hints)[0]))
     rule, crop_pct = f"{resolved['crop_mode']}-{resolved['interpolation']}", resolved["crop_pct"]
