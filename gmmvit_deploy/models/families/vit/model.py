@@ -44,13 +44,7 @@ class ViT(Model):
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
         self.blocks = nn.ModuleList(
-            Block(
-                dim=spec.dim,
-                heads=spec.heads,
-                head_dim=spec.head_dim,
-                mlp_dim=spec.mlp_dim,
-                scores=_scores(spec),
-            )
+            Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=_scores(spec))
             for _ in range(spec.depth)
         )
         self.head_norm = layer_norm(spec.dim)

@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
+from gmmvit_deploy.models.families.vit_pytorch.spec import EmbeddingKind, VitPytorchSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding, flat_patches, layer_norm
 from gmmvit_deploy.models.layers.model import Model
@@ -74,20 +74,14 @@ class ReAttention(MaskedAttention):
         return out
 
 
-def attention_from_spec(spec: VitPytorchSpec) -> MaskedAttention:
-    """Return the attention module of a block, with random weights."""
-    scores = _scores(spec)
+def _attention(spec: VitPytorchSpec) -> MaskedAttention:
+    dim, heads, head_dim, scores = spec.dim, spec.heads, spec.head_dim, _scores(spec)
     if spec.attention == "reattention":
-        return ReAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores)
-    attention = MaskedAttention(
-        dim=spec.dim,
-        heads=spec.heads,
-        head_dim=spec.head_dim,
-        scores=scores,
-        projects_output=spec.output != "absent",
-    )
+        return ReAttention(dim=dim, heads=heads, head_dim=head_dim, scores=scores)
+    projects = spec.output != "absent"
+    attention = MaskedAttention(dim=dim, heads=heads, head_dim=head_dim, scores=scores, projects_output=projects)
     if spec.output == "no bias":
-        attention.out = with_role(nn.Linear(spec.heads * spec.head_dim, spec.dim, bias=False), "projection")
+        attention.out = with_role(nn.Linear(heads * head_dim, dim, bias=False), "projection")
     return attention
 
 
@@ -136,10 +130,11 @@ class ShiftedPatchEmbedding(PatchEmbedding):
         return tokens
 
 
-def embedding_from_spec(spec: VitPytorchSpec) -> PatchEmbedding:
-    """Return the patch embedding of a network, with random weights."""
-    kinds = {"linear": PatchEmbedding, "normed": NormedPatchEmbedding, "shifted": ShiftedPatchEmbedding}
-    return kinds[spec.embedding](spec.patch_size, spec.dim, channels=spec.channels)
+_EMBEDDINGS: Mapping[EmbeddingKind, type[PatchEmbedding]] = {
+    "linear": PatchEmbedding,
+    "normed": NormedPatchEmbedding,
+    "shifted": ShiftedPatchEmbedding,
+}
 
 
 def sinusoidal_positions(grid: int, dim: int) -> Float[Tensor, "1 n dim"]:
@@ -168,7 +163,7 @@ class VitPytorch(Model):
         super().__init__()
         self.spec = spec
         self.pools = spec.pool
-        self.patch_embedding = embedding_from_spec(spec)
+        self.patch_embedding = _EMBEDDINGS[spec.embedding](spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
         if spec.stored_positions:
             self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
@@ -197,7 +192,7 @@ class VitPytorch(Model):
 
 
 def _block(spec: VitPytorchSpec) -> Block:
-    attention = attention_from_spec(spec)
+    attention = _attention(spec)
     block = Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=attention.scores)
     block.attention = attention
     return block
