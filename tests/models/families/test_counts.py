@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gmmvit_deploy.models.families import model_from_spec, preset_spec
+from gmmvit_deploy.models.families import PRESETS, model_from_spec, preset_spec
 from gmmvit_deploy.models.families.counting import multiply_accumulates, trainable_parameters
-from gmmvit_deploy.models.families.vit.spec import vit_d30_star_star, vit_heat
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
 PLAIN, ELM, GMM = MaskSpec(), MaskSpec(kind="elm"), MaskSpec(kind="gmm", kernels=5)
@@ -30,7 +29,7 @@ def bare(name: str) -> ModelSpec:
 
 
 def heat(mask: MaskSpec) -> ModelSpec:
-    return replace(vit_heat(200, 64, mask), class_token=False)
+    return replace(PRESETS["vit-heat"](200, 64, mask), class_token=False)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def heat(mask: MaskSpec) -> ModelSpec:
         pytest.param(named("vit", ELM), 2_728_906, id="Table 6: ELM d9"),
         pytest.param(named("vit_d15", ELM), 2_585_050, id="Table 6: ELM d15"),
         pytest.param(named("vit", shared(8)), 2_692_186, id="Table 6: GMM d9 K 8"),
-        pytest.param(vit_d30_star_star(10, 32, shared(5)), 8_917_750, id="Table 4: GMM d30**"),
+        pytest.param(named("vit_d30**", shared(5)), 8_917_750, id="Table 4: GMM d30**"),
         pytest.param(named("cait", PLAIN), 9_020_618, id="Table 4: CaiT"),
         pytest.param(heat(PLAIN), 2_469_128, id="Table 5: heat plain"),
         pytest.param(heat(ELM), 2_469_128 + 524_288, id="Table 5: heat ELM"),
