@@ -145,7 +145,7 @@ def test_each_mistake_in_reading_is_far_from_the_golden_logits(name: str) -> Non
     """A reference made from the same wrong reading would repeat the mistake; the training code's logits do not."""
     case, model = golden(name), loaded_checkpoint(name).model
     wrong = dict(mistaken(model))
-    for mistake, change in family_of(model.spec).mistakes():
+    for mistake, change in family_of(model.spec).network().mistakes:
         other = copy.deepcopy(model)
         if change(other):
             wrong[mistake] = other
@@ -212,7 +212,7 @@ def test_each_own_pass_of_a_family_changes_a_network(family: Family) -> None:
     models = [small.model() for small in SMALL if small.family is family]
     models += [loaded_checkpoint(name).model for name in LATER if golden(name).family == family.name]
     changing = {name for model in models for name, changed in fold(model).passes.items() if changed}
-    assert {run.__name__ for run in family.folding_passes()} <= changing
+    assert {run.__name__ for run in family.network().folding_passes} <= changing
 
 
 @each_small
@@ -301,7 +301,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
     trained, _ = reference.logits(images)
     limit = 1e-6 * float(np.abs(trained).max())
     given = dict(suspects(bundle, reference, images))
-    own = {name for name, change in small.family.mistakes() if change(small.model())}
+    own = {name for name, change in small.family.network().mistakes if change(small.model())}
     assert own <= set(given)
     for name, logits in given.items():
         if float(np.abs(logits - trained).max()) < 100 * limit:

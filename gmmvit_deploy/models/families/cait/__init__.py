@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.cait.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
-from gmmvit_deploy.models.families.family import Family, Mistake, OwnPass
+from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-
-def _build(spec: CaiTSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.cait.folding import drop_remainder, merge_layer_scale, widen_heads
+    from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
     from gmmvit_deploy.models.families.cait.model import CaiT
 
-    return CaiT(spec)
-
-
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.cait.folding import drop_remainder, merge_layer_scale
-
-    return (drop_remainder, merge_layer_scale)
-
-
-def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.cait.folding import widen_heads
-
-    return (widen_heads,)
+    return Network(
+        build=CaiT,
+        folding_passes=(drop_remainder, merge_layer_scale),
+        engine_passes=(widen_heads,),
+        mistakes=MISTAKES,
+    )
 
 
 def _small(mask: MaskSpec) -> CaiTSpec:
@@ -58,24 +49,15 @@ def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
     return ("patch_embedding", *patches, *(f"class_blocks.{block}" for block in range(spec.class_depth)))
 
 
-def _mistakes() -> tuple[Mistake, ...]:
-    from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
-
-    return MISTAKES
-
-
 CAIT = Family(
     name="cait",
     spec=CaiTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, SPT_LSA, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
     variants=_variants,
     blocks=_blocks,
-    folding_passes=_folding_passes,
-    engine_passes=_engine_passes,
-    mistakes=_mistakes,
     default_resize="stretch-bilinear",
 )

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gmmvit_deploy.models.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
 from gmmvit_deploy.models.families.deepvit.spec import PRESETS, DeepViTSpec
-from gmmvit_deploy.models.families.family import Family, LastBlock, Mistake, OwnPass
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-
-def _build(spec: DeepViTSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.deepvit import folding
+    from gmmvit_deploy.models.families.deepvit.mistakes import MISTAKES
     from gmmvit_deploy.models.families.deepvit.model import DeepViT
 
-    return DeepViT(spec)
-
-
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.deepvit.folding import merge_head_norm, merge_scale_adjustment, merge_stem_norms
-
-    return (merge_head_norm, merge_scale_adjustment, merge_stem_norms)
-
-
-def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.deepvit.folding import widen_reattention
-
-    return (widen_reattention,)
+    return Network(
+        build=DeepViT,
+        folding_passes=(folding.merge_head_norm, folding.merge_scale_adjustment, folding.merge_stem_norms),
+        engine_passes=(folding.widen_reattention,),
+        mistakes=MISTAKES,
+    )
 
 
 def _small(mask: MaskSpec) -> DeepViTSpec:
@@ -58,23 +48,14 @@ def _last_block(spec: DeepViTSpec) -> LastBlock:
     return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
 
 
-def _mistakes() -> tuple[Mistake, ...]:
-    from gmmvit_deploy.models.families.deepvit.mistakes import MISTAKES
-
-    return MISTAKES
-
-
 DEEPVIT = Family(
     name="deepvit",
     spec=DeepViTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, WITHOUT_REATTENTION),
     presets=PRESETS,
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
     last_block=_last_block,
-    folding_passes=_folding_passes,
-    engine_passes=_engine_passes,
-    mistakes=_mistakes,
 )

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gmmvit_deploy.models.families.family import Family, Mistake, OwnPass
+from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.families.rmt.released import RELEASED
 from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
+def _network() -> Network:
+    from gmmvit_deploy.models.families.rmt import folding, model
+    from gmmvit_deploy.models.families.rmt.mistakes import MISTAKES
 
-def _build(spec: RMTSpec) -> Model:
-    from gmmvit_deploy.models.families.rmt.model import RMT
-
-    return RMT(spec)
+    return Network(
+        build=model.RMT,
+        folding_passes=(
+            folding.merge_batch_norms,
+            folding.merge_scale_into_keys,
+            folding.merge_branch_scales,
+            folding.merge_residual_convolutions,
+            folding.fold_rotations,
+            folding.merge_token_weight,
+            folding.share_decays,
+        ),
+        engine_passes=(folding.join_rows,),
+        mistakes=MISTAKES,
+    )
 
 
 def _small(mask: MaskSpec) -> RMTSpec:
@@ -44,42 +53,13 @@ def _blocks(spec: RMTSpec) -> tuple[str, ...]:
     return (*names, "projection") if spec.projection_dim else tuple(names)
 
 
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.rmt import folding
-
-    return (
-        folding.merge_batch_norms,
-        folding.merge_scale_into_keys,
-        folding.merge_branch_scales,
-        folding.merge_residual_convolutions,
-        folding.fold_rotations,
-        folding.merge_token_weight,
-        folding.share_decays,
-    )
-
-
-def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.rmt.folding import join_rows
-
-    return (join_rows,)
-
-
-def _mistakes() -> tuple[Mistake, ...]:
-    from gmmvit_deploy.models.families.rmt.mistakes import MISTAKES
-
-    return MISTAKES
-
-
 RMT = Family(
     name="rmt",
     spec=RMTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("decay",),
     small=_small,
     blocks=_blocks,
-    folding_passes=_folding_passes,
-    engine_passes=_engine_passes,
-    mistakes=_mistakes,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.models.families.family import Family, OwnPass, Windows
+from gmmvit_deploy.models.families.family import Family, Network, Windows
 from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.specs import Interpolation
 
 
-def _build(spec: TimmSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.timm import folding
     from gmmvit_deploy.models.families.timm.model import TimmModel
 
-    return TimmModel(spec)
+    return Network(
+        build=TimmModel,
+        folding_passes=(
+            folding.join_distilled_heads,
+            folding.fuse_batch_norms,
+            folding.merge_linear_layer_scale,
+            folding.narrow_class_token_block,
+        ),
+    )
 
 
 def _small(mask: MaskSpec) -> TimmSpec:
@@ -66,21 +75,10 @@ def _proof(model: Model) -> None:
     require_equal_logits(cast("TimmModel", model), hint=hint)
 
 
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.timm.folding import (
-        fuse_batch_norms,
-        join_distilled_heads,
-        merge_linear_layer_scale,
-        narrow_class_token_block,
-    )
-
-    return (join_distilled_heads, fuse_batch_norms, merge_linear_layer_scale, narrow_class_token_block)
-
-
 TIMM = Family(
     name="timm",
     spec=TimmSpec,
-    build=_build,
+    network=_network,
     sources=(TIMM_FILES, TORCHVISION_FILES, DINOV2_FILES, DEIT3_FILES),
     mask_kinds=("plain", "elm", "decay", "gmm"),
     small=_small,
@@ -88,6 +86,5 @@ TIMM = Family(
     windows=_windows,
     distributions=("timm",),
     proof=_proof,
-    folding_passes=_folding_passes,
     resized=_resized,
 )
