@@ -77,7 +77,7 @@ def test_the_only_linear_layer_is_the_classifier(
 
 @pytest.mark.parametrize("hidden", [None, 12])
 def test_the_linear_layer_of_torchvisions_network(tmp_path: Path, hidden: int | None) -> None:
-    """A tutorial replaces ``heads``; with a hidden layer, only ``heads.head`` may be replaced."""
+    """A tutorial replaces ``heads``, or with a hidden layer only ``heads.head``, which reads the features."""
     torch.manual_seed(0)
     network = pytest.importorskip("torchvision").models.VisionTransformer(
         image_size=16, patch_size=8, num_layers=1, num_heads=3, hidden_dim=24, mlp_dim=48, representation_size=hidden
@@ -90,7 +90,12 @@ def test_the_linear_layer_of_torchvisions_network(tmp_path: Path, hidden: int | 
         nn.init.normal_(parameter, std=0.3)
     torch.save(network.state_dict(), tmp_path / "net.pth")
     hints = LoadHints(model="torchvision:VisionTransformer", model_args={"num_heads": 3})
-    require_equal_logits(load_checkpoint(tmp_path / "net.pth", hints), network.eval())
+    loaded = load_checkpoint(tmp_path / "net.pth", hints)
+    require_equal_logits(loaded, network.eval())
+    loaded.model.outputs = ("logits", "features")
+    logits, features = loaded.model.answers(torch.randn(2, 3, 16, 16, dtype=torch.float64))
+    head = network.heads if hidden is None else network.heads.head
+    torch.testing.assert_close(head(features), logits, rtol=1e-12, atol=1e-12)
 
 
 def test_a_classifier_of_several_layers_needs_its_class(tmp_path: Path) -> None:

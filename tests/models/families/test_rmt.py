@@ -105,17 +105,6 @@ def test_the_preset_of_the_record_is_taken_if_all_sizes_agree(preset: str, name:
     assert taken_from(shapes, LoadHints(image_size=192), other) == {"decomposed_stages": where}
 
 
-def test_a_preset_of_another_size_or_another_training_size_is_not_taken() -> None:
-    spec = PRESETS["RMT_T3"](1000, 224, MaskSpec())
-    with pytest.raises(CheckpointError, match=r"depths \(2, 2, 8, 2\) \(the preset has \(3, 4, 18, 4\)\)"):
-        infer_spec(named(spec, model="RMT_S"), LoadHints())
-    with pytest.raises(CheckpointError, match=r"side of the images; args\.input_size is 384") as raised:
-        infer_spec(named(spec, model="RMT_T3", input_size=384), LoadHints())
-    assert "--set decomposed_stages" not in raised.value.hint
-    with pytest.raises(CheckpointError, match="no tensor of this file shows"):
-        infer_spec(named(spec, model=["RMT_T3"]), LoadHints())
-
-
 # ---- image sizes ---------------------------------------------------------------------------------------------------
 
 

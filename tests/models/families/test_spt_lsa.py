@@ -22,7 +22,6 @@ from gmmvit_deploy.models.families.t2t.model import T2T
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -79,35 +78,6 @@ def test_a_large_remainder_moves_behind_the_head_mixing(with_large_remainder: Mo
 
 
 # ---- shifted patches -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("side", [1, 2, 3, 4])
-def test_shifted_patches_are_those_of_the_formula(side: int) -> None:
-    torch.manual_seed(side)
-    channels, size, s = 2, 3 * side, side // 2
-    x = torch.randn(1, channels, size, size)
-
-    def pixel(c: int, i: int, j: int) -> float:
-        return float(x[0, c, i, j]) if 0 <= i < size and 0 <= j < size else 0.0
-
-    shifts = [(0, 0), (-s, -s), (-s, s), (s, -s), (s, s)]
-    rows = [
-        [
-            pixel(c, row + di, column + dj)
-            for row in range(top, top + side)
-            for column in range(left, left + side)
-            for di, dj in shifts
-            for c in range(channels)
-        ]
-        for top in range(0, size, side)
-        for left in range(0, size, side)
-    ]
-    patches = ShiftedPatches(side, 5, channels=channels)
-    with torch.no_grad():
-        for parameter in patches.parameters():
-            parameter.normal_()
-        expected = patches.project(patches.norm(torch.tensor(rows)))
-        torch.testing.assert_close(patches(x)[0], expected)
 
 
 @pytest.mark.nightly
