@@ -99,8 +99,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
     inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
     heads = infer_heads(shapes, hints, width=inner_dim, shown=mixed_heads(shapes, first), presets=PRESETS)
-    if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
     return CaiTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,
@@ -111,7 +109,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         heads=heads,
         head_dim=inner_dim // heads,
         mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
-        mask=mask,
+        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
         channels=channels,
         spt=spt,
         lsa=temperature_heads(shapes, [f"{first}.scale"], pattern=_TEMPERATURE) is not None,

@@ -21,7 +21,7 @@ applies the scale adjustment. In every preset, some blocks have re-attention, so
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import CheckpointError
@@ -42,27 +42,14 @@ _NOT_COMPARED = {"classes", "mask", "heads", "scale_adjustment", "transform_scal
 _SETTINGS = ("mean", "std", "crop_pct", "interpolation")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HiddenValues:
-    """Values that no tensor shows.
+def hidden_values(
+    shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (field of the spec → value that no tensor shows, field → where the value comes from, if from a preset).
 
-    heads: the number of heads, which tensors show if a block has re-attention.
-    taken_from: field → where the value comes from, for values of a preset.
-    """
-
-    heads: int
-    scale_adjustment: float
-    transform_scale: bool
-    taken_from: Mapping[str, str]
-
-
-def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None) -> HiddenValues:
-    """Return the values that no tensor shows.
-
+    The number of heads is among the values; tensors show it if a block has re-attention.
     spec: the sizes that the tensors show; the values that no tensor shows are not read.
     known_heads: the number of heads that the tensors show, or None.
-    Errors: CheckpointError when a value is missing, with the options to type, or when ``--set transform_scale=yes`` or
-    ``--set transform_scale=no`` is given for a file without re-attention.
     """
     mixes = any(spec.reattention)
     if hints.transform_scale is not None and not mixes:
@@ -81,13 +68,9 @@ def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_
     missing = [field for field, value in given.items() if value is None]
     if missing and preset is None:
         raise _asked(shapes, missing, why_not, mixes=mixes)
-    values = given if preset is None else given | {field: getattr(preset.spec, field) for field in missing}
-    return HiddenValues(
-        heads=values["heads"],
-        scale_adjustment=float(values["scale_adjustment"]),
-        transform_scale=bool(values["transform_scale"]),
-        taken_from={} if preset is None else dict.fromkeys(missing, preset.origin),
-    )
+    if preset is None:
+        return given, {}
+    return given | {field: getattr(preset.spec, field) for field in missing}, dict.fromkeys(missing, preset.origin)
 
 
 def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> CheckpointError:
@@ -230,10 +213,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
         mask=MaskSpec(),
         channels=channels,
     )
-    hidden = hidden_values(shapes, hints, sizes, known_heads=known)
+    hidden, _ = hidden_values(shapes, hints, sizes, known_heads=known)
     evidence = "the number of heads in the head mixing matrices of the file is"
-    heads = infer_heads(shapes, hints, width=inner, shown=(hidden.heads, evidence), presets=PRESETS)
-    return replace(sizes, heads=heads, scale_adjustment=hidden.scale_adjustment, transform_scale=hidden.transform_scale)
+    heads = infer_heads(shapes, hints, width=inner, shown=(hidden["heads"], evidence), presets=PRESETS)
+    return replace(sizes, **hidden | {"heads": heads})
 
 
 def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
@@ -259,7 +242,7 @@ def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
 def taken_from(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> Mapping[str, str]:
     """Return field → where its value comes from, for values that a preset states."""
     known = spec.heads if any(spec.reattention) else None
-    return hidden_values(shapes, hints, spec, known_heads=known).taken_from
+    return hidden_values(shapes, hints, spec, known_heads=known)[1]
 
 
 RELEASED = CheckpointSource(

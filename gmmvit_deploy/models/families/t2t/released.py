@@ -120,8 +120,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
     inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     classes = shapes.of("head.weight", rank=2)[0]
     heads = infer_heads(shapes, hints, width=inner_dim, shown=shown_heads(shapes, hints), presets=PRESETS)
-    if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)
     return T2TSpec(
         image_size=image_size,
         classes=classes,
@@ -133,7 +131,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         token_layers=token_layers,
         token_dim=shapes.of(f"{_TOKENS}.attention1.attn.proj.weight", rank=2)[0],
         token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
-        mask=mask,
+        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
         channels=channels,
         class_token=class_token,
         spt=spt,

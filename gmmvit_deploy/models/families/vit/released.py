@@ -106,8 +106,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
     heads = infer_heads(shapes, hints, width=inner_dim, shown=shown_heads(shapes, hints), presets=PRESETS)
-    if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
     return ViTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,
@@ -121,7 +119,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         spt=spt,
         lsa=temperatures is not None,
         pools_all=pools_all,
-        mask=mask,
+        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
         channels=channels,
     )
 
