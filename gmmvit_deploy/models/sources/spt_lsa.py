@@ -27,7 +27,7 @@ PLAIN_FILES = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
 
 Only the code of the masks writes the masks of the attentions, and ``mask`` at the root of the file.
 """
-_VIEWS = 5  # the image and four shifted copies
+VIEWS = 5  # the image and four shifted copies
 
 
 def spt_lsa_source(
@@ -65,7 +65,7 @@ def shifted_patch(shapes: Shapes, prefix: str) -> tuple[int, int, int]:
     Errors: CheckpointError when the linear layer is missing, or when its input width is not 5·c·m².
     """
     name = f"{prefix}.2.weight"
-    side, channels = shapes.linear_patch(name, views=_VIEWS)
+    side, channels = shapes.linear_patch(name, views=VIEWS)
     return shapes.of(name, rank=2)[0], side, channels
 
 

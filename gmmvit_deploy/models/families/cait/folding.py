@@ -152,7 +152,7 @@ def _widens(name: str, scores: AttentionScores) -> bool:
     """Return True if the steps are factors shared by all heads, head mixing, biases, softmax, and head mixing.
 
     The factors are steps that multiply the scores, such as a mask. A bias after the head mixing, which
-    `folding.drop_remainder` can leave, may differ between the heads.
+    `drop_remainder` can leave, may differ between the heads.
     """
     before = [step for _, step in scores.steps_before()]
     after = [step for _, step in scores.steps_after()]

@@ -212,7 +212,7 @@ def widen_reattention(model: nn.Module) -> tuple[str, ...]:
     """Rewrite Re-attention as heads of head dim H·d (wide heads).
 
     Unchanged: attentions without head mixing, and attentions with a head dim H·d above `LARGEST_FUSED`.
-    Requires: `folding.merge_head_norm` ran, so that the head mixing is the only step after softmax.
+    Requires: `merge_head_norm` ran, so that the head mixing is the only step after softmax.
     Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
     """
     changed = []

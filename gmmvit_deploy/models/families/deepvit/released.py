@@ -36,7 +36,8 @@ from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-
+_STATISTICS = ("weight", "bias", "running_mean", "running_var")
+_STEM = "patch_embed.conv1.weight"
 _NOT_COMPARED = {"classes", "mask", "heads", "scale_adjustment", "transform_scale"}
 """Fields of a spec that are no sizes of a preset: a network is often trained again for other classes."""
 _SETTINGS = ("mean", "std", "crop_pct", "interpolation")
@@ -137,10 +138,6 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownIm
         crop_pct=1.0 if IMAGE_SIZES[preset.name] == 384 else 0.9,
         origins=dict.fromkeys(("mean", "std", "resize", "crop_pct"), preset.origin),
     )
-
-
-_STATISTICS = ("weight", "bias", "running_mean", "running_var")
-_STEM = "patch_embed.conv1.weight"
 
 
 def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:

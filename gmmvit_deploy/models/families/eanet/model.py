@@ -40,6 +40,10 @@ from gmmvit_deploy.models.layers.unfolding import Unfold
 from gmmvit_deploy.models.scores.step import Oddity
 from gmmvit_deploy.precision import Role
 
+_SIDE = 3
+_PATCH = _SIDE**2
+_FIRST_SIDE = 7
+_FIRST_PATCH = _FIRST_SIDE**2
 SLOT_SUM_EPS = 1e-9
 """The number that the released code adds to the sum over the slots.  In float16 this number is 0."""
 
@@ -159,12 +163,6 @@ class TokenTransformer(nn.Module):
         x = y + self.out(self.from_slots(self.weights(self.to_slots(y))))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
-
-
-_SIDE = 3
-_PATCH = _SIDE**2
-_FIRST_SIDE = 7
-_FIRST_PATCH = _FIRST_SIDE**2
 
 
 class ClassTokenFirst(nn.Module):

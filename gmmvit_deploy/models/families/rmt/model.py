@@ -43,6 +43,10 @@ from gmmvit_deploy.models.scores.grids import Grid, rows_and_columns
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.precision import Role
 
+_LOCAL_KERNEL = 5
+_LAYER_NORM_EPS = 1e-6
+_AUXILIARY_WEIGHT = 0.5  # of the logits of the token head; the paper authors' code evaluates with this weight
+
 
 class NormedConvolution(nn.Module):
     """A 3×3 convolution with padding 1, then BatchNorm.  ``norm`` is None after folding.
@@ -92,9 +96,6 @@ class GridConvolution(nn.Module):
     def forward(self, x: Float[Tensor, "batch h w dim"]) -> Float[Tensor, "batch h w dim"]:
         out: Tensor = self.convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return x + out if self.adds_input else out
-
-
-_LOCAL_KERNEL = 5
 
 
 class TokenAttention(nn.Module):
@@ -260,10 +261,6 @@ class DecomposedAttention(ManhattanAttention):
         joined = attention(*(part.flatten(0, 1) for part in (query, key, value)))
         mixed: Tensor = joined.unflatten(0, (-1, query.shape[1]))
         return mixed
-
-
-_LAYER_NORM_EPS = 1e-6
-_AUXILIARY_WEIGHT = 0.5  # of the logits of the token head; the paper authors' code evaluates with this weight
 
 
 class Stem(nn.Module):

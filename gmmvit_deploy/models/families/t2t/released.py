@@ -34,13 +34,12 @@ from gmmvit_deploy.models.sources.shapes import (
     infer_mask,
 )
 from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, spt_lsa_source, temperature_heads
+from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, VIEWS, spt_lsa_source, temperature_heads
 from gmmvit_deploy.models.specs import CHANNELS
 
 _TOKENS = "tokens_to_token"
 _FIRST = r"tokens_to_token\.attention1\."
 _TEMPERATURE = r"(tokens_to_token\.attention|blocks\.)\d+\.attn\.scale$"
-_VIEWS = 5  # the image and four shifted copies
 
 
 def released_names(spec: T2TSpec) -> dict[str, str]:
@@ -78,8 +77,8 @@ def _channels(shapes: Shapes) -> tuple[int, bool]:
     """
     name = f"{_TOKENS}.attention1.attn.qkv.weight"
     values = shapes.of(name, rank=2)[1]
-    if values % (9 * _VIEWS) == 0 and values // (9 * _VIEWS) in CHANNELS:
-        return values // (9 * _VIEWS), True
+    if values % (9 * VIEWS) == 0 and values // (9 * VIEWS) in CHANNELS:
+        return values // (9 * VIEWS), True
     if values % 9 or values // 9 not in CHANNELS:
         raise CheckpointError(
             f"{shapes.source}: {name} has input width {values}; expected 9·c, or 45·c with shifted copies (SPT), for "

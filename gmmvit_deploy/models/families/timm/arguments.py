@@ -30,6 +30,8 @@ from gmmvit_deploy.models.sources.record import TrainingRecord
 from gmmvit_deploy.models.sources.shapes import MAX_SIDE, Shapes, image_sides, refuse_depth
 from gmmvit_deploy.models.specs import MaskSpec
 
+_DEFAULT = "timm's default for"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
@@ -95,9 +97,6 @@ def positions_of(shapes: Shapes, architecture: str, model_args: Mapping[str, Any
     prefix = 1 if "register_tokens" in shapes else own.shape[1] - math.prod(grid)
     patch = (image[0] // grid[0], image[1] // grid[1])
     return Positions(tokens=int(stored.shape[1]), prefix=prefix, patch=patch)
-
-
-_DEFAULT = "timm's default for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from gmmvit_deploy.models.sources.patches import image_of_patches
 from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
+from gmmvit_deploy.models.sources.spt_lsa import VIEWS
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 _LAYERS = "transformer.layers"
 _SHIFTED = "to_patch_embedding.to_patch_tokens"
-_VIEWS = 5  # the image and its four shifted copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchS
     dim, values = shapes.of(f"{linear}.weight", rank=2)
     class_token, latest = _class_token(shapes, dim)
     stored = not style.simple
-    views = _VIEWS if embedding == "shifted" else 1
+    views = VIEWS if embedding == "shifted" else 1
     if values % views:
         raise CheckpointError(
             f"{shapes.source}: {linear}.weight takes {values} values per patch; expected a multiple of {views}, "

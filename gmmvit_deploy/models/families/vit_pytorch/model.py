@@ -45,6 +45,11 @@ from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.precision import Role
 
+_LONGEST_WAVE = 10000.0
+_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
+"""(rows, columns) by which the contents of each of the five images are moved down and to the right."""
+_VIEWS = len(_SHIFTS)
+
 
 class ReAttention(MaskedAttention):
     """`MaskedAttention` with head mixing and a norm over the heads after softmax.
@@ -105,21 +110,15 @@ def _scores(spec: VitPytorchSpec) -> AttentionScores:
     )
 
 
-_LONGEST_WAVE = 10000.0
-_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
-"""(rows, columns) by which the contents of each of the five images are moved down and to the right."""
-VIEWS = len(_SHIFTS)
-
-
 class ShiftedPatchEmbedding(PatchEmbedding):
     """Shifted patch tokenization (SPT) with shifts of a single pixel."""
 
-    view_count: ClassVar[int] = VIEWS
+    view_count: ClassVar[int] = _VIEWS
     operator_roles: ClassVar[Mapping[str, Role]] = {"pad": "shape"}
 
     def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
-        super().__init__(patch_size, dim, channels=VIEWS * channels)
-        self.patch_norm = layer_norm(VIEWS * channels * patch_size**2)
+        super().__init__(patch_size, dim, channels=_VIEWS * channels)
+        self.patch_norm = layer_norm(_VIEWS * channels * patch_size**2)
 
     def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
         rows, columns = images.shape[-2:]
