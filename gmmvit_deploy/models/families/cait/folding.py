@@ -8,7 +8,7 @@ models, H·d is 256.
 from __future__ import annotations
 
 import copy
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -84,7 +84,6 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
 
     γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b
 
-    Requires: each branch ends in a linear layer with a bias.
     Ensures: each merged weight equals diag(γ) W bit for bit.
     """
     changed = []
@@ -92,8 +91,7 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
         if not isinstance(branch, ScaledBranch) or branch.gamma is None:
             continue
         last = branch.inner.out if isinstance(branch.inner, TalkingHeadsAttention) else branch.inner[-1]  # type: ignore[index]
-        if not isinstance(last, nn.Linear) or last.bias is None:
-            raise FoldError(f"{name}: expected the residual branch to end in a linear layer with a bias")
+        last = cast("nn.Linear", last)
         gamma = branch.gamma.detach().flatten()
         last.weight.copy_(gamma[:, None] * last.weight)
         last.bias.copy_(gamma * last.bias)
@@ -138,7 +136,7 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
     for name, attention in list(model.named_modules()):
         if not isinstance(attention, TalkingHeadsAttention) or attention.query.out_features > LARGEST_FUSED:
             continue
-        if _widens(name, attention.scores):
+        if _widens(attention.scores):
             wide = WideHeadsAttention(attention)
             masks = [step.matrix() for _, step in wide.scores.steps()]
             x = random_values(2, masks[0].shape[-1] if masks else 3, attention.query.in_features)
@@ -148,26 +146,20 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _widens(name: str, scores: AttentionScores) -> bool:
-    """Return True if the steps are factors shared by all heads, head mixing, biases, softmax, and head mixing.
+def _widens(scores: AttentionScores) -> bool:
+    """Return True if the steps are constant factors shared by all heads, head mixing, biases, softmax, and head mixing.
 
-    The factors are steps that multiply the scores, such as a mask. A bias after the head mixing, which
-    `drop_remainder` can leave, may differ between the heads.
+    The factors are steps that multiply the scores, such as a mask, into which the scale is merged. A bias after the
+    head mixing, which `drop_remainder` can leave, may differ between the heads.
     """
     before = [step for _, step in scores.steps_before()]
-    after = [step for _, step in scores.steps_after()]
     operations = [step.operation for step in before]
-    if [step.operation for step in after] != ["mix"] or operations.count("mix") != 1:
+    if [step.operation for _, step in scores.steps_after()] != ["mix"] or operations.count("mix") != 1:
         return False
-    factors, biases = before[: operations.index("mix")], before[operations.index("mix") + 1 :]
-    if not all(step.is_constant for step in (*factors, *biases)):
-        raise FoldError(f"{name}: run the folding passes before widen_heads, which needs constant steps on the scores")
-    if not all(step.operation == "multiply" and same_for_all_heads(step) for step in factors):
-        return False
-    if not all(step.operation == "add" for step in biases):
-        return False
-    if any(step.role == "scale" for step in factors):
-        raise FoldError(
-            f"{name}: run merge_scale and merge_scale_into_mixing before widen_heads, which accepts no scale"
-        )
-    return True
+    mixing = operations.index("mix")
+    factors, biases = before[:mixing], before[mixing + 1 :]
+    return (
+        all(step.is_constant for step in (*factors, *biases))
+        and all(step.operation == "multiply" and step.role != "scale" and same_for_all_heads(step) for step in factors)
+        and all(step.operation == "add" for step in biases)
+    )

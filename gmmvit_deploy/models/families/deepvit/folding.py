@@ -56,36 +56,30 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
         if model.training:
             raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
         (_, mixing), *rest = attention.scores.steps_after()
-        if not isinstance(mixing, HeadMixing):
-            raise FoldError(f"{name}: expected a head mixing as the first step after softmax")
-        weight = mixing.weight.detach().double()
+        like = cast("HeadMixing", mixing).weight.detach()
+        weight = like.double()
         factors, offsets = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
-        for step_name, step in rest:
-            factor, offset = _by_head(f"{name}.scores.{step_name}", step)
+        for _, step in rest:
+            factor, offset = _by_head(step)
             factors, offsets = factors * factor, offsets * factor + offset
         merged, x = copy.deepcopy(attention).double(), random_values(2, _TOKENS, _width(attention))
         _merge(merged, weight * factors, _TOKENS * offsets)
         require_same_output(f"{name}: merge_head_norm", attention, merged, x)
-        like, tokens = mixing.weight, cast("DeepViTSpec", model.spec).tokens
+        tokens = cast("DeepViTSpec", model.spec).tokens
         _merge(attention, (weight * factors).to(like), (tokens * offsets).to(like))
         changed.append(name)
     return tuple(changed)
 
 
-def _by_head(name: str, step: Step) -> tuple[Tensor, Tensor]:
-    """Return the factor and the offset by which a step acts on each head, in float64, (H) or a scalar."""
+def _by_head(step: Step) -> tuple[Tensor, Tensor]:
+    """Return the factor and the offset by which a step acts on each head, in float64, (H) or (1)."""
     if isinstance(step, HeadBatchNorm):
         factor, offset = copy.deepcopy(step).double().matrix()
         return factor, offset
-    matrix = step.matrix().detach().double()
-    if matrix.dim() not in (0, 3) or matrix.shape[-2:] not in ((), (1, 1)):
-        raise FoldError(f"{name}: expected a number for each head, got a matrix of shape {tuple(matrix.shape)}")
-    by_head = matrix.flatten() if matrix.dim() else matrix
+    by_head = step.matrix().detach().double().flatten()
     if step.operation == "multiply":
         return by_head, torch.zeros_like(by_head)
-    if step.operation == "add":
-        return torch.ones_like(by_head), by_head
-    raise FoldError(f"{name}: expected a step that multiplies or adds, got {step.operation}")
+    return torch.ones_like(by_head), by_head
 
 
 def _merge(attention: ReAttention, weight: Tensor, mean_factors: Tensor) -> None:
@@ -217,11 +211,10 @@ def widen_reattention(model: nn.Module) -> tuple[str, ...]:
     """
     changed = []
     for name, attention in list(model.named_modules()):
-        if not isinstance(attention, ReAttention) or not len(attention.scores.after):
+        if not isinstance(attention, ReAttention) or not _widens(attention.scores):
             continue
         if not isinstance(attention.out, nn.Linear) or attention.out.in_features > LARGEST_FUSED:
             continue
-        _require_folded(name, attention)
         wide = WideReAttention(attention, attention.out.in_features // attention.heads)
         require_same_output(f"{name}: widen_reattention", attention, wide, random_values(2, 3, _width(attention)))
         model.set_submodule(name, wide)
@@ -229,9 +222,9 @@ def widen_reattention(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _require_folded(name: str, attention: ReAttention) -> None:
-    if [step.operation for _, step in attention.scores.steps_after()] != ["mix"]:
-        raise FoldError(f"{name}: run merge_head_norm before widen_reattention, which needs head mixing without a norm")
-    before = [step for _, step in attention.scores.steps_before()]
-    if not all(step.is_constant and step.operation == "multiply" and same_for_all_heads(step) for step in before):
-        raise FoldError(f"{name}: widen_reattention needs constant factors before softmax that all heads share")
+def _widens(scores: AttentionScores) -> bool:
+    """Return True if the steps are constant factors that all heads share, softmax, and head mixing."""
+    before = [step for _, step in scores.steps_before()]
+    return [step.operation for _, step in scores.steps_after()] == ["mix"] and all(
+        step.is_constant and step.operation == "multiply" and same_for_all_heads(step) for step in before
+    )

