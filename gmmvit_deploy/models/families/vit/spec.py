@@ -78,7 +78,7 @@ class ViTSpec(ModelSpec):
 def _preset(
     dim: int, depth: int, heads: int = 12, patch_sizes: Mapping[int, int] = MappingProxyType({})
 ) -> Callable[[int, int, MaskSpec], ViTSpec]:
-    """Return a preset.  patch_sizes: side of the images → side of a patch, where it is not 8 for 64 pixels, else 4."""
+    """Return a preset.  patch_sizes: side of the images → side of a patch; else 8 for images of 64 pixels, or 4."""
 
     def spec(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
         return ViTSpec(
