@@ -20,7 +20,6 @@ from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 _RELEASED_CHANNELS = 3
 _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
@@ -150,6 +149,9 @@ def exact_root(value: float) -> int | None:
         return None
     root = math.isqrt(int(value))
     return root if root * root == value else None
+
+
+MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
 def image_sides(value: Any) -> tuple[int, int] | None:
