@@ -21,7 +21,6 @@ from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
 from gmmvit_deploy.models.layers.token_grids import Placement, placements
-from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.timm import add_masks, create
 from tests.conftest import GOLDEN
 
@@ -335,22 +334,6 @@ def test_compiles_as_one_graph() -> None:
     code = COMPILES.format(args=MODELS["vit"][1], swin=MODELS["swin"][1])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-
-
-# ---- folding and export ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.first(3)
-@pytest.mark.parametrize("name", ["vit", "swin", "beit"])
-@pytest.mark.parametrize("mask", ["gmm", "elm", "decay"])
-def test_folding_changes_no_bit(name: str, mask: str) -> None:
-    model, batch = build(name, mask=mask), images(name)
-    with torch.no_grad():
-        expected = model(batch)
-        for _, scores in attention_scores(model):
-            for step_name, step in scores.steps_before():
-                scores.put(step_name, step.folded())
-        assert model(batch).equal(expected)
 
 
 # ---- warnings and errors ---------------------------------------------------------------------------------------------

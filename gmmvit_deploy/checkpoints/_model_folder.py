@@ -32,10 +32,9 @@ from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, PROCESSOR_FILE
-from gmmvit_deploy.models.families.hugging_face.names import names_in_network
+from gmmvit_deploy.models.families.hugging_face.network import names_in_network
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
-from gmmvit_deploy.models.families.timm.checkpoint import HEAD_FILE
-from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.timm.checkpoint import DINOV2_FILES, HEAD_FILE
 from gmmvit_deploy.models.sources.hints import LoadHints
 
 if TYPE_CHECKING:

@@ -32,9 +32,7 @@ from gmmvit_deploy.models.families import (
 from gmmvit_deploy.models.families.counting import trainable_parameters
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
-from gmmvit_deploy.models.families.timm.checkpoint import TIMM_FILES
-from gmmvit_deploy.models.families.timm.deit3_files import DEIT3_FILES
-from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
 from gmmvit_deploy.models.families.timm.network import is_timm_name
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES

@@ -98,7 +98,7 @@ def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iter
         logits = mistaken(tensors)
         if not logits.equal(trained) and not logits.equal(everywhere[name]):
             yield f"{name}, only in the masks of the graph", logits.numpy()
-    for name, change in (*_MODULE_MISTAKES, *family_of(reference.model.spec).mistakes):
+    for name, change in (*_MODULE_MISTAKES, *family_of(reference.model.spec).network().mistakes):
         model = copy.deepcopy(reference.model)
         if change(model):
             yield name, model(tensors).numpy()

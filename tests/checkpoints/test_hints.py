@@ -636,12 +636,12 @@ EXPORTS = {
     "a size that the patches of MyViT do not tile": Export(
         write=golden("naive_vit/mnist_vit.pt"),
         typed={**TENSOR, "--image-size": "27", "--set channels": "1"},
-        fill=("--image-size PIXELS and --set channels=C", "--image-size 28 and --set channels=1"),
+        fill=("the --image-size that", "--image-size 28 that"),
     ),
     "channels that do not fit the positions of MyViT": Export(
         write=saved(lambda: torch.load(GOLDEN / "naive_vit/mnist_vit.pt") | {"pos_embed": torch.randn(50, 8)}),
         typed={**TENSOR, "--set channels": "3"},
-        fill=("channels=C", "channels=1"),
+        fill=("omit --set channels, or type --set channels=1 or --set channels=4", "type --set channels=1"),
     ),
     "no scales of a DeepViT": Export(
         write=golden("deepvit/deepvit_patch.pth.tar"), typed=TENSOR, fill=("=NUMBER", "=1")

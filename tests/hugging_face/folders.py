@@ -16,8 +16,6 @@ import transformers
 
 from tests.uneven_attention import perturbed
 
-__all__ = ["ARCHITECTURES", "BACKBONES", "LABELS", "built", "edited", "processed", "saved"]
-
 transformers.utils.logging.disable_progress_bar()
 _VIT = {
     "image_size": 32,

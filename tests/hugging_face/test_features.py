@@ -83,26 +83,17 @@ def test_features_of_a_backbone_are_those_of_transformers(case: str, tmp_path: P
     assert left_out == ({"pooler.dense.weight", "pooler.dense.bias"} if "before" in case else set())
 
 
+BARE = {"add_pooling_layer": False}
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "hints", "message", "hint"),
     [
         ("vit", {}, {"pool": "cls"}, "--set pool=cls is for a backbone, and ViTForImage", "leave --set pool out"),
         ("vit_backbone", {}, {"only_features": False}, "ViTModel is a backbone without", "add --outputs features"),
         ("vit_backbone", {}, {}, "which a linear layer of its own computes", "--set pool=cls .* or --set pool=pooler"),
-        (
-            "vit_backbone",
-            {"add_pooling_layer": False},
-            {},
-            "which a linear layer that the weights lack",
-            "--set pool=cls",
-        ),
-        (
-            "vit_backbone",
-            {"add_pooling_layer": False},
-            {"pool": "pooler"},
-            "--set pool=pooler: the weights have no tensor of the pooler",
-            "--set pool=cls",
-        ),
+        ("vit_backbone", BARE, {}, "which a linear layer that the weights lack", "--set pool=cls"),
+        ("vit_backbone", BARE, {"pool": "pooler"}, "the weights have no tensor of the pooler", "--set pool=cls"),
         ("vit_backbone", {}, {"pool": "mean"}, "--set pool=mean is not supported for ViTModel", "--set pool=cls"),
         ("swin_backbone", {}, {"pool": "cls"}, "--set pool=cls: SwinModel has no class token", "leave --set pool out"),
         ("vit_msn_backbone", {}, {}, "transformers computes no pooler_output", "--set pool=cls"),

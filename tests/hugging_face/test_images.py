@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from PIL import Image
 
 pytest.importorskip("transformers")
 import transformers
@@ -23,7 +22,7 @@ from transformers.image_processing_backends import PilBackend, TorchvisionBacken
 from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families.hugging_face.images import _CLASSES, Preprocessing, preprocessing_from
@@ -114,18 +113,6 @@ def test_the_tensors_are_those_of_the_image_processor(name: str, tmp_path: Path)
         assert difference.mean() < 0.5 * step
         if preprocessing.resize is not None and preprocessing.resize.endswith("bilinear"):
             assert difference.max() < 1.001 * step
-
-
-def test_only_the_crop_of_transformers_rounds_down() -> None:
-    image = Image.fromarray(np.arange(32 * 33, dtype=np.uint8).reshape(32, 33), "L")
-    sizes = {"height": 32, "width": 32, "channels": 1}
-    down = ImageSpec(**sizes, resize="shortest-bilinear").pixels_from_image(image)
-    np.testing.assert_array_equal(down[..., 0], np.asarray(image)[:, :32])
-    wider = Image.fromarray(np.tile(np.arange(35, dtype=np.uint8), (32, 1)), "L")
-    assert ImageSpec(**sizes, resize="shortest-bilinear").pixels_from_image(wider)[0, 0, 0] == 1
-    assert ImageSpec(**sizes, resize="center-bilinear").pixels_from_image(wider)[0, 0, 0] == 2
-    with pytest.raises(InputError, match="shortest-bilinear is for square images, got 32×40"):
-        ImageSpec(**{**sizes, "width": 40}, resize="shortest-bilinear")
 
 
 def test_images_that_are_not_resized_leave_the_rule_to_the_user() -> None:

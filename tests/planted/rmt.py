@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gmmvit_deploy.models.families.rmt.attention import DecomposedAttention, ManhattanAttention
+from gmmvit_deploy.models.families.rmt.model import DecomposedAttention, ManhattanAttention
 from gmmvit_deploy.models.families.rmt.spec import RMTSpec
 from gmmvit_deploy.models.layers.batch_norm import BATCH_NORM_EPS
 from gmmvit_deploy.models.specs import MaskSpec

@@ -77,7 +77,7 @@ def test_the_only_linear_layer_is_the_classifier(
 
 @pytest.mark.parametrize("hidden", [None, 12])
 def test_the_linear_layer_of_torchvisions_network(tmp_path: Path, hidden: int | None) -> None:
-    """A tutorial replaces ``heads``; with a hidden layer, only ``heads.head`` may be replaced."""
+    """A tutorial replaces ``heads``, or with a hidden layer only ``heads.head``, which reads the features."""
     torch.manual_seed(0)
     network = pytest.importorskip("torchvision").models.VisionTransformer(
         image_size=16, patch_size=8, num_layers=1, num_heads=3, hidden_dim=24, mlp_dim=48, representation_size=hidden
@@ -90,7 +90,12 @@ def test_the_linear_layer_of_torchvisions_network(tmp_path: Path, hidden: int | 
         nn.init.normal_(parameter, std=0.3)
     torch.save(network.state_dict(), tmp_path / "net.pth")
     hints = LoadHints(model="torchvision:VisionTransformer", model_args={"num_heads": 3})
-    require_equal_logits(load_checkpoint(tmp_path / "net.pth", hints), network.eval())
+    loaded = load_checkpoint(tmp_path / "net.pth", hints)
+    require_equal_logits(loaded, network.eval())
+    loaded.model.outputs = ("logits", "features")
+    logits, features = loaded.model.answers(torch.randn(2, 3, 16, 16, dtype=torch.float64))
+    head = network.heads if hidden is None else network.heads.head
+    torch.testing.assert_close(head(features), logits, rtol=1e-12, atol=1e-12)
 
 
 def test_a_classifier_of_several_layers_needs_its_class(tmp_path: Path) -> None:
@@ -112,13 +117,12 @@ def test_a_classifier_of_several_layers_needs_its_class(tmp_path: Path) -> None:
     require_equal_logits(load_checkpoint(tmp_path / "net.pth", hints), network)
 
 
-@pytest.mark.parametrize("layer", ["fc", "classifier"])
-def test_a_classifier_of_another_name_beside_the_network_is_taken(tmp_path: Path, layer: str) -> None:
+def test_a_classifier_of_another_name_beside_the_network_is_taken(tmp_path: Path) -> None:
     network = with_head("vit_tiny_patch16_224", (), dropout_before, num_classes=3, **VIT)
-    state = {name.replace("head.", f"{layer}."): tensor for name, tensor in network.state_dict().items()}
+    state = {name.replace("head.", "fc."): tensor for name, tensor in network.state_dict().items()}
     torch.save(state, tmp_path / "net.pth")
     loaded = load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_tiny_patch16_224", model_args=VIT))
-    assert loaded.taken_from["classifier"].startswith(f"{layer}, the only linear layer in place of head")
+    assert loaded.taken_from["classifier"].startswith("fc, the only linear layer in place of head")
     require_equal_logits(loaded, network)
 
 
@@ -132,14 +136,7 @@ def beside(folder: Path, prefix: str, layer: str, head: nn.Module | None = None)
 
 
 @pytest.mark.parametrize(
-    ("prefix", "layer"),
-    [
-        ("encoder", "head"),
-        ("backbone", "classifier"),
-        ("backbone", "fc"),
-        ("model.encoder", "model.head"),
-        ("net.vit.model", "net.linear"),
-    ],
+    ("prefix", "layer"), [("backbone", "classifier"), ("model.encoder", "model.head"), ("net.vit.model", "net.linear")]
 )
 def test_a_classifier_beside_the_network(tmp_path: Path, prefix: str, layer: str) -> None:
     network = beside(tmp_path, prefix, layer)

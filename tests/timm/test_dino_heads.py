@@ -61,29 +61,31 @@ def block_outputs(model: nn.Module, blocks: int) -> list[Tensor]:
     return outputs[-blocks:]
 
 
+def features(model: nn.Module, blocks: int, *, average: bool) -> Tensor:
+    outputs = block_outputs(model, blocks)
+    mean = [outputs[-1][:, model.num_prefix_tokens :].mean(dim=1)] if average else []
+    return torch.cat([tokens[:, 0] for tokens in outputs] + mean, dim=-1)
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
-    ("name", "blocks", "average"),
+    ("name", "blocks", "average", "names"),
     [
-        ("vit_small_patch14_dinov2", 1, True),
-        ("vit_small_patch14_dinov2", 3, True),
-        ("vit_small_patch14_reg4_dinov2", 2, False),
-        ("vit_small_patch14_reg4_dinov2", 1, True),
-        ("vit_giant_patch14_dinov2", 1, False),
+        ("vit_small_patch14_dinov2", 1, True, "dino"),  # the names do not make the features interleaved
+        ("vit_small_patch14_dinov2", 3, True, ""),
+        ("vit_small_patch14_reg4_dinov2", 2, False, ""),
+        ("vit_small_patch14_reg4_dinov2", 1, True, ""),
+        ("vit_giant_patch14_dinov2", 1, False, ""),
     ],
 )
-def test_dinov2_with_a_linear_head(tmp_path: Path, name: str, blocks: int, average: bool) -> None:
+def test_dinov2_with_a_linear_head(tmp_path: Path, name: str, blocks: int, average: bool, names: str) -> None:
     path, model = dinov2_file(tmp_path, name)
-    head, linear = head_file(tmp_path, (blocks + average) * ARGS["embed_dim"], dino=False)
+    head, linear = head_file(tmp_path, (blocks + average) * ARGS["embed_dim"], dino=names == "dino")
     loaded = load_checkpoint(
         path, LoadHints(model=name, model_args=ARGS, head=str(head), head_blocks=blocks, head_average=average)
     )
     with torch.inference_mode():
-        outputs = block_outputs(model, blocks)
-        features = [tokens[:, 0] for tokens in outputs]
-        if average:
-            features.append(outputs[-1][:, model.num_prefix_tokens :].mean(dim=1))
-        expected = linear(torch.cat(features, dim=-1))
+        expected = linear(features(model, blocks, average=average))
         logits = loaded.model.double()(IMAGES)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
     assert "mask_token" in loaded.unused
@@ -130,26 +132,10 @@ def test_a_classifier_of_the_linear_evaluation_is_chosen_by_its_name(tmp_path: P
     hints = LoadHints(model=name, model_args=ARGS, head=str(head), head_name=chosen)
     loaded = load_checkpoint(path, hints)
     with torch.inference_mode():
-        outputs = block_outputs(model, 3)
-        features = [tokens[:, 0] for tokens in outputs]
-        features += [outputs[-1][:, model.num_prefix_tokens :].mean(dim=1)] if average else []
-        expected = heads[chosen].double()(torch.cat(features, dim=-1))
+        expected = heads[chosen].double()(features(model, 3, average=average))
         torch.testing.assert_close(loaded.model.double()(IMAGES), expected, rtol=0, atol=1e-12)
     with pytest.raises(GmmvitError, match="--set head_blocks=1, but the classifier"):
         load_checkpoint(path, replace(hints, head_blocks=1))
-
-
-def test_a_head_named_linear_of_dinov2_is_not_interleaved(tmp_path: Path) -> None:
-    name = "vit_small_patch14_dinov2"
-    path, model = dinov2_file(tmp_path, name)
-    head, linear = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=True)
-    loaded = load_checkpoint(
-        path, LoadHints(model=name, model_args=ARGS, head=str(head), head_blocks=1, head_average=True)
-    )
-    with torch.inference_mode():
-        (tokens,) = block_outputs(model, 1)
-        features = torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=-1)
-        torch.testing.assert_close(loaded.model.double()(IMAGES), linear(features), rtol=0, atol=1e-12)
 
 
 def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:

@@ -53,10 +53,7 @@ PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = {
 }
 """Presets of all families: name → function that takes (classes, image size, mask) and returns a spec.
 
-No checkpoint file requires a preset. The names and shapes of the tensors determine the fields of the spec, with these
-exceptions in some files: the number of heads, the image size, the channels, the code that wrote the file, the pooling,
-the scale adjustment, the transform scale and the decomposed stages. The user gives such a value with an option, or with
-a preset that states the value.
+No file requires a preset: it only states values that some files do not show, such as the number of heads.
 """
 
 

@@ -9,8 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
 
-__all__ = ["multiply_accumulates", "trainable_parameters"]
-
 
 def trainable_parameters(model: nn.Module) -> int:
     """Return the number of elements of all parameters.  A shared parameter counts once; buffers do not count."""

@@ -1,7 +1,7 @@
 """`Family`: the record of an architecture.  The rest of the package uses an architecture only through this record.
 
-Importing a record does not import torch: the functions of the record import the PyTorch module and the passes when the
-functions are called. A pass is a function that rewrites a trained model for deployment.
+Importing a record does not import torch: its functions import the PyTorch module and the passes when they are called. A
+pass is a function that rewrites a trained model for deployment.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from gmmvit_deploy.models.specs import Interpolation, MaskKind, MaskSpec, ModelS
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["Family", "LastBlock", "Mistake", "OwnPass", "Windows", "no_passes", "small_mask"]
+__all__ = ["Family", "LastBlock", "Mistake", "Network", "OwnPass", "Windows", "small_mask"]
 
 OwnPass = Callable[["Model"], tuple[str, ...]]
 """A pass of a family, for folding (replacing steps by constants) or for GPU engines.
 
-The pass changes a model in place and returns the names of the changed modules, like
-`gmmvit_deploy.models.folding.passes.FoldingPass`.
+The pass changes a model in place and returns the names of the changed modules; it raises FoldError if a requirement or
+the end state does not hold.
 """
 
 Mistake = tuple[str, Callable[["Model"], bool]]
 """A deployment mistake: (description, function that makes the mistake in a model and returns True if it did)."""
-
-_SMALL_KERNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,28 +58,21 @@ class Windows:
     shift: int
 
 
-def no_passes() -> tuple[OwnPass, ...]:
-    return ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The part of a record that needs torch.
 
+    build:          spec → the PyTorch module with random weights
+    folding_passes: additional folding passes, which run after the passes on the attention scores and before
+                    `folding.last_block.narrow_last_block`
+    engine_passes:  additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
+    mistakes:       usual deployment mistakes that ``gmmvit parity`` names, beside those in the steps on the scores
+    """
 
-def _no_variants() -> Mapping[str, ModelSpec]:
-    return {}
-
-
-def _reads_all(spec: Any) -> LastBlock | None:
-    return None
-
-
-def _no_proof(model: Model) -> None:
-    return None
-
-
-def _no_windows(spec: Any) -> Mapping[str, Windows]:
-    return {}
-
-
-def _always_available(spec: Any) -> str:
-    return ""
+    build: Callable[[Any], Model]
+    folding_passes: tuple[OwnPass, ...] = ()
+    engine_passes: tuple[OwnPass, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +83,7 @@ class Family:
 
     name:           the name in the spec's JSON, in commands and in reports
     spec:           the class of the family's specs, a subclass of `ModelSpec`
-    build:          spec → the PyTorch module with random weights
+    network:        () → `Network`, which imports the PyTorch module and the passes when it is called
     sources:        the code bases that write checkpoint files of this family
     presets:        name → function (classes, image size, mask) → spec; no other family has a preset of the same name
     mask_kinds:     the supported kinds of mask
@@ -102,9 +93,6 @@ class Family:
     blocks:         spec → names of the modules whose outputs ``gmmvit parity --localize`` compares, in execution order
     last_block:     spec → `LastBlock`, or None if folding must not change the last block
     windows:        spec → dict: name of an attention → `Windows`; an attention without an entry attends to all tokens
-    folding_passes: () → additional folding passes, which run after the passes on the attention scores and before
-                    `folding.last_block.narrow_last_block`
-    engine_passes:  () → additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
     unavailable:    spec → the reason why this process cannot build the model, for example because the code of the model
                     is in a file that the user did not name; empty if the process can build the model
     resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
@@ -113,29 +101,28 @@ class Family:
                     must state the rule
     proof:          model → None, a check of a model that was filled from a checkpoint; raises an error
     distributions:  Python packages that define the models, whose versions a bundle records
-    mistakes:       common deployment mistakes that ``gmmvit parity`` can name, in addition to mistakes in the steps on
-                    the attention scores
     """
 
     name: str
     spec: Callable[..., ModelSpec]
-    build: Callable[[Any], Model]
+    network: Callable[[], Network]
     sources: tuple[CheckpointSource, ...]
     mask_kinds: tuple[MaskKind, ...]
     small: Callable[[MaskSpec], ModelSpec]
     blocks: Callable[[Any], tuple[str, ...]]
     presets: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = field(default_factory=dict)
-    variants: Callable[[], Mapping[str, ModelSpec]] = _no_variants
-    last_block: Callable[[Any], LastBlock | None] = _reads_all
-    windows: Callable[[Any], Mapping[str, Windows]] = _no_windows
-    folding_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
-    engine_passes: Callable[[], tuple[OwnPass, ...]] = no_passes
-    unavailable: Callable[[Any], str] = _always_available
+    variants: Callable[[], Mapping[str, ModelSpec]] = dict
+    last_block: Callable[[Any], LastBlock | None] = lambda spec: None
+    windows: Callable[[Any], Mapping[str, Windows]] = lambda spec: {}
+    unavailable: Callable[[Any], str] = lambda spec: ""
     resized: Callable[[Model, tuple[int, int], Interpolation | None], Model] | None = None
-    mistakes: tuple[Mistake, ...] = ()
     distributions: tuple[str, ...] = ()
-    proof: Callable[[Model], None] = _no_proof
+    proof: Callable[[Model], None] = lambda model: None
     default_resize: ResizeRule | None = None
+
+    def build(self, spec: Any) -> Model:
+        """Return the PyTorch module of a spec, with random weights."""
+        return self.network().build(spec)
 
     def small_specs(self) -> dict[MaskKind, ModelSpec]:
         """Return a small spec for each supported kind of mask."""
@@ -144,4 +131,4 @@ class Family:
 
 def small_mask(kind: MaskKind) -> MaskSpec:
     """Return a mask spec of this kind.  A Gaussian mixture mask has three Gaussians per head."""
-    return MaskSpec(kind=kind, kernels=_SMALL_KERNELS if kind == "gmm" else 0)
+    return MaskSpec(kind=kind, kernels=3 if kind == "gmm" else 0)

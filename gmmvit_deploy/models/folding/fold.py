@@ -63,7 +63,7 @@ ensures."""
 
 def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
     """Return the shared passes and the passes of the family that `fold` runs for this spec, in execution order."""
-    return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
+    return (*SCORE_PASSES, *family_of(spec).network().folding_passes, narrow_last_block)
 
 
 def recorded_passes(spec: ModelSpec, recorded: Collection[str]) -> tuple[FoldingPass, ...]:
@@ -86,7 +86,7 @@ def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = Fal
     quantized: also split the stacked projections of Q, K and V, for int8 and fp8.
     """
     return (
-        *family_of(spec).engine_passes(),
+        *family_of(spec).network().engine_passes,
         *((pad_heads,) if padded else ()),
         *((separate_projections,) if quantized else ()),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,29 +12,32 @@ import torch
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import input_shape
 
-__all__ = ["tried"]
-
 _IMAGES = 2
 _ROUNDING = 1e-5
 """Largest change of the float64 logits, relative to the largest logit. Merged weights such as γ ∘ W are rounded to
 float32, which changes the logits by about 1e-6; a wrong change changes them by far more."""
 
 
-@torch.no_grad()
-def tried(model: Model, change: Callable[[Any], tuple[str, ...]]) -> tuple[str, ...]:
-    """Apply ``change`` to the network of ``model`` if a copy shows that the logits do not change.
+def tried(change: Callable[[Any], tuple[str, ...]]) -> Callable[[Model], tuple[str, ...]]:
+    """Decorator of a folding pass: the network stays as it is if the pass changes the logits by more than rounding.
 
     change: function that changes a model and returns the names of the changed modules.
     """
-    trial = copy.deepcopy(model)
-    if not change(trial):
-        return ()
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(_IMAGES, *input_shape(model.spec), dtype=torch.float64, generator=generator)
-    logits = trial.double()(images)
-    del trial  # a copy in float64 has twice the memory of the weights
-    expected = copy.deepcopy(model).double()(images)
-    scale = float(expected.abs().max())
-    if not float((logits - expected).abs().max()) <= _ROUNDING * max(scale, 1.0):
-        return ()
-    return change(model)
+
+    @torch.no_grad()
+    @functools.wraps(change)
+    def run(model: Model) -> tuple[str, ...]:
+        trial = copy.deepcopy(model)
+        if not change(trial):
+            return ()
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(_IMAGES, *input_shape(model.spec), dtype=torch.float64, generator=generator)
+        logits = trial.double()(images)
+        del trial  # a copy in float64 has twice the memory of the weights
+        expected = copy.deepcopy(model).double()(images)
+        scale = float(expected.abs().max())
+        if not float((logits - expected).abs().max()) <= _ROUNDING * max(scale, 1.0):
+            return ()
+        return change(model)
+
+    return run

@@ -10,10 +10,8 @@ from typing import Any
 
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
 from gmmvit_deploy.models.sources.shapes import Shapes, heads_of_preset
-from gmmvit_deploy.models.sources.source import CheckpointSource
+from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
-
-__all__ = ["block_names", "mask_names", "released_source"]
 
 
 def released_source(
@@ -92,6 +90,6 @@ def block_names(
         "mlp.2": "1.fn.net.3",
         **({"attention.out": "0.fn.to_out.0"} if projects else {}),
     }
-    names = {f"{ours}.{a}.{part}": f"{theirs}.{b}.{part}" for a, b in pairs.items() for part in ("weight", "bias")}
+    names = tensors_of_layers({f"{ours}.{a}": f"{theirs}.{b}" for a, b in pairs.items()})
     names[f"{ours}.attention.qkv.weight"] = f"{theirs}.0.fn.to_qkv.weight"
     return names | mask_names(mask, f"{ours}.attention.scores.before.{mask_at}", f"{theirs}.0.fn.mask")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -20,23 +20,6 @@ from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "MissingTensorError",
-    "Shapes",
-    "asked_image",
-    "check_image_hints",
-    "compared_with_preset",
-    "exact_root",
-    "field_differences",
-    "heads_of_preset",
-    "infer_heads",
-    "infer_mask",
-    "mask_heads",
-    "preset_differences",
-    "preset_of",
-]
-
-SpecT = TypeVar("SpecT", bound=ModelSpec)
 _RELEASED_CHANNELS = 3
 _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
@@ -168,6 +151,32 @@ def exact_root(value: float) -> int | None:
     return root if root * root == value else None
 
 
+MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
+
+
+def image_sides(value: Any) -> tuple[int, int] | None:
+    """Return (height, width) of a side or of two sides in pixels, or None if the value is no size up to `MAX_SIDE`."""
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= MAX_SIDE for side in sides)
+    return (sides[0], sides[1]) if whole and len(sides) == 2 else None
+
+
+def refuse_depth(shapes: Shapes, depths: Mapping[str, Any], *, where: str, hint: str) -> None:
+    """Refuse a network with more layers than the file has tensors.
+
+    Another package would build the layers one by one, for minutes, before a comparison with the file could begin.
+    depths: name of a setting → its value, a number of layers or a list of such numbers.
+    Errors: CheckpointError that names the setting.
+    """
+    for name, value in depths.items():
+        counts = [count for count in (value if isinstance(value, list | tuple) else [value]) if isinstance(count, int)]
+        if sum(counts) > len(shapes.tensors):
+            raise CheckpointError(
+                f"{where}: {name} is {value!r}, more layers than the weights have tensors ({len(shapes.tensors)})",
+                hint=hint,
+            )
+
+
 def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
     """Return (mask spec, number of heads) for an attention; the number of heads is None if the mask does not show it.
 
@@ -202,41 +211,40 @@ def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
 
 
 def infer_heads(
-    source: str,
+    shapes: Shapes,
+    hints: LoadHints,
     *,
     width: int,
-    known: int | None,
-    evidence: str,
-    hints: LoadHints,
-    preset_heads: int | None,
-    has_presets: bool = True,
+    shown: tuple[int | None, str] = (None, ""),
+    presets: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] | None = None,
 ) -> int:
-    """Return the number of heads from the file, else from ``hints``, else from the preset.
+    """Return the number of heads of the first attention from the file, else from ``hints``, else from the preset.
 
     width: the width of q, which is the number of heads times the head dim.
-    known: the number of heads that the tensors of the file show, or None.
-    evidence: a clause such as "the number of heads in the masks of the file is", which a message continues with
-    ``known``.
-    preset_heads: the number of heads of the preset, or None without a preset.
-    has_presets: False for a family without presets, whose users can only type the number.
+    shown: the number of heads that the tensors show, or None; and a clause such as "the number of heads in the masks of
+    the file is", which a message continues with the number.
+    presets: the presets of the family; None for files whose number of heads is that of no preset.
     Errors: CheckpointError when the number of heads is unknown, contradictory, or no divisor of ``width``.
     """
-    hinted = hints.heads
-    if hinted is not None and preset_heads is not None and hinted != preset_heads:
+    source, hinted, (known, evidence) = shapes.source, hints.heads, shown
+    of_preset = None
+    if presets is not None and hints.preset is not None:
+        of_preset = presets[hints.preset](1, 224, MaskSpec()).first_heads
+    if hinted is not None and of_preset is not None and hinted != of_preset:
         raise CheckpointError(
-            f"{source}: --set heads={hinted}, but the preset has {preset_heads}",
-            hint=f"omit --set heads to take the {preset_heads} heads of the preset, or omit --preset {hints.preset}",
+            f"{source}: --set heads={hinted}, but the preset has {of_preset}",
+            hint=f"omit --set heads to take the {of_preset} heads of the preset, or omit --preset {hints.preset}",
         )
     if known is not None and hinted is not None and hinted != known:
         raise CheckpointError(
             f"{source}: --set heads={hinted}, but {evidence} {known}",
             hint=f"omit --set heads, or type --set heads={known}",
         )
-    heads = known or hinted or preset_heads
+    heads = known or hinted or of_preset
     if heads is None:
         raise CheckpointError(
             f"{source}: this file does not determine the number of attention heads",
-            hint=f"type --set heads=N{' or --preset NAME' if has_presets else ''} with the number of heads of "
+            hint=f"type --set heads=N{'' if presets is None else ' or --preset NAME'} with the number of heads of "
             "the training; a wrong number raises no error, but the predictions are wrong. "
             f"N must divide {width}, the width of q, k and v: {_divisors(width)}",
         )
@@ -295,22 +303,6 @@ _ASKED_FOR = {
     ("--set channels=",): "the channels of the images",
     ("--image-size ", "--set channels="): "the size and the channels of the images",
 }
-
-
-def preset_of(
-    hints: LoadHints,
-    presets: Mapping[str, Callable[[int, int, MaskSpec], SpecT]],
-    *,
-    classes: int,
-    image_size: int,
-    mask: MaskSpec,
-) -> SpecT | None:
-    """Return the spec of the preset in ``hints``, or None if ``hints`` name no preset.
-
-    presets: the presets of the file's family. `checkpoints.loading` has checked that the preset is in this dict.
-    classes, image_size, mask: the values of the file.
-    """
-    return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
 
 
 def heads_of_preset(

@@ -20,8 +20,6 @@ from gmmvit_deploy.models.specs import Interpolation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CheckpointSource", "Conversion", "TensorOrigins", "origin_keys"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
@@ -134,3 +132,11 @@ def _present(pattern: str, names: list[str]) -> bool:
 
 def _any_present(patterns: Iterable[str], names: list[str]) -> bool:
     return any(_present(pattern, names) for pattern in patterns)
+
+
+def tensors_of_layers(layers: Mapping[str, str], parts: Iterable[str] = ("weight", "bias")) -> dict[str, str]:
+    """Return name in the model → key of the file, for the tensors of layers.
+
+    layers: name of a layer in the model → name of the layer in the file.  parts: the tensors of each layer.
+    """
+    return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in layers.items() for part in parts}

@@ -18,17 +18,7 @@ from typing import Any
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
 from gmmvit_deploy.models.sources.released import released_source
 from gmmvit_deploy.models.sources.shapes import Shapes
-from gmmvit_deploy.models.sources.source import CheckpointSource
-
-__all__ = [
-    "OPTION",
-    "PLAIN_FILES",
-    "has_shifted",
-    "shifted_names",
-    "shifted_patch",
-    "spt_lsa_source",
-    "temperature_heads",
-]
+from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 
 OPTION = "spt-lsa"
 """The value of ``--set source`` for files of the released code of SPT and LSA."""
@@ -37,7 +27,7 @@ PLAIN_FILES = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
 
 Only the code of the masks writes the masks of the attentions, and ``mask`` at the root of the file.
 """
-_VIEWS = 5  # the image and four shifted copies
+VIEWS = 5  # the image and four shifted copies
 
 
 def spt_lsa_source(
@@ -75,7 +65,7 @@ def shifted_patch(shapes: Shapes, prefix: str) -> tuple[int, int, int]:
     Errors: CheckpointError when the linear layer is missing, or when its input width is not 5·c·m².
     """
     name = f"{prefix}.2.weight"
-    side, channels = shapes.linear_patch(name, views=_VIEWS)
+    side, channels = shapes.linear_patch(name, views=VIEWS)
     return shapes.of(name, rank=2)[0], side, channels
 
 
@@ -84,8 +74,7 @@ def shifted_names(ours: str, theirs: str) -> dict[str, str]:
 
     ours, theirs: the name of the module in the model, and the start of its names in the file.
     """
-    pairs = {"norm": "1", "project": "2"}
-    return {f"{ours}.{a}.{part}": f"{theirs}.{b}.{part}" for a, b in pairs.items() for part in ("weight", "bias")}
+    return tensors_of_layers({f"{ours}.norm": f"{theirs}.1", f"{ours}.project": f"{theirs}.2"})
 
 
 def has_shifted(shapes: Shapes, prefix: str) -> bool:

@@ -7,7 +7,7 @@ has a folder of golden files (`tests.conftest.MANIFEST`); nothing here names a f
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, get_args
 
@@ -26,7 +26,9 @@ from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_fr
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
 from gmmvit_deploy.models.layers.attention import attention_names
+from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.parity._localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
@@ -40,7 +42,6 @@ from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import LATER, MANIFEST, NAMES, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import STRUCTURES, each_export
-from tests.models.families.mistakes import mistaken
 from tests.models.families.small_models import (
     FAMILY_EXAMPLES,
     MAX_BATCH,
@@ -124,12 +125,27 @@ def test_each_folding_pass_keeps_the_golden_logits(case: Golden) -> None:
             assert run(model) == (), f"{run.__name__} changes the network again"
 
 
+def mistaken(model: Model) -> Iterator[tuple[str, Model]]:
+    """Yield (description, model with the mistake in all its attentions) for each mistake of the steps."""
+    names = dict.fromkeys(
+        n for _, scores in attention_scores(model) for _, step in scores.steps() for n, _ in step.mistakes()
+    )
+    for name in names:
+        other = copy.deepcopy(model)
+        for _, scores in attention_scores(other):
+            for step_name, step in list(scores.steps()):
+                changes: dict[str, Step | None] = dict(step.mistakes())
+                if name in changes and changes[name] is not step:
+                    scores.put(step_name, changes[name])
+        yield name, other
+
+
 @pytest.mark.parametrize("name", each_export(LATER))
 def test_each_mistake_in_reading_is_far_from_the_golden_logits(name: str) -> None:
     """A reference made from the same wrong reading would repeat the mistake; the training code's logits do not."""
     case, model = golden(name), loaded_checkpoint(name).model
     wrong = dict(mistaken(model))
-    for mistake, change in family_of(model.spec).mistakes:
+    for mistake, change in family_of(model.spec).network().mistakes:
         other = copy.deepcopy(model)
         if change(other):
             wrong[mistake] = other
@@ -196,7 +212,7 @@ def test_each_own_pass_of_a_family_changes_a_network(family: Family) -> None:
     models = [small.model() for small in SMALL if small.family is family]
     models += [loaded_checkpoint(name).model for name in LATER if golden(name).family == family.name]
     changing = {name for model in models for name, changed in fold(model).passes.items() if changed}
-    assert {run.__name__ for run in family.folding_passes()} <= changing
+    assert {run.__name__ for run in family.network().folding_passes} <= changing
 
 
 @each_small
@@ -285,7 +301,7 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
     trained, _ = reference.logits(images)
     limit = 1e-6 * float(np.abs(trained).max())
     given = dict(suspects(bundle, reference, images))
-    own = {name for name, change in small.family.mistakes if change(small.model())}
+    own = {name for name, change in small.family.network().mistakes if change(small.model())}
     assert own <= set(given)
     for name, logits in given.items():
         if float(np.abs(logits - trained).max()) < 100 * limit:

@@ -55,7 +55,7 @@ def test_a_planted_mistake_is_caught_and_named(
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_mistake_of_a_family_is_planted(family: Family) -> None:
     planted = {case.name for case in PLANTED if case.family == family.name}
-    assert {name for name, _ in family.mistakes} <= planted
+    assert {name for name, _ in family.network().mistakes} <= planted
 
 
 def test_every_mistake_of_a_step_is_planted() -> None:

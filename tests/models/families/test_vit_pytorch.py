@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
-from gmmvit_deploy.errors import CheckpointError, SpecError
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families import model_from_spec, spec_from_json
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
@@ -60,9 +60,6 @@ def logits64(model: Model, case: Golden) -> np.ndarray:
 
 def require_golden(loaded: LoadedCheckpoint, case: Golden) -> None:
     np.testing.assert_allclose(logits64(loaded.model, case), case.exact, rtol=0, atol=1e-12)
-
-
-# ---- golden files --------------------------------------------------------------------------------------------------
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -212,12 +209,7 @@ def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None
         ("vp_deepvit", {}, "what the classifier reads", "type --set pool=cls or --set pool=mean"),
         ("vp_deepvit", {"pool": "cls", "heads": 8}, "--set heads=8, but the number of heads in the head mixing", ""),
         ("vp_deepvit", {"pool": "cls", "image_size": 64}, "--image-size 64 contradicts the file", ""),
-        (
-            "vp_deepvit",
-            {"pool": "cls", "channels": 1},
-            r"takes 192 values of a patch .* expected 1·p·p",
-            "omit --set channels",
-        ),
+        ("vp_deepvit", {"pool": "cls", "channels": 1}, r"takes 192 values of a patch .* expected 1·p·p", "omit --set"),
         ("vp_vit", {}, "does not determine the number of attention heads", "type --set heads=N with the number"),
         ("vp_vit", {"heads": 5}, "is not a multiple of 5 heads", "type --set heads"),
         (
@@ -228,19 +220,8 @@ def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None
         ),
         ("vp_simple_vit", {"heads": 2}, "no tensor of this file shows the size of the images", "type --image-size"),
         ("vp_simple_vit", {"heads": 2, "image_size": 30}, "patches of 4 × 4 pixels, which do not tile", "type the"),
-        (
-            "vp_simple_vit",
-            {"image_size": 32},
-            "does not determine the number of attention",
-            "type --set heads=N with the",
-        ),
+        ("vp_simple_vit", {"image_size": 32}, "does not determine the number of attention", "type --set heads=N with"),
         ("vp_spt_lsa", {"heads": 4}, "what the classifier reads", "type --set pool=cls or --set pool=mean"),
-        (
-            "vp_spt_lsa",
-            {"pool": "cls"},
-            "does not determine the number of attention",
-            "type --set heads=N with the number",
-        ),
         ("vp_cait", {"heads": 2}, "--set heads=2, but the number of heads in the head mixing", ""),
     ],
 )
@@ -288,19 +269,6 @@ def test_damaged_files_are_refused(name: str, damage: Callable[[State], None], m
         load_checkpoint(saved(tmp_path, state), golden(name).hints)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"class_token": False, "pool": "cls"}, "pool cls: expected a class token"),
-        ({"output": "absent"}, "only attention with a single head of the full width"),
-        ({"class_token": False, "stored_positions": False, "dim": 30}, "sinusoidal positions"),
-    ],
-)
-def test_specs_that_no_network_has_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        replace(SMALL, **fields)
-
-
 # ---- folding -------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +291,7 @@ def outputs(model: Model) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("weight", [[0.0, 1.0], [1.0, 1e-4], [0.0, 0.0]], ids=["zero", "small", "all zero"])
+@pytest.mark.parametrize("weight", [[1.0, 1e-4], [0.0, 0.0]], ids=["small", "all zero"])
 def test_a_vanishing_weight_of_the_head_norm_stays(weight: list[float]) -> None:
     model = deepvit(weight=torch.tensor(weight))
     before = outputs(model)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
-from gmmvit_deploy.models.families.cait.wide_heads import WideHeadsAttention, widen_heads
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.models.folding.head_padding import pad_heads

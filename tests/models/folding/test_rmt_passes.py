@@ -15,14 +15,14 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
-from gmmvit_deploy.models.families.rmt.attention import (
+from gmmvit_deploy.models.families.rmt.folding import (
+    share_decays,
+)
+from gmmvit_deploy.models.families.rmt.model import (
     DecomposedAttention,
     FoldedRotation,
     ManhattanAttention,
     PairRotation,
-)
-from gmmvit_deploy.models.families.rmt.folding import (
-    share_decays,
 )
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model

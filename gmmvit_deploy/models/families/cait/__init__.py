@@ -4,38 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
-from gmmvit_deploy.models.families.cait.presets import PRESETS
 from gmmvit_deploy.models.families.cait.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
-from gmmvit_deploy.models.families.family import Family, OwnPass
+from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["CAIT"]
-
-
-def _build(spec: CaiTSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.cait.folding import drop_remainder, merge_layer_scale, widen_heads
+    from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
     from gmmvit_deploy.models.families.cait.model import CaiT
 
-    return CaiT(spec)
-
-
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.cait.folding import drop_remainder, merge_layer_scale
-
-    return (drop_remainder, merge_layer_scale)
-
-
-def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.cait.wide_heads import widen_heads
-
-    return (widen_heads,)
+    return Network(
+        build=CaiT,
+        folding_passes=(drop_remainder, merge_layer_scale),
+        engine_passes=(widen_heads,),
+        mistakes=MISTAKES,
+    )
 
 
 def _small(mask: MaskSpec) -> CaiTSpec:
@@ -65,15 +52,12 @@ def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
 CAIT = Family(
     name="cait",
     spec=CaiTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, SPT_LSA, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
     variants=_variants,
     blocks=_blocks,
-    folding_passes=_folding_passes,
-    engine_passes=_engine_passes,
-    mistakes=MISTAKES,
     default_resize="stretch-bilinear",
 )

@@ -1,8 +1,14 @@
-"""CaiT: merge the factors γ of LayerScale into weights, and drop or move the small bias that LSA adds."""
+"""CaiT: merge the factors γ of LayerScale into weights, and drop or move the small bias that LSA adds.
+
+For engines, `widen_heads` rewrites talking heads, which (H, H) matrices mix before and after softmax, as plain heads of
+head dim H·d, so that fused GPU kernels can compute the attention. `layers.wide_heads` has the algebra. For the released
+models, H·d is 256.
+"""
 
 from __future__ import annotations
 
 import copy
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -10,10 +16,12 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.cait.model import REMAINDER, ScaledBranch, TalkingHeadsAttention
+from gmmvit_deploy.models.layers.attention import projected
+from gmmvit_deploy.models.layers.head_dims import LARGEST_FUSED
+from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
+from gmmvit_deploy.models.layers.wide_heads import WideHeads, same_for_all_heads
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Constant, Step
-
-__all__ = ["drop_remainder", "merge_layer_scale"]
 
 _LARGEST = 2.0**-24
 """The relative rounding error of float32."""
@@ -32,8 +40,6 @@ def drop_remainder(model: nn.Module) -> tuple[str, ...]:
     head, the pass leaves B out. Otherwise B becomes a constant (H, N, N) that is added after the head mixing.
     Requires: the biases are folded.
     Ensures: no such bias precedes the head mixing; a bias B has the effect of the −1e-9 before the head mixing.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the requirement or the end state does not hold.
     """
     changed = []
     for name, module in model.named_modules():
@@ -41,7 +47,8 @@ def drop_remainder(model: nn.Module) -> tuple[str, ...]:
             continue
         scores = module.scores
         steps = dict(scores.steps_before())
-        if not _precedes(f"before.{REMAINDER}", "before.mixing", list(steps)):
+        names = [name.removeprefix("before.") for name in steps]
+        if REMAINDER not in names or names.index(REMAINDER) > names.index("mixing"):
             continue  # the attention has no such bias, or an earlier run moved it
         remainder, mixing = steps[f"before.{REMAINDER}"], steps["before.mixing"]
         if not remainder.is_constant:
@@ -54,10 +61,6 @@ def drop_remainder(model: nn.Module) -> tuple[str, ...]:
             _move_behind_mixing(name, scores, bias, like=remainder)
         changed.append(name)
     return tuple(changed)
-
-
-def _precedes(first: str, second: str, names: list[str]) -> bool:
-    return first in names and names.index(first) < names.index(second)
 
 
 def _move_behind_mixing(name: str, scores: AttentionScores, bias: Float[Tensor, "heads n n"], *, like: Step) -> None:
@@ -81,26 +84,82 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
 
     γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b
 
-    Requires: each branch ends in a linear layer with a bias.
-    Ensures: no γ remains, and each merged weight equals diag(γ) W bit for bit.
-    Returns the names of the changed branches.
-    Errors: FoldError when the requirement does not hold, or when a γ remains.
+    Ensures: each merged weight equals diag(γ) W bit for bit.
     """
     changed = []
     for name, branch in model.named_modules():
         if not isinstance(branch, ScaledBranch) or branch.gamma is None:
             continue
         last = branch.inner.out if isinstance(branch.inner, TalkingHeadsAttention) else branch.inner[-1]  # type: ignore[index]
-        if not isinstance(last, nn.Linear) or last.bias is None:
-            raise FoldError(f"{name}: expected the residual branch to end in a linear layer with a bias")
+        last = cast("nn.Linear", last)
         gamma = branch.gamma.detach().flatten()
         last.weight.copy_(gamma[:, None] * last.weight)
         last.bias.copy_(gamma * last.bias)
         branch.gamma = None
         changed.append(name)
-    left = [name for name, _ in model.named_parameters() if name.endswith("gamma")]
-    if left:
-        raise FoldError(
-            f"merge_layer_scale did not merge these LayerScale parameters into the weights: {', '.join(left)}"
-        )
     return tuple(changed)
+
+
+class WideHeadsAttention(WideHeads):
+    """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each."""
+
+    stacked_projection: ClassVar[tuple[str, int]] = ("key_value", 2)
+
+    def __init__(self, talking: TalkingHeadsAttention) -> None:
+        before = talking.scores.steps_before()
+        ((_, mix_before),) = ((name, step) for name, step in before if step.operation == "mix")
+        ((_, mix_after),) = talking.scores.steps_after()
+        super().__init__(
+            AttentionScores({name.removeprefix("before."): step for name, step in before if step is not mix_before}),
+            before=mix_before.matrix(),
+            after=mix_after.matrix(),
+            head_dim=talking.query.out_features // talking.heads,
+        )
+        self.query, self.key_value, self.out = talking.query, talking.key_value, talking.out
+
+    def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
+        key, value = projected(self.key_value, context, 2)
+        out: Tensor = self.out(self.attended(self.query(x), key, value))
+        return out
+
+
+@torch.no_grad()
+def widen_heads(model: nn.Module) -> tuple[str, ...]:
+    """Rewrite talking heads as heads of head dim H·d (wide heads).
+
+    Unchanged: attentions whose heads have different masks, and attentions with a head dim H·d above `LARGEST_FUSED`.
+    Requires: every step on the scores is folded, which means replaced by a constant; the scale is merged into the mask
+    or into the head mixing.
+    Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
+    """
+    changed = []
+    for name, attention in list(model.named_modules()):
+        if not isinstance(attention, TalkingHeadsAttention) or attention.query.out_features > LARGEST_FUSED:
+            continue
+        if _widens(attention.scores):
+            wide = WideHeadsAttention(attention)
+            masks = [step.matrix() for _, step in wide.scores.steps()]
+            x = random_values(2, masks[0].shape[-1] if masks else 3, attention.query.in_features)
+            require_same_output(f"{name}: widen_heads", attention, wide, x, x)
+            model.set_submodule(name, wide)
+            changed.append(name)
+    return tuple(changed)
+
+
+def _widens(scores: AttentionScores) -> bool:
+    """Return True if the steps are constant factors shared by all heads, head mixing, biases, softmax, and head mixing.
+
+    The factors are steps that multiply the scores, such as a mask, into which the scale is merged. A bias after the
+    head mixing, which `drop_remainder` can leave, may differ between the heads.
+    """
+    before = [step for _, step in scores.steps_before()]
+    operations = [step.operation for step in before]
+    if [step.operation for _, step in scores.steps_after()] != ["mix"] or operations.count("mix") != 1:
+        return False
+    mixing = operations.index("mix")
+    factors, biases = before[:mixing], before[mixing + 1 :]
+    return (
+        all(step.is_constant for step in (*factors, *biases))
+        and all(step.operation == "multiply" and step.role != "scale" and same_for_all_heads(step) for step in factors)
+        and all(step.operation == "add" for step in biases)
+    )

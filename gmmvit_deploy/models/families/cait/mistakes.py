@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from gmmvit_deploy.models.families.cait.model import CaiT, ScaledBranch
 from gmmvit_deploy.models.families.family import Mistake
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["MISTAKES"]
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
+from gmmvit_deploy.models.scores.heads import HeadMixing
 
 
 def _other_class_blocks(model: Model) -> bool:
     """Exchange the class blocks of vit-pytorch, whose class token attends to itself, with the authors' class blocks."""
-    from gmmvit_deploy.models.families.cait.model import CaiT, ScaledBranch
-
     if not isinstance(model, CaiT):
         return False
     for module in model.class_blocks.modules():
@@ -29,9 +26,6 @@ def _mixing_transposed(*sides: str) -> Callable[[Model], bool]:
     """Return a function that transposes the head mixings.  sides: ``before`` softmax, ``after`` softmax, or both."""
 
     def make(model: Model) -> bool:
-        from gmmvit_deploy.models.scores.attention import attention_scores
-        from gmmvit_deploy.models.scores.heads import HeadMixing
-
         changed = False
         for _, scores in attention_scores(model):
             for name, step in list(scores.steps()):
@@ -45,9 +39,6 @@ def _mixing_transposed(*sides: str) -> Callable[[Model], bool]:
 
 def _minus_infinity_after_mixing(model: Model) -> bool:
     """Mask the diagonal where LSA sets the scores of the tokens with themselves to −1e-9."""
-    from gmmvit_deploy.models.scores.attention import attention_scores
-    from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
-
     changed = False
     for _, scores in attention_scores(model):
         for _, step in scores.steps_before():

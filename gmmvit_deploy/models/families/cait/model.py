@@ -40,8 +40,6 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["DIAGONAL", "REMAINDER", "CaiT", "ScaledBranch", "TalkingHeadsAttention"]
-
 DIAGONAL = -1e-9
 """The score of a token with itself in the patch blocks of a CaiT with LSA.  The released code meant −∞."""
 REMAINDER = "remainder"
@@ -124,10 +122,7 @@ class CaiTBlock(nn.Module):
 
 
 class CaiT(Model):
-    """CaiT, plain or with masks on the attention of the patch blocks.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """CaiT, plain or with masks on the attention of the patch blocks."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 

@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.cait.presets import PRESETS
-from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import mask_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
     Shapes,
     infer_heads,
     infer_mask,
-    preset_of,
 )
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.sources.spt_lsa import (
     has_shifted,
     shifted_names,
@@ -39,16 +38,12 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     temperature_heads,
 )
 
-__all__ = ["RELEASED", "SPT_LSA"]
-
 _PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
-_BOTH = ("weight", "bias")
 _LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
 _TEMPERATURE = r"(patch|cls)_transformer\.layers\.\d+\.0\.fn\.fn\.scale$"
 
 
 def released_names(spec: CaiTSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     if spec.spt:
@@ -77,21 +72,22 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
             names[f"{ours}.attention.inner.scores.before.temperature.temperature"] = f"{theirs}.0.fn.fn.scale"
         if ours.startswith("patch"):
             names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def known_unused(spec: CaiTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
-def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
-    """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices.
+def mixed_heads(shapes: Shapes, first: str) -> tuple[int, str]:
+    """Return the number of heads in the head mixing of an attention, and the evidence for `infer_heads`."""
+    evidence = "the number of heads in the head mixing matrices of the file is"
+    return shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0], evidence
 
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
-    the file.
-    """
-    source, first = shapes.source, f"{_PATCH}.0.0.fn.fn"
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
+    """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices."""
+    first = f"{_PATCH}.0.0.fn.fn"
     spt = has_shifted(shapes, _SHIFTED)
     if spt:
         dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
@@ -102,17 +98,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
     mask, _ = infer_mask(shapes, hints, f"{first}.mask")
     inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
-    heads = infer_heads(
-        source,
-        width=inner_dim,
-        known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
-        evidence="the number of heads in the head mixing matrices of the file is",
-        hints=hints,
-        preset_heads=preset.heads if preset else None,
-    )
-    if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=mixed_heads(shapes, first), presets=PRESETS)
     return CaiTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,
@@ -123,7 +109,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
         heads=heads,
         head_dim=inner_dim // heads,
         mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
-        mask=mask,
+        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
         channels=channels,
         spt=spt,
         lsa=temperature_heads(shapes, [f"{first}.scale"], pattern=_TEMPERATURE) is not None,

@@ -1,13 +1,15 @@
-"""Spec of a CaiT."""
+"""Spec of a CaiT, and the presets: architectures that the paper authors' released code names.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import ModelSpec, require_counts, require_no_mask_with, require_tiling
-
-__all__ = ["CaiTSpec"]
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require_counts, require_no_mask_with, require_tiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +40,31 @@ class CaiTSpec(ModelSpec):
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
-        require_counts(
-            self,
-            "patch_size",
-            "dim",
-            "depth",
-            "class_depth",
-            "heads",
-            "head_dim",
-            "mlp_dim",
-        )
+        require_counts(self, "patch_size", "dim", "depth", "class_depth", "heads", "head_dim", "mlp_dim")
         require_tiling(self.image_size, self.patch_size)
         require_no_mask_with(self, "spt", "lsa")
 
     @property
     def grid(self) -> int:
         return self.image_size // self.patch_size
+
+
+def _preset(dim: int) -> Callable[[int, int, MaskSpec], CaiTSpec]:
+    def spec(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+        return CaiTSpec(
+            image_size=image_size,
+            patch_size=8 if image_size == 64 else 4,
+            classes=classes,
+            dim=dim,
+            depth=24,
+            class_depth=2,
+            heads=4,
+            head_dim=64,
+            mlp_dim=384,
+            mask=mask,
+        )
+
+    return spec
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {"cait": _preset(192), "cait-tiny": _preset(108)}

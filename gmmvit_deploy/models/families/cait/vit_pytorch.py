@@ -18,26 +18,21 @@ from __future__ import annotations
 from functools import partial
 
 from gmmvit_deploy.models.families.cait.released import infer_spec as infer_released_spec
-from gmmvit_deploy.models.families.cait.released import released_names
+from gmmvit_deploy.models.families.cait.released import mixed_heads, released_names
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.patches import image_of_patches
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource
+from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["PRENORM", "SPT_LSA_PLAIN", "VIT_PYTORCH"]
-
-_PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
-_BOTH = ("weight", "bias")
+_PATCH = "patch_transformer.layers"
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, norm_inside: bool) -> CaiTSpec:
     """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices.
 
     norm_inside: True if the attention and the mlp contain their norms.
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the user must give the
-    channels, or when a hint contradicts the file.
     """
     normed = _normed_patches(shapes)
     linear = f"to_patch_embedding.{2 if normed else 1}"
@@ -46,14 +41,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, norm_inside: bool) -> CaiTSp
     image_size, channels, patch_size = image_of_patches(shapes.source, hints, name=linear, values=values, grid=grid)
     first = f"{_PATCH}.0.0.{'fn' if norm_inside else 'fn.fn'}"
     inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
-    heads = infer_heads(
-        shapes.source,
-        width=inner_dim,
-        known=shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0],
-        evidence="the number of heads in the head mixing matrices of the file is",
-        hints=hints,
-        preset_heads=None,
-    )
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=mixed_heads(shapes, first))
     hidden = f"{_PATCH}.0.1.{'fn.net.1' if norm_inside else 'fn.fn.net.0'}.weight"
     return CaiTSpec(
         image_size=image_size,
@@ -85,12 +73,10 @@ def tensor_names(spec: CaiTSpec, *, norm_inside: bool) -> dict[str, str]:
     if norm_inside:
         names = {ours: _inside(theirs) for ours, theirs in names.items()}
     if spec.normed_patches:
-        for part in _BOTH:
-            names |= {
-                f"patch_embedding.patch_norm.{part}": f"to_patch_embedding.1.{part}",
-                f"patch_embedding.project.{part}": f"to_patch_embedding.2.{part}",
-                f"patch_embedding.token_norm.{part}": f"to_patch_embedding.3.{part}",
-            }
+        layers = ("patch_norm", "project", "token_norm")
+        names |= tensors_of_layers(
+            {f"patch_embedding.{layer}": f"to_patch_embedding.{index}" for index, layer in enumerate(layers, start=1)}
+        )
     return names
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.models.families.custom.permission import why_not_permitted
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
-from gmmvit_deploy.models.families.family import Family
+from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["CUSTOM"]
-
-
-def _build(spec: CustomSpec) -> Model:
+def _network() -> Network:
     from gmmvit_deploy.models.families.custom.model import build
 
-    return build(spec)
+    return Network(build=build)
 
 
 def _small(mask: MaskSpec) -> ModelSpec:
@@ -33,7 +26,7 @@ def _blocks(spec: CustomSpec) -> tuple[str, ...]:
 CUSTOM = Family(
     name="custom",
     spec=CustomSpec,
-    build=_build,
+    network=_network,
     sources=(),
     mask_kinds=("plain",),
     small=_small,

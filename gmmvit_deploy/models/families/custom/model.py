@@ -25,8 +25,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.specs import input_shape
 
-__all__ = ["CustomModel", "build", "classes_of"]
-
 _ANSWER = "answered_attention"  # the name of the submodule that answers the fused attention function
 _BATCH = 2
 

@@ -15,8 +15,6 @@ from gmmvit_deploy.errors import InputError
 if TYPE_CHECKING:
     from gmmvit_deploy.models.families.custom.spec import CustomSpec
 
-__all__ = ["OwnFile", "permit", "permitted_file", "why_not_permitted"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFile:

@@ -20,8 +20,6 @@ from torch.nn.parameter import is_lazy
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families.custom.permission import OwnFile
 
-__all__ = ["class_of_file", "errors_of_file", "network_of_class"]
-
 _LONGEST_REASON = 300
 _MODULES: dict[str, ModuleType] = {}  # SHA-256 → module; a file runs once in a process
 

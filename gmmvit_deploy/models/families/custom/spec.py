@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gmmvit_deploy.models.specs import ModelSpec, require
-
-__all__ = ["CustomSpec"]
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +27,3 @@ class CustomSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(self.mask.kind == "plain", "a model of a user's own class has no mask that this project knows")
-        for name in ("code_file", "class_name"):
-            value = getattr(self, name)
-            require(isinstance(value, str) and bool(value), f"{name}: expected a name, got {value!r}")
-        require(
-            isinstance(self.code_sha256, str) and _SHA256.fullmatch(self.code_sha256) is not None,
-            f"code_sha256: expected the SHA-256 of {self.code_file} in hexadecimal, got {self.code_sha256!r}",
-        )
-        require(
-            isinstance(self.model_args, Mapping) and all(isinstance(name, str) for name in self.model_args),
-            f"model_args: expected the arguments of {self.class_name} by name, got {self.model_args!r}",
-        )

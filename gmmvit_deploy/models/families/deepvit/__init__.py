@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gmmvit_deploy.models.families.deepvit.mistakes import MISTAKES
-from gmmvit_deploy.models.families.deepvit.presets import PRESETS
 from gmmvit_deploy.models.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
-from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.deepvit.spec import PRESETS, DeepViTSpec
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["DEEPVIT"]
-
-
-def _build(spec: DeepViTSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.deepvit import folding
+    from gmmvit_deploy.models.families.deepvit.mistakes import MISTAKES
     from gmmvit_deploy.models.families.deepvit.model import DeepViT
 
-    return DeepViT(spec)
-
-
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.deepvit.folding import merge_head_norm, merge_scale_adjustment, merge_stem_norms
-
-    return (merge_head_norm, merge_scale_adjustment, merge_stem_norms)
-
-
-def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.deepvit.wide_heads import widen_reattention
-
-    return (widen_reattention,)
+    return Network(
+        build=DeepViT,
+        folding_passes=(folding.merge_head_norm, folding.merge_scale_adjustment, folding.merge_stem_norms),
+        engine_passes=(folding.widen_reattention,),
+        mistakes=MISTAKES,
+    )
 
 
 def _small(mask: MaskSpec) -> DeepViTSpec:
@@ -65,14 +51,11 @@ def _last_block(spec: DeepViTSpec) -> LastBlock:
 DEEPVIT = Family(
     name="deepvit",
     spec=DeepViTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, WITHOUT_REATTENTION),
     presets=PRESETS,
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
     last_block=_last_block,
-    folding_passes=_folding_passes,
-    engine_passes=_engine_passes,
-    mistakes=MISTAKES,
 )

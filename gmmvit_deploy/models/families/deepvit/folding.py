@@ -3,26 +3,36 @@
 c_g = s·γ_g/√(σ²_g+ε):   Θ'[g,h] = c_g·Θ[g,h];   β'_g = c_g·(θ_g − μ_g) + s·β_g            (`merge_head_norm`)
 LN(a·x; ε) = LN(x; ε/a²);   1/a into the last linear layer of each branch                  (`merge_scale_adjustment`)
 W' = W·γ/√(σ²+ε),  b' = β − μ·γ/√(σ²+ε)                                                   (`merge_stem_norms`)
+
+For engines, `widen_reattention` rewrites Re-attention as plain heads of head dim H·d, for fused GPU kernels. Heads are
+mixed only after softmax: `layers.wide_heads` with the identity as mixing before softmax. In the presets, H·d is the dim
+of 384 to 420, larger than the largest head dim with a fused kernel; their attentions stay unchanged.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import cast
+from collections.abc import Mapping
+from typing import ClassVar, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.layers.attention import projected
 from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.head_dims import LARGEST_FUSED
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
+from gmmvit_deploy.models.layers.wide_heads import WideHeads, same_for_all_heads
+from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
 from gmmvit_deploy.models.scores.step import Step
-
-__all__ = ["merge_head_norm", "merge_scale_adjustment", "merge_stem_norms"]
+from gmmvit_deploy.precision import Role
 
 _TOKENS = 5
 
@@ -38,9 +48,6 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
     V depends on the image.
     Ensures: the only step after softmax is the head mixing, and in float64 the attention outputs the same values for
     random tokens up to rounding.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the model is in training mode, when a step after the head mixing is not a factor or an offset
-    of each head, or when the outputs differ.
     """
     changed = []
     for name, attention in model.named_modules():
@@ -49,34 +56,30 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
         if model.training:
             raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
         (_, mixing), *rest = attention.scores.steps_after()
-        if not isinstance(mixing, HeadMixing):
-            raise FoldError(f"{name}: expected a head mixing as the first step after softmax")
-        weight = mixing.weight.detach().double()
+        like = cast("HeadMixing", mixing).weight.detach()
+        weight = like.double()
         factors, offsets = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
-        for step_name, step in rest:
-            factor, offset = _by_head(f"{name}.scores.{step_name}", step)
+        for _, step in rest:
+            factor, offset = _by_head(step)
             factors, offsets = factors * factor, offsets * factor + offset
-        _require_equal_attention(name, attention, weight * factors, offsets)
-        like, tokens = mixing.weight, cast("DeepViTSpec", model.spec).tokens
+        merged, x = copy.deepcopy(attention).double(), random_values(2, _TOKENS, _width(attention))
+        _merge(merged, weight * factors, _TOKENS * offsets)
+        require_same_output(f"{name}: merge_head_norm", attention, merged, x)
+        tokens = cast("DeepViTSpec", model.spec).tokens
         _merge(attention, (weight * factors).to(like), (tokens * offsets).to(like))
         changed.append(name)
     return tuple(changed)
 
 
-def _by_head(name: str, step: Step) -> tuple[Tensor, Tensor]:
-    """Return the factor and the offset by which a step acts on each head, in float64, (H) or a scalar."""
+def _by_head(step: Step) -> tuple[Tensor, Tensor]:
+    """Return the factor and the offset by which a step acts on each head, in float64, (H) or (1)."""
     if isinstance(step, HeadBatchNorm):
         factor, offset = copy.deepcopy(step).double().matrix()
         return factor, offset
-    matrix = step.matrix().detach().double()
-    if matrix.dim() not in (0, 3) or matrix.shape[-2:] not in ((), (1, 1)):
-        raise FoldError(f"{name}: expected a number for each head, got a matrix of shape {tuple(matrix.shape)}")
-    by_head = matrix.flatten() if matrix.dim() else matrix
+    by_head = step.matrix().detach().double().flatten()
     if step.operation == "multiply":
         return by_head, torch.zeros_like(by_head)
-    if step.operation == "add":
-        return torch.ones_like(by_head), by_head
-    raise FoldError(f"{name}: expected a step that multiplies or adds, got {step.operation}")
+    return torch.ones_like(by_head), by_head
 
 
 def _merge(attention: ReAttention, weight: Tensor, mean_factors: Tensor) -> None:
@@ -85,13 +88,6 @@ def _merge(attention: ReAttention, weight: Tensor, mean_factors: Tensor) -> None
     for name, _ in rest:
         attention.scores.put(name, None)
     attention.mean_factors = mean_factors[:, None]
-
-
-def _require_equal_attention(name: str, attention: ReAttention, weight: Tensor, offsets: Tensor) -> None:
-    trained, merged = copy.deepcopy(attention).double(), copy.deepcopy(attention).double()
-    _merge(merged, weight, _TOKENS * offsets)
-    x = _random_tokens(cast("nn.Linear", attention.qkv).in_features)
-    _require_close(f"{name}: merge_head_norm", merged(x), trained(x))
 
 
 @torch.no_grad()
@@ -103,19 +99,15 @@ def merge_scale_adjustment(model: Model) -> tuple[str, ...]:
     If a is a power of two, W/a and b/a are exact bit for bit.
     Ensures: no block multiplies or divides by a, and in float64 each block outputs the same values for random tokens up
     to rounding.
-    Returns the names of the changed blocks.
-    Errors: FoldError when the outputs differ.
     """
     changed = []
     for name, block in model.named_modules():
         if not isinstance(block, DeepViTBlock) or block.scale_adjustment == 1:
             continue
-        before = copy.deepcopy(block).double()
-        exact = copy.deepcopy(before)
+        exact, x = copy.deepcopy(block).double(), random_values(2, _TOKENS, block.attention_norm.normalized_shape[0])
         _merge_adjustment(exact)
+        require_same_output(f"{name}: merge_scale_adjustment", block, exact, x)
         _merge_adjustment(block)
-        x = _random_tokens(block.attention_norm.normalized_shape[0])
-        _require_close(f"{name}: merge_scale_adjustment", exact(x), before(x))
         changed.append(name)
     return tuple(changed)
 
@@ -139,21 +131,16 @@ def merge_stem_norms(model: Model) -> tuple[str, ...]:
 
     Ensures: the stem has no BatchNorm, and in float64 the stem outputs the same values for a random image up to
     rounding.
-    Returns the names of the changed convolutions.
-    Errors: FoldError when the outputs differ.
     """
     changed = []
     for name, stem in model.named_modules():
         if not isinstance(stem, ConvolutionStem) or not any(isinstance(norm, BatchNorm) for norm in stem.norms):
             continue
-        before = copy.deepcopy(stem).double()
-        exact = copy.deepcopy(before)
+        exact = copy.deepcopy(stem).double()
         _merge_norms(exact)
+        image = random_values(1, cast("nn.Conv2d", stem.convolutions[0]).in_channels, 12, 12)
+        require_same_output(f"{name}: merge_stem_norms", stem, exact, image)
         _merge_norms(stem)
-        channels = cast("nn.Conv2d", stem.convolutions[0]).in_channels
-        generator = torch.Generator().manual_seed(0)
-        image = torch.randn(1, channels, 12, 12, dtype=torch.float64, generator=generator)
-        _require_close(f"{name}: merge_stem_norms", exact(image), before(image))
         changed += [f"{name}.convolutions.{index}" for index in range(len(stem.convolutions))]
     return tuple(changed)
 
@@ -177,11 +164,67 @@ def _merge_norms(stem: ConvolutionStem) -> None:
         stem.norms[index] = nn.Identity()
 
 
-def _random_tokens(width: int) -> Tensor:
-    return torch.randn(2, _TOKENS, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def _width(attention: ReAttention) -> int:
+    return cast("nn.Linear", attention.out).out_features
 
 
-def _require_close(what: str, actual: Tensor, expected: Tensor) -> None:
-    if not torch.allclose(actual, expected, rtol=1e-9, atol=1e-9):
-        off = float((actual - expected).abs().max())
-        raise FoldError(f"{what} changed the output by {off:.2e}; expected no change")
+class WideReAttention(WideHeads):
+    """`ReAttention` rewritten without head mixing: H heads with head dim H·d each.
+
+    mean_factors: f, (H·d), the factor of each feature for the mean over the tokens of V; None without an offset.
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {**WideHeads.operator_roles, "mean": "pooling", "add": "residual"}
+    qkv: nn.Module
+    stacked_projection: ClassVar[tuple[str, int]] = ("qkv", 3)
+    mean_factors: Tensor | None
+
+    def __init__(self, mixed: ReAttention, head_dim: int) -> None:
+        ((_, mix_after),) = mixed.scores.steps_after()
+        after = mix_after.matrix().detach()
+        super().__init__(
+            AttentionScores({name.removeprefix("before."): step for name, step in mixed.scores.steps_before()}),
+            before=torch.eye(mixed.heads, dtype=after.dtype),
+            after=after,
+            head_dim=head_dim,
+        )
+        self.qkv, self.out = mixed.qkv, mixed.out
+        factors = None if mixed.mean_factors is None else mixed.mean_factors.repeat_interleave(head_dim, dim=0)[:, 0]
+        self.register_buffer("mean_factors", factors)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        query, key, value = projected(self.qkv, x, 3)
+        mixed = self.attended(query, key, value)
+        if self.mean_factors is not None:
+            mixed = mixed + value.mean(dim=-2, keepdim=True) * self.mean_factors
+        out: Tensor = self.out(mixed)
+        return out
+
+
+@torch.no_grad()
+def widen_reattention(model: nn.Module) -> tuple[str, ...]:
+    """Rewrite Re-attention as heads of head dim H·d (wide heads).
+
+    Unchanged: attentions without head mixing, and attentions with a head dim H·d above `LARGEST_FUSED`.
+    Requires: `merge_head_norm` ran, so that the head mixing is the only step after softmax.
+    Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
+    """
+    changed = []
+    for name, attention in list(model.named_modules()):
+        if not isinstance(attention, ReAttention) or not _widens(attention.scores):
+            continue
+        if not isinstance(attention.out, nn.Linear) or attention.out.in_features > LARGEST_FUSED:
+            continue
+        wide = WideReAttention(attention, attention.out.in_features // attention.heads)
+        require_same_output(f"{name}: widen_reattention", attention, wide, random_values(2, 3, _width(attention)))
+        model.set_submodule(name, wide)
+        changed.append(name)
+    return tuple(changed)
+
+
+def _widens(scores: AttentionScores) -> bool:
+    """Return True if the steps are constant factors that all heads share, softmax, and head mixing."""
+    before = [step for _, step in scores.steps_before()]
+    return [step.operation for _, step in scores.steps_after()] == ["mix"] and all(
+        step.is_constant and step.operation == "multiply" and same_for_all_heads(step) for step in before
+    )

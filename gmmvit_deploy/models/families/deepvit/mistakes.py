@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from torch import nn
+
+from gmmvit_deploy.models.families.deepvit.folding import merge_head_norm
+from gmmvit_deploy.models.families.deepvit.model import DeepViTBlock
 from gmmvit_deploy.models.families.family import Mistake
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.families.deepvit.model import DeepViTBlock
-    from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["MISTAKES"]
+from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
 
 _EPSILON = 1e-3
 """The default epsilon of BatchNorm in another framework."""
@@ -21,8 +23,6 @@ def _in_blocks(change: Callable[[DeepViTBlock], None]) -> Callable[[Model], bool
     """Return a function that changes every block with a scale adjustment; it returns False without such a block."""
 
     def apply(model: Model) -> bool:
-        from gmmvit_deploy.models.families.deepvit.model import DeepViTBlock
-
         blocks = [module for module in model.modules() if isinstance(module, DeepViTBlock)]
         adjusted = [block for block in blocks if block.scale_adjustment != 1]
         for block in adjusted:
@@ -37,8 +37,6 @@ def _leave_out(block: DeepViTBlock) -> None:
 
 
 def _leave_out_of_branches(block: DeepViTBlock) -> None:
-    from torch import nn
-
     for last in (block.attention.out, block.mlp[-1]):
         linear = cast("nn.Linear", last)
         for tensor in (linear.weight, linear.bias):
@@ -47,10 +45,6 @@ def _leave_out_of_branches(block: DeepViTBlock) -> None:
 
 def _merged_mixing_transposed(model: Model) -> bool:
     """Transpose the head mixing of a folded graph: each row of the matrix holds the factor of a BatchNorm."""
-    from gmmvit_deploy.models.families.deepvit.folding import merge_head_norm
-    from gmmvit_deploy.models.scores.attention import attention_scores
-    from gmmvit_deploy.models.scores.heads import HeadMixing
-
     merge_head_norm(model)
     changed = False
     for _, scores in attention_scores(model):
@@ -62,8 +56,6 @@ def _merged_mixing_transposed(model: Model) -> bool:
 
 
 def _stem_epsilon(model: Model) -> bool:
-    from gmmvit_deploy.models.layers.batch_norm import BatchNorm
-
     norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
     for norm in norms:
         norm.eps = _EPSILON
@@ -71,8 +63,6 @@ def _stem_epsilon(model: Model) -> bool:
 
 
 def _every_epsilon(model: Model) -> bool:
-    from gmmvit_deploy.models.scores.heads import HeadBatchNorm
-
     if not _stem_epsilon(model):
         return False  # the heads alone are a mistake of the step `HeadBatchNorm`
     norms = [module for module in model.modules() if isinstance(module, HeadBatchNorm)]

@@ -32,15 +32,6 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Oddity, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "ConvolutionStem",
-    "DeepViT",
-    "DeepViTBlock",
-    "ReAttention",
-    "ReattentionMixing",
-    "TransformScale",
-]
-
 _EPS = 1e-6
 """The epsilon of every LayerNorm. The constructor of the authors' code has 1e-5 as default, every preset has 1e-6."""
 
@@ -160,10 +151,7 @@ class ConvolutionStem(nn.Module):
 
 
 class DeepViT(Model):
-    """DeepViT.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """DeepViT."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 

@@ -10,42 +10,143 @@ blocks.{i}.attn.{qkv,proj}, blocks.{i}.mlp.{fc1,fc2}
 blocks.{i}.attn.reatten_matrix           1×1 convolution (H, H, 1, 1) with bias, indexed [new head, old head]
 blocks.{i}.attn.var_norm                 BatchNorm with a channel for each head
 
-No tensor shows the scale adjustment and the transform scale; `hidden.py` takes them from the options or from a preset.
+No tensor shows the scale adjustment, the transform scale, and, if no block has re-attention, the number of heads. They
+come from an option, or from the preset that the file names. A wrong value raises no error, but gives other logits.
+
+The authors' code builds a network without re-attention in two ways, whose files have the same tensors:
+re_atten=False, which ignores the scale adjustment; or re_atten=True with apply_transform=False for every block, which
+applies the scale adjustment. In every preset, some blocks have re-attention, so the user is asked for the value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.deepvit.hidden import hidden_values, known_images
-from gmmvit_deploy.models.families.deepvit.presets import PRESETS
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.families.deepvit.spec import IMAGE_SIZES, PRESETS, DeepViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, preset_of
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.sources.recorded_preset import RecordedPreset, recorded_preset
+from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RELEASED", "WITHOUT_REATTENTION"]
-
-_BOTH = ("weight", "bias")
 _STATISTICS = ("weight", "bias", "running_mean", "running_var")
 _STEM = "patch_embed.conv1.weight"
+_NOT_COMPARED = {"classes", "mask", "heads", "scale_adjustment", "transform_scale"}
+"""Fields of a spec that are no sizes of a preset: a network is often trained again for other classes."""
+_SETTINGS = ("mean", "std", "crop_pct", "interpolation")
+
+
+def hidden_values(
+    shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (field of the spec → value that no tensor shows, field → where the value comes from, if from a preset).
+
+    The number of heads is among the values; tensors show it if a block has re-attention.
+    spec: the sizes that the tensors show; the values that no tensor shows are not read.
+    known_heads: the number of heads that the tensors show, or None.
+    """
+    mixes = any(spec.reattention)
+    if hints.transform_scale is not None and not mixes:
+        option = "--set transform_scale=yes" if hints.transform_scale else "--set transform_scale=no"
+        does = "multiplies" if hints.transform_scale else "keeps"
+        raise CheckpointError(
+            f"{shapes.source}: {option} {does} the mixed weights, but no block of this file mixes heads",
+            hint=f"omit {option}",
+        )
+    preset, why_not = _usable_preset(shapes, hints, spec, known_heads)
+    given: dict[str, Any] = {
+        "heads": known_heads if known_heads is not None else hints.heads,
+        "scale_adjustment": hints.scale_adjustment,
+        "transform_scale": hints.transform_scale if mixes else False,
+    }
+    missing = [field for field, value in given.items() if value is None]
+    if missing and preset is None:
+        raise _asked(shapes, missing, why_not, mixes=mixes)
+    if preset is None:
+        return given, {}
+    return given | {field: getattr(preset.spec, field) for field in missing}, dict.fromkeys(missing, preset.origin)
+
+
+def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> CheckpointError:
+    words = {
+        "heads": "the number of heads",
+        "scale_adjustment": "the scale adjustment",
+        "transform_scale": "the transform scale",
+    }
+    options = {
+        "heads": "--set heads=N",
+        "scale_adjustment": "--set scale_adjustment=NUMBER (in the presets 1, but 0.5 in deepvit_S and deepvit_L)"
+        if mixes
+        else "--set scale_adjustment=NUMBER (1 if training built the network with re_atten=False, because the authors' "
+        "code then ignores the value of the training)",
+        "transform_scale": "--set transform_scale=yes (as in deepvit_S) or --set transform_scale=no (as in the other "
+        "presets)",
+    }
+    return CheckpointError(
+        f"{shapes.source}: no tensor of this file shows {' and '.join(words[field] for field in missing)} of a "
+        f"DeepViT{why_not}",
+        hint=f"type {' and '.join(options[field] for field in missing)} with the values of the training; a wrong value "
+        "raises no error, but the predictions are wrong",
+    )
+
+
+def _usable_preset(
+    shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, known_heads: int | None
+) -> tuple[RecordedPreset[DeepViTSpec] | None, str]:
+    """Return the preset of ``--preset``, or the preset that the file names if its sizes equal those of the file.
+
+    The second value says why the preset that the file names is not used, or is empty.
+    """
+    if hints.preset is not None:
+        chosen = PRESETS[hints.preset](spec.classes, spec.image_size, MaskSpec())
+        origin = f"the preset {hints.preset}, which --preset names"
+        return RecordedPreset(name=hints.preset, spec=chosen, origin=origin), ""
+
+    def preset_named(name: str) -> DeepViTSpec | None:
+        return PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec()) if name in PRESETS else None
+
+    def differences(preset: DeepViTSpec) -> list[str]:
+        differing = field_differences(spec, preset, left_out=_NOT_COMPARED)
+        differing = ["re-attention in other blocks" if d.startswith("reattention") else d for d in differing]
+        if known_heads is not None and known_heads != preset.heads:
+            differing.append(f"heads {known_heads} (the preset has {preset.heads})")
+        return differing
+
+    return recorded_preset(shapes, preset_named=preset_named, differences=differences)
+
+
+def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownImages:
+    """Return the preprocessing of the preset that the file names, if training did not set another preprocessing.
+
+    Source: ``default_cfgs`` of the authors' code, which its train.py uses if mean, std, crop and filter are not given.
+    """
+    preset, _ = _usable_preset(shapes, replace(hints, preset=None), spec, spec.heads)
+    if preset is None or not shapes.record.args or any(shapes.record.args.get(name) for name in _SETTINGS):
+        return KnownImages()
+    half = (0.5,) * spec.channels
+    return KnownImages(
+        mean=half,
+        std=half,
+        resize="center-bicubic",
+        crop_pct=1.0 if IMAGE_SIZES[preset.name] == 384 else 0.9,
+        origins=dict.fromkeys(("mean", "std", "resize", "crop_pct"), preset.origin),
+    )
 
 
 def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
-    """Return the origin of each tensor of the model."""
     pairs = {"patch_embedding": "patch_embed.proj", "head_norm": "norm", "head": "head"}
     names: dict[str, str | Conversion] = {"class_token": "cls_token", "position_embedding": "pos_embed"}
     if spec.stem_channels:
         for index in range(2):
             names[f"stem.convolutions.{index}.weight"] = f"patch_embed.conv{index + 1}.weight"
-            names |= {f"stem.norms.{index}.{part}": f"patch_embed.bn{index + 1}.{part}" for part in _STATISTICS}
+            names |= tensors_of_layers({f"stem.norms.{index}": f"patch_embed.bn{index + 1}"}, _STATISTICS)
     inside = {
         "attention_norm": "norm1",
         "attention.qkv": "attn.qkv",
@@ -58,12 +159,11 @@ def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
         pairs |= {f"blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in inside.items()}
         if mixes:
             after, attention = f"blocks.{i}.attention.scores.after", f"blocks.{i}.attn"
-            names[f"{after}.mixing.weight"] = Conversion(
-                keys=(f"{attention}.reatten_matrix.weight",), convert=_from_old_to_new
-            )
-            names[f"{after}.bias.bias"] = f"{attention}.reatten_matrix.bias"
-            names |= {f"{after}.norm.{part}": f"{attention}.var_norm.{part}" for part in _STATISTICS}
-    names |= {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in pairs.items() for part in _BOTH}
+            mixing = f"{attention}.reatten_matrix"
+            names[f"{after}.mixing.weight"] = Conversion(keys=(f"{mixing}.weight",), convert=_from_old_to_new)
+            names[f"{after}.bias.bias"] = f"{mixing}.bias"
+            names |= tensors_of_layers({f"{after}.norm": f"{attention}.var_norm"}, _STATISTICS)
+    names |= tensors_of_layers(pairs)
     if not spec.qkv_bias:
         for i in range(spec.depth):
             del names[f"blocks.{i}.attention.qkv.bias"]
@@ -71,46 +171,31 @@ def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
 
 
 def _from_old_to_new(weight: Tensor) -> Tensor:
-    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head].
-
-    Errors: ValueError when the weight has another shape than that of a 1×1 convolution.
-    """
+    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head]."""
     if weight.shape[2:] != (1, 1):
         raise ValueError("expected (H, H, 1, 1) for H heads")
     return weight[:, :, 0, 0].transpose(0, 1).contiguous()
 
 
 def known_unused(spec: DeepViTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a file may contain but the network never reads."""
     norms = [f"blocks.{i}.attn.var_norm" for i, mixes in enumerate(spec.reattention) if mixes]
     norms += ["patch_embed.bn1", "patch_embed.bn2"] if spec.stem_channels else []
     return {f"{norm}.num_batches_tracked": "the number of training steps of a BatchNorm" for norm in norms}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
-    """Infer the spec from names and shapes, and from the options or the preset that the file names.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when a value that no tensor
-    shows is not given, or when a hint contradicts the file.
-    """
+    """Infer the spec from names and shapes, and from the options or the preset that the file names."""
     dim, patch_size, channels, stem_channels = _embedding(shapes)
     positions = shapes.of("pos_embed", rank=3)[1] - 1
     grid = shapes.grid(positions, where="pos_embed without the class token")
     classes = shapes.of("head.weight", rank=2)[0]
-    image_size = grid * patch_size
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=MaskSpec())
     depth = shapes.count(r"blocks\.(\d+)\.")
-    if depth > len(shapes.tensors):
-        raise CheckpointError(
-            f"{shapes.source}: the names of the tensors count {depth} blocks, but the file has only "
-            f"{len(shapes.tensors)} tensors"
-        )
     mixing = [f"blocks.{i}.attn.reatten_matrix.weight" for i in range(depth)]
     reattention = tuple(name in shapes for name in mixing)
     known = next((shapes.of(name, rank=4)[0] for name in mixing if name in shapes), None)
     inner = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     sizes = DeepViTSpec(
-        image_size=image_size,
+        image_size=grid * patch_size,
         patch_size=patch_size,
         classes=classes,
         dim=dim,
@@ -125,23 +210,14 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
         mask=MaskSpec(),
         channels=channels,
     )
-    hidden = hidden_values(shapes, hints, sizes, known_heads=known)
-    heads = infer_heads(
-        shapes.source,
-        width=inner,
-        known=known,
-        evidence="the number of heads in the head mixing matrices of the file is",
-        hints=hints,
-        preset_heads=preset.heads if preset else hidden.heads if known is None else None,
-    )
-    return replace(sizes, heads=heads, scale_adjustment=hidden.scale_adjustment, transform_scale=hidden.transform_scale)
+    hidden, _ = hidden_values(shapes, hints, sizes, known_heads=known)
+    evidence = "the number of heads in the head mixing matrices of the file is"
+    heads = infer_heads(shapes, hints, width=inner, shown=(hidden["heads"], evidence), presets=PRESETS)
+    return replace(sizes, **hidden | {"heads": heads})
 
 
 def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
-    """Return (D, patch size, image channels, channels of the stem) of the patch embedding; 0 without a stem.
-
-    Errors: CheckpointError when a convolution has another shape than the authors' code gives it.
-    """
+    """Return (D, patch size, image channels, channels of the stem) of the patch embedding; 0 without a stem."""
     if _STEM not in shapes:
         return (*shapes.convolution_patch("patch_embed.proj.weight"), 0)
     stem, channels, height, width = shapes.of(_STEM, rank=4)
@@ -163,7 +239,7 @@ def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
 def taken_from(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> Mapping[str, str]:
     """Return field → where its value comes from, for values that a preset states."""
     known = spec.heads if any(spec.reattention) else None
-    return hidden_values(shapes, hints, spec, known_heads=known).taken_from
+    return hidden_values(shapes, hints, spec, known_heads=known)[1]
 
 
 RELEASED = CheckpointSource(
@@ -182,15 +258,10 @@ RELEASED = CheckpointSource(
 )
 """Files with re-attention in any block."""
 
-WITHOUT_REATTENTION = CheckpointSource(
+WITHOUT_REATTENTION = replace(
+    RELEASED,
     name="the DeepViT authors' code, without re-attention",
     signature=(r"patch_embed\.proj\.weight$", r"blocks\.\d+\.attn\.qkv\.weight$", r"patch_embed\.conv2\.weight$"),
     absent=(r"blocks\.\d+\.attn\.reatten_matrix\.",),
-    spec=infer_spec,
-    tensors=tensor_origins,
-    known_unused=known_unused,
-    taken_from=taken_from,
-    images=known_images,
-    own_hints=("scale_adjustment", "transform_scale"),
 )
 """Files with the convolution stem and without re-attention.  A file with neither has the names of a ViT of timm."""

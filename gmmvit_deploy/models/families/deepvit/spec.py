@@ -1,14 +1,17 @@
-"""Spec of a DeepViT."""
+"""Spec of a DeepViT, and the presets: architectures that the paper authors' code names.
+
+Source: "DeepViT: Towards Deeper Vision Transformer" (arXiv 2103.11886), code zhoudaquan/dvit_repo. All presets have 12
+heads, patches of 16 × 16 pixels and an mlp of width 3·D, with D the width of the tokens.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import MaskKind, ModelSpec, require, require_counts, require_tiling
-
-__all__ = ["DeepViTSpec"]
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, require, require_counts, require_tiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +72,45 @@ class DeepViTSpec(ModelSpec):
     def tokens(self) -> int:
         """N: the number of patches, plus 1 for the class token."""
         return self.grid**2 + 1
+
+
+def _preset(
+    dim: int, depth: int, *, mixed: int | None = None, transform_scale: bool = False
+) -> Callable[[int, int, MaskSpec], DeepViTSpec]:
+    """Return a preset.
+
+    mixed: the number of last blocks with re-attention, in a network with a convolution stem; None for a network without
+    a stem, in which every block has re-attention.
+    """
+    plain = 0 if mixed is None else depth - mixed
+
+    def spec(classes: int, image_size: int, mask: MaskSpec) -> DeepViTSpec:
+        return DeepViTSpec(
+            image_size=image_size,
+            patch_size=16,
+            classes=classes,
+            dim=dim,
+            depth=depth,
+            heads=12,
+            mlp_dim=3 * dim,
+            reattention=(False,) * plain + (True,) * (depth - plain),
+            stem_channels=0 if mixed is None else 64,
+            qkv_bias=True,
+            scale_adjustment=1.0 if mixed is None else 0.5,
+            transform_scale=transform_scale,
+            mask=mask,
+        )
+
+    return spec
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], DeepViTSpec]] = {
+    "deepvit_patch16_224_re_attn_16b": _preset(384, 16),
+    "deepvit_patch16_224_re_attn_24b": _preset(384, 24),
+    "deepvit_patch16_224_re_attn_32b": _preset(384, 32),
+    "deepvit_S": _preset(396, 16, mixed=5, transform_scale=True),
+    "deepvit_L": _preset(420, 32, mixed=12),
+    "deepvit_L_384": _preset(420, 32, mixed=12),
+}
+IMAGE_SIZES: Mapping[str, int] = {name: 384 if name == "deepvit_L_384" else 224 for name in PRESETS}
+"""Preset → the side of the images in pixels with which the authors' code trains the preset."""

@@ -6,34 +6,29 @@ import copy
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families.eanet.attention import ExternalAttention, MergedExternalAttention, TokenTransformer
-from gmmvit_deploy.models.families.eanet.model import ClassRowFirst, ClassTokenFirst, EANet
+from gmmvit_deploy.models.families.eanet.model import (
+    ClassRowFirst,
+    ClassTokenFirst,
+    EANet,
+    ExternalAttention,
+    MergedExternalAttention,
+    TokenTransformer,
+)
+from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.unfolding import Unfold, unfolds_as_convolutions
-
-__all__ = ["class_token_as_row", "merge_memories", "merge_token_memories", "unfold_as_convolution"]
+from gmmvit_deploy.models.layers.unfolding import unfolds_as_convolutions
 
 _TOKENS = 5
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each `Unfold` by a convolution with one-hot filters.
-
-    Ensures: no `Unfold` remains, and on random inputs each convolution outputs the same values as the `Unfold` that the
-    convolution replaces.
-    Returns the names of the replaced modules.
-    Errors: FoldError when the values differ or an `Unfold` remains.
-    """
+    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit."""
     if not isinstance(model, EANet):
         return ()
-    changed = unfolds_as_convolutions("unfolds", model.unfolds, model.unfolded_channels)
-    if any(isinstance(module, Unfold) for module in model.modules()):
-        raise FoldError("an Unfold module remains after every unfold of the model was replaced")
-    return changed
+    return unfolds_as_convolutions("unfolds", model.unfolds, model.unfolded_channels)
 
 
 @torch.no_grad()
@@ -47,8 +42,6 @@ def merge_memories(model: nn.Module) -> tuple[str, ...]:
     softmax over the tokens ignores M₀ b_t[h] + l₀, which is the same for all tokens. The matrices are computed in
     float64.
     Ensures: in float64 the merged attention and the trained attention output the same values, up to rounding.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the outputs differ.
     """
     if not isinstance(model, EANet):
         return ()
@@ -70,7 +63,7 @@ def _merged(name: str, attention: ExternalAttention) -> MergedExternalAttention:
     exact.to_slots.weight.copy_((memory @ project).flatten(0, 1))
     exact.out.weight.copy_((out @ values).flatten(1))
     exact.out.bias.copy_(attention.out.bias.double() + out.sum(dim=1) @ attention.from_slots.bias.double())
-    _require_equal(name, exact, attention, dim)
+    require_same_output(f"{name}: folding", attention, exact, random_values(2, _TOKENS, dim))
     return exact.to(attention.out.weight.dtype)
 
 
@@ -83,7 +76,6 @@ def merge_token_memories(model: nn.Module) -> tuple[str, ...]:
     The first memory stays: the skip connection also reads the input of this memory, and a merged matrix would multiply
     the wider input of the token transformer.
     Requirements, end state and errors are the same as for `merge_memories`.
-    Returns the names of the changed token transformers.
     """
     if not isinstance(model, EANet):
         return ()
@@ -98,7 +90,8 @@ def merge_token_memories(model: nn.Module) -> tuple[str, ...]:
         merged.bias.copy_(out.weight @ memory.bias + out.bias)
         after = _double(transformer)
         after.from_slots, after.out = nn.Identity(), merged
-        _require_equal(name, after, transformer, transformer.project.in_features)
+        x = random_values(2, _TOKENS, transformer.project.in_features)
+        require_same_output(f"{name}: folding", transformer, after, x)
         transformer.from_slots = nn.Identity()
         transformer.out = with_role(merged.to(transformer.project.weight.dtype), "projection")
         changed.append(name)
@@ -112,8 +105,6 @@ def class_token_as_row(model: nn.Module) -> tuple[str, ...]:
     [c; W t + b] + P  →  [c + P[0]; W t + (b + P[1:])]
 
     Ensures: in float64 both forms output the same tokens, up to rounding.
-    Returns the names of the changed modules.
-    Errors: FoldError when the tokens differ.
     """
     if not isinstance(model, EANet) or not isinstance(model.positions, ClassTokenFirst):
         return ()
@@ -123,9 +114,9 @@ def class_token_as_row(model: nn.Module) -> tuple[str, ...]:
     others = project.bias.double() + positions[:, 1:]
     bare = nn.Linear(project.in_features, project.out_features, bias=False).requires_grad_(False)
     bare.weight = project.weight
-    before = nn.Sequential(_double(project), _double(stored))
-    after = nn.Sequential(_double(bare), ClassRowFirst(row, others))
-    _require_equal("positions", after, before, project.in_features, tokens=others.shape[1])
+    tokens = random_values(2, others.shape[1], project.in_features)
+    before, after = nn.Sequential(project, stored), nn.Sequential(bare, ClassRowFirst(row, others))
+    require_same_output("positions: folding", before, after, tokens)
     model.project = with_role(bare, "projection")
     model.positions = ClassRowFirst(row.to(positions.dtype), others.to(positions.dtype))
     return "project", "positions"
@@ -133,13 +124,3 @@ def class_token_as_row(model: nn.Module) -> tuple[str, ...]:
 
 def _double(module: _Module) -> _Module:
     return copy.deepcopy(module).double()
-
-
-def _require_equal(name: str, after: nn.Module, before: nn.Module, width: int, *, tokens: int = _TOKENS) -> None:
-    """Check that two modules in float64 map random tokens to the same values.  Errors: FoldError when they differ."""
-    generator = torch.Generator().manual_seed(0)
-    x: Tensor = torch.randn(2, tokens, width, dtype=torch.float64, generator=generator)
-    expected, merged = _double(before)(x), after(x)
-    if not torch.allclose(merged, expected, rtol=1e-9, atol=1e-12):
-        off = float((merged - expected).abs().max())
-        raise FoldError(f"{name}: folding changed the output by {off:.2e}; expected no change")

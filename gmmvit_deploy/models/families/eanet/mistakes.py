@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.families.eanet.attention import (
+from gmmvit_deploy.models.families.eanet.model import (
     SLOT_SUM_EPS,
     ExternalAttention,
     SlotWeights,
     TokenTransformer,
 )
-
-__all__ = ["memory_without_strides", "no_slot_sum", "softmax_over_slots", "softmax_over_slots_without_biases"]
+from gmmvit_deploy.models.families.family import Mistake
+from gmmvit_deploy.models.layers.model import Model
 
 
 class _SoftmaxOverSlots(SlotWeights):
@@ -32,14 +32,9 @@ class _NoSlotSum(SlotWeights):
         return weights[:, :1] if first else weights
 
 
-def softmax_over_slots(model: nn.Module) -> bool:
-    """Replace the softmax over the tokens by a softmax over the slots; return True if the model has such a softmax."""
-    return _replaced(model, _SoftmaxOverSlots)
-
-
 @torch.no_grad()
-def softmax_over_slots_without_biases(model: nn.Module) -> bool:
-    """Make the same mistake in a network without the biases that folding drops.
+def _softmax_over_slots_without_biases(model: Model) -> bool:
+    """Make the mistake in a network without the biases that folding drops.
 
     A softmax over the slots does not ignore these biases, so the mistake in a folded graph gives other logits.
     """
@@ -47,15 +42,10 @@ def softmax_over_slots_without_biases(model: nn.Module) -> bool:
         if isinstance(module, ExternalAttention):
             for layer in (module.project, module.to_slots):
                 layer.bias.zero_()
-    return softmax_over_slots(model)
+    return _replaced(model, _SoftmaxOverSlots)
 
 
-def no_slot_sum(model: nn.Module) -> bool:
-    """Omit the division by the sum over the slots; return True if the model has such a division."""
-    return _replaced(model, _NoSlotSum)
-
-
-def _replaced(model: nn.Module, kind: type[SlotWeights]) -> bool:
+def _replaced(model: Model, kind: type[SlotWeights]) -> bool:
     weights = [module for module in model.modules() if isinstance(module, SlotWeights)]
     for module in weights:
         module.__class__ = kind
@@ -63,7 +53,7 @@ def _replaced(model: nn.Module, kind: type[SlotWeights]) -> bool:
 
 
 @torch.no_grad()
-def memory_without_strides(model: nn.Module) -> bool:
+def _memory_without_strides(model: Model) -> bool:
     """Read the second memory of each token transformer, which files store transposed, in the order of the storage."""
     memories = [
         module.from_slots
@@ -74,3 +64,14 @@ def memory_without_strides(model: nn.Module) -> bool:
         stored = memory.weight.t().contiguous()
         memory.weight.copy_(stored.view_as(memory.weight))
     return bool(memories)
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    ("softmax over the slots in place of the tokens", lambda model: _replaced(model, _SoftmaxOverSlots)),
+    (
+        "softmax over the slots in place of the tokens, without the biases that folding drops",
+        _softmax_over_slots_without_biases,
+    ),
+    ("no division by the sum over the slots", lambda model: _replaced(model, _NoSlotSum)),
+    ("the second memory of the token transformers read without its strides", _memory_without_strides),
+)

@@ -20,16 +20,12 @@ from __future__ import annotations
 from functools import partial
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.eanet.presets import PRESETS
-from gmmvit_deploy.models.families.eanet.spec import EANetSpec
+from gmmvit_deploy.models.families.eanet.spec import PRESETS, EANetSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, preset_of
-from gmmvit_deploy.models.sources.source import CheckpointSource
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
+from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
-__all__ = ["PERFORMER", "TRANSFORMER"]
-
-_BOTH = ("weight", "bias")
 _TOKENS = "tokens_to_token"
 _PATCH = 16
 _FIRST_PATCH = 49
@@ -57,15 +53,11 @@ def released_names(spec: EANetSpec, *, memories: tuple[str, str]) -> dict[str, s
     for i in range(spec.depth):
         pairs |= {f"blocks.{i}.{a}": f"blocks.{i}.{z}" for a, z in inside.items()}
         pairs |= {f"blocks.{i}.attention.{a}": f"blocks.{i}.attn.{z}" for a, z in attention.items()}
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -> EANetSpec:
-    """Infer the spec from shapes.
-
-    Errors: CheckpointError when a required tensor is missing, when shapes contradict each other, or when a hint
-    contradicts the file.
-    """
+    """Infer the spec from shapes."""
     source, first = shapes.source, f"{_TOKENS}.attention1.attn"
     grid = shapes.grid(shapes.of("pos_embed", rank=3)[1] - 1, where="pos_embed, without the class token,")
     image_size, classes = _PATCH * grid, shapes.of("head.weight", rank=2)[0]
@@ -76,15 +68,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -
             f"{source}: blocks.0.attn.trans_dims.weight has shape {(inner_dim, dim)} and blocks.0.attn.linear_0.weight "
             f"has shape {(slots, head_dim)}; expected (a multiple of D, D) and (slots, a divisor of D), for a width D"
         )
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=MaskSpec())
-    heads = infer_heads(
-        source,
-        width=dim,
-        known=dim // head_dim,
-        evidence="the number of heads that follows from the memories of the file is",
-        hints=hints,
-        preset_heads=preset.heads if preset else None,
-    )
+    evidence = "the number of heads that follows from the memories of the file is"
+    heads = infer_heads(shapes, hints, width=dim, shown=(dim // head_dim, evidence), presets=PRESETS)
     return EANetSpec(
         image_size=image_size,
         channels=_channels(shapes),
@@ -102,10 +87,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -
 
 
 def _channels(shapes: Shapes) -> int:
-    """Return the number of image channels, from the width of the first norm, which reads patches of 7 × 7 pixels.
-
-    Errors: CheckpointError when the width does not fit a supported number of channels.
-    """
+    """Return the number of image channels, from the width of the first norm, which reads patches of 7 × 7 pixels."""
     name = f"{_TOKENS}.attention1.norm1.weight"
     (width,) = shapes.of(name, rank=1)
     if width % _FIRST_PATCH or width // _FIRST_PATCH not in CHANNELS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.models.families.family import Family, OwnPass
+from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -12,13 +12,20 @@ from gmmvit_deploy.models.specs import MaskSpec
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["HUGGING_FACE"]
 
-
-def _build(spec: HuggingFaceSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.hugging_face import folding
     from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
 
-    return HuggingFaceModel(spec)
+    return Network(
+        build=HuggingFaceModel,
+        folding_passes=(
+            folding.merge_layer_scales,
+            folding.store_positions,
+            folding.pool_by_mean,
+            folding.reverse_channels,
+        ),
+    )
 
 
 def _small(mask: MaskSpec) -> HuggingFaceSpec:
@@ -59,22 +66,15 @@ def _proof(model: Model) -> None:
     require_equal_logits(cast("HuggingFaceModel", model), hint=hint)
 
 
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.hugging_face import folding
-
-    return (folding.merge_layer_scales, folding.store_positions, folding.pool_by_mean, folding.reverse_channels)
-
-
 HUGGING_FACE = Family(
     name="hugging_face",
     spec=HuggingFaceSpec,
-    build=_build,
+    network=_network,
     sources=(HUGGING_FACE_FILES,),
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
     distributions=("transformers",),
     proof=_proof,
-    folding_passes=_folding_passes,
     default_resize=None,
 )

@@ -5,6 +5,15 @@
 
 transformers builds the network from ``config.json``. `checkpoints._model_folder` gives the tensors of the file
 the names of the network, before the tensors are compared with the network.
+
+The features of a backbone are transformers' ``pooler_output``, or the class token of ``last_hidden_state``:
+
+    ViTModel        pooler_output = tanh(W x + b) of the class token x
+    Dinov2Model     pooler_output = x
+    SwinModel       pooler_output = the mean of all tokens
+
+Where ``pooler_output`` has a linear layer of its own, the folder does not show which vector a user means. Folders of
+DINO have no weights of this layer.
 """
 
 from __future__ import annotations
@@ -17,15 +26,12 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.images.labels import Task
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, Preprocessing, preprocessing_from
 from gmmvit_deploy.models.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
-from gmmvit_deploy.models.families.hugging_face.pooling import refuse_pool, with_pool
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import Shapes
+from gmmvit_deploy.models.sources.shapes import MAX_SIDE, Shapes, image_sides, refuse_depth
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
-
-__all__ = ["CONFIG_FILE", "HUGGING_FACE_FILES"]
 
 CONFIG_FILE = "config.json"
 _TASKS: dict[str, Task] = {
@@ -35,18 +41,10 @@ _TASKS: dict[str, Task] = {
 """``problem_type`` of ``config.json`` → task."""
 _FIELDS = {"mean": "image_mean", "std": "image_std", "resize": "resample", "crop_pct": "size"}
 """Field of `KnownImages` → name of the value in the preprocessor's file."""
-_MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
-    """Infer the spec from ``config.json`` and ``preprocessor_config.json``.
-
-    Errors:
-        CheckpointError: the file is not in a folder with ``config.json``; the configuration names no class, or a task
-            other than classification; an option contradicts the configuration; the number of
-            layers is larger than the number of tensors; or no rule honours the preprocessing.
-        SpecError: transformers has no such class, or does not take the configuration.
-    """
+    """Infer the spec from ``config.json`` and ``preprocessor_config.json``."""
     where = f"{shapes.source}/{CONFIG_FILE}"
     stated = shapes.record.config
     if not stated:
@@ -58,7 +56,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
     architecture = _architecture(stated, where)
     _task(stated, where)
     _refuse_options(shapes.source, hints)
-    _refuse_depth(shapes, stated, where)
+    sizes = {**_part_of_images(stated), **stated}
+    depths = {name: sizes.get(name) for name in ("num_hidden_layers", "depths")}
+    refuse_depth(shapes, depths, where=where, hint=f"copy or download {CONFIG_FILE} and the weights again")
     config = config_of(architecture, stated, where=where)
     channels = _of_images(config, "num_channels") or 3
     if channels not in CHANNELS:
@@ -67,10 +67,17 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             hint=f"give the folder of a classifier of images, and {CONFIG_FILE} unchanged",
         )
     backbone = is_backbone(architecture)
-    if backbone:
-        _require_features(architecture, where, hints)
-    else:
-        refuse_pool(architecture, where, hints)
+    if backbone and not hints.only_features:
+        raise CheckpointError(
+            f"{where}: {architecture} is a backbone without a classifier",
+            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
+            "ViTForImageClassification",
+        )
+    if not backbone and hints.pool is not None:
+        raise CheckpointError(
+            f"{where}: --set pool={hints.pool} is for a backbone, and {architecture} has a classifier",
+            hint="leave --set pool out",
+        )
     preprocessing = _preprocessing(shapes, channels, hints)
     height, width = _size(preprocessing, config, hints, shapes.source)
     spec = HuggingFaceSpec(
@@ -88,7 +95,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{shapes.source}: --set heads={hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
             hint="leave --set heads out",
         )
-    return with_pool(spec, shapes, hints) if backbone else spec
+    return _with_pool(spec, shapes, hints) if backbone else spec
 
 
 def _architecture(stated: Mapping[str, Any], where: str) -> str:
@@ -102,7 +109,7 @@ def _architecture(stated: Mapping[str, Any], where: str) -> str:
 
 
 def _task(stated: Mapping[str, Any], where: str) -> Task | None:
-    """Return the task that ``problem_type`` states, or None.  Errors: CheckpointError for another value."""
+    """Return the task that ``problem_type`` states, or None."""
     value = stated.get("problem_type")
     if value is not None and value not in _TASKS:
         raise CheckpointError(
@@ -112,18 +119,8 @@ def _task(stated: Mapping[str, Any], where: str) -> Task | None:
     return None if value is None else _TASKS[value]
 
 
-def _require_features(architecture: str, where: str, hints: LoadHints) -> None:
-    """Errors: CheckpointError when logits of a backbone are needed."""
-    if not hints.only_features:
-        raise CheckpointError(
-            f"{where}: {architecture} is a backbone without a classifier",
-            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
-            "ViTForImageClassification",
-        )
-
-
 def _refuse_options(source: str, hints: LoadHints) -> None:
-    """Errors: CheckpointError for an option that describes what ``config.json`` states."""
+    """Refuse an option that describes what ``config.json`` states."""
     options = {"--model": hints.model, "--head": hints.head, "--set closed_form": hints.closed_form}
     for option, value in options.items():
         if value is not None:
@@ -134,25 +131,10 @@ def _refuse_options(source: str, hints: LoadHints) -> None:
             )
 
 
-def _refuse_depth(shapes: Shapes, stated: Mapping[str, Any], where: str) -> None:
-    """Errors: CheckpointError when the configuration asks for more layers than the file has tensors.
-
-    transformers would build the layers one by one, for minutes, before a comparison with the file could begin.
-    """
-    for name in ("num_hidden_layers", "depths"):
-        value = stated.get(name, _part_of_images(stated).get(name))
-        counts = [count for count in (value if isinstance(value, list) else [value]) if isinstance(count, int)]
-        if sum(counts) > len(shapes.tensors):
-            raise CheckpointError(
-                f"{where}: {name} is {value!r}, more layers than the weights have tensors ({len(shapes.tensors)})",
-                hint=f"copy or download {CONFIG_FILE} and the weights again",
-            )
-
-
-def _part_of_images(stated: Mapping[str, Any]) -> Mapping[str, Any]:
+def _part_of_images(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``vision_config``, in which a network of images and texts, such as CLIP, has the sizes; else nothing."""
     part = stated.get("vision_config")
-    return part if isinstance(part, Mapping) else {}
+    return dict(part) if isinstance(part, Mapping) else {}
 
 
 def _of_images(config: Any, name: str) -> Any:
@@ -185,15 +167,15 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
     """Return (height, width) of the network's input: after the preprocessing, else as ``config.json`` states."""
     stated = preprocessing.size if preprocessing is not None else None
     size = stated or _of_images(config, "image_size") or hints.image_size
-    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    if len(sides) != 2 or not all(isinstance(side, int) and 1 <= side <= _MAX_SIDE for side in sides):
+    sides = image_sides(size)
+    if sides is None:
         raise CheckpointError(
             f"{source}: the size of the images is {size!r}; expected the height and the width, each from 1 to "
-            f"{_MAX_SIDE} pixels",
+            f"{MAX_SIDE} pixels",
             hint=f"correct image_size in {CONFIG_FILE} or size in {PREPROCESSOR_FILE}; if neither file states a size, "
             "type --image-size",
         )
-    return sides[0], sides[1]
+    return sides
 
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
@@ -207,7 +189,6 @@ def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mappi
 
 
 def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
-    """Return a dict from name in the model to name in the network."""
     import torch
 
     from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
@@ -218,7 +199,6 @@ def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
 
 
 def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
-    """Return a dict from name in the file to the reason: with ``--set pool=cls``, the tensors of a pooler."""
     import torch
 
     if spec.pool != "cls":
@@ -254,10 +234,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
 
 
 def _labels(stated: Mapping[str, Any], where: str, classes: int) -> tuple[str, ...] | None:
-    """Return ``id2label`` in the order of the index; None if the labels are those that transformers makes up.
-
-    Errors: CheckpointError when ``id2label`` is not a label for each class.
-    """
+    """Return ``id2label`` in the order of the index; None if the labels are those that transformers makes up."""
     labels = stated.get("id2label")
     if labels is None:
         return None
@@ -283,3 +260,44 @@ HUGGING_FACE_FILES = CheckpointSource(
     taken_from=taken_from,
     own_hints=("pool",),
 )
+
+
+_CHOICE = "type --set pool=cls for the class token of last_hidden_state"
+
+
+def _with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
+    """Return the spec of a backbone with its features.
+
+    Errors: CheckpointError when the user must choose, or when the backbone or its weights do not have the choice.
+    """
+    import torch
+    from torch import nn
+
+    from gmmvit_deploy.models.families.hugging_face.model import has_class_token
+
+    where, architecture = shapes.source, spec.architecture
+    with torch.device("meta"):
+        network = network_from_spec(spec)
+    pooler = getattr(network, "pooler", None)
+    learned = isinstance(pooler, nn.Module) and any(isinstance(module, nn.Linear) for module in pooler.modules())
+    stored = any(".pooler." in f".{name}" for name in shapes.tensors)
+    more = ", or --set pool=pooler for pooler_output" if stored else ""
+    if hints.pool is None and learned:
+        computed = "a linear layer of its own computes" if stored else "a linear layer that the weights lack computes"
+        raise CheckpointError(
+            f"{where}: the features of {architecture} are the class token, or transformers' pooler_output, which "
+            f"{computed} from the class token; the folder does not state which",
+            hint=f"{_CHOICE}{more}",
+        )
+    if hints.pool == "mean":
+        raise CheckpointError(
+            f"{where}: --set pool=mean is not supported for {architecture}; expected cls or pooler",
+            hint=f"{_CHOICE}{more}" if has_class_token(network) else "leave --set pool out",
+        )
+    if hints.pool == "cls" and not has_class_token(network):
+        raise CheckpointError(
+            f"{where}: --set pool=cls: {architecture} has no class token", hint="leave --set pool out"
+        )
+    if hints.pool == "pooler" and learned and not stored:
+        raise CheckpointError(f"{where}: --set pool=pooler: the weights have no tensor of the pooler", hint=_CHOICE)
+    return replace(spec, pool=hints.pool or "")

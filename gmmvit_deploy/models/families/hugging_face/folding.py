@@ -5,21 +5,17 @@
     adaptive average of all tokens      →  mean                 Swin
     W ∗ (channels in reverse order)     →  (W reversed) ∗ x     MobileViT
 
-The modules belong to transformers, so each pass is tried on a copy (`layers.tried_change`).
+The modules belong to transformers, so each pass is `tried` on a copy.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.tried_change import tried
 from gmmvit_deploy.models.specs import input_shape
-
-__all__ = ["MeanOfTokens", "merge_layer_scales", "pool_by_mean", "reverse_channels", "store_positions"]
 
 _SCALED = (
     ("layer_scale1.lambda1", "attention.o_proj"),
@@ -37,48 +33,9 @@ class MeanOfTokens(nn.Module):
         return tokens.mean(dim=-1, keepdim=True)
 
 
-@torch.no_grad()
-def merge_layer_scales(model: Model) -> tuple[str, ...]:
-    """Merge LayerScale into the output projection of each attention and the second linear layer of each mlp.
-
-    Ensures: in float64 the logits of random images are equal up to rounding; otherwise the network does not change.
-    Returns the names of the changed layers.
-    """
-    return tried(model, _merge)
-
-
-@torch.no_grad()
-def store_positions(model: Model) -> tuple[str, ...]:
-    """Store the position embeddings that the network resamples for the size of the images in every forward pass.
-
-    Requires: square images.  DINOv2 then adds the stored embeddings without resampling.
-    Ensures: as for `merge_layer_scales`.
-    Returns the names of the changed modules.
-    """
-    return tried(model, _store)
-
-
-@torch.no_grad()
-def pool_by_mean(model: Model) -> tuple[str, ...]:
-    """Replace an adaptive average pooling to a single value by the mean, which ONNX has as an operator.
-
-    Ensures: as for `merge_layer_scales`.
-    Returns the names of the changed modules.
-    """
-    return tried(model, _pool)
-
-
-@torch.no_grad()
-def reverse_channels(model: Model) -> tuple[str, ...]:
-    """Reverse the channels of the first convolution in place of those of the images.
-
-    Ensures: as for `merge_layer_scales`.
-    Returns the name of the convolution.
-    """
-    return tried(model, _reverse)
-
-
-def _reverse(model: Any) -> tuple[str, ...]:
+@tried
+def reverse_channels(model: Any) -> tuple[str, ...]:
+    """Reverse the channels of the first convolution in place of those of the images."""
     if not getattr(model, "reverses", False):
         return ()
     path, first = next((path, part) for path, part in model.network.named_modules() if isinstance(part, nn.Conv2d))
@@ -87,7 +44,9 @@ def _reverse(model: Any) -> tuple[str, ...]:
     return (f"network.{path}",)
 
 
-def _merge(model: Any) -> tuple[str, ...]:
+@tried
+def merge_layer_scales(model: Any) -> tuple[str, ...]:
+    """Merge LayerScale into the output projection of each attention and the second linear layer of each mlp."""
     changed = []
     for path, block in model.network.named_modules():
         for factor, name in _SCALED:
@@ -109,7 +68,9 @@ def _merge(model: Any) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _store(model: Any) -> tuple[str, ...]:
+@tried
+def store_positions(model: Any) -> tuple[str, ...]:
+    """Store the position embeddings that DINOv2 resamples for the size of square images in every forward pass."""
     _, height, width = input_shape(model.spec)
     changed = []
     for path, module in model.network.named_modules():
@@ -129,7 +90,9 @@ def _store(model: Any) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def _pool(model: Any) -> tuple[str, ...]:
+@tried
+def pool_by_mean(model: Any) -> tuple[str, ...]:
+    """Replace an adaptive average pooling to a single value by the mean, which ONNX has as an operator."""
     changed = []
     for path, module in [*model.network.named_modules()]:
         if isinstance(module, nn.AdaptiveAvgPool1d) and module.output_size in (1, (1,)):

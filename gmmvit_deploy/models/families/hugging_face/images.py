@@ -20,8 +20,6 @@ from typing import Any
 from gmmvit_deploy.errors import CheckpointError, MissingDependencyError
 from gmmvit_deploy.models.families.hugging_face.network import require_transformers
 
-__all__ = ["PREPROCESSOR_FILE", "PROCESSOR_FILE", "Preprocessing", "preprocessing_from"]
-
 PREPROCESSOR_FILE = "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"
 """The file in which transformers 5 writes the image processor of a processor of images and texts, such as CLIP's."""
@@ -82,7 +80,7 @@ def preprocessing_from(
     """
     file = _File(where)
     if fields is None:
-        if _usual_class(model_type) == _MOBILEVIT:
+        if _default_class(model_type) == _MOBILEVIT:
             raise file.missing(_MOBILEVIT)
         return None
     name = _class_name(fields, file, model_type)
@@ -134,7 +132,7 @@ class _File:
         )
 
 
-def _usual_class(model_type: str) -> str | None:
+def _default_class(model_type: str) -> str | None:
     """Return the image processor that transformers uses for a kind of model if the folder names none."""
     require_transformers()
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
@@ -144,12 +142,9 @@ def _usual_class(model_type: str) -> str | None:
 
 
 def _class_name(fields: Mapping[str, Any], file: _File, model_type: str) -> str:
-    """Return the name of the image processor, without the suffix of an implementation.
-
-    Errors: CheckpointError when the file names no class, or a class whose operations no rule honours.
-    """
+    """Return the name of the image processor, without the suffix of an implementation."""
     field = next((key for key in ("image_processor_type", "feature_extractor_type") if fields.get(key)), None)
-    stated = fields[field] if field else _usual_class(model_type)
+    stated = fields[field] if field else _default_class(model_type)
     if not isinstance(stated, str):
         raise file.refused(
             "image_processor_type", stated, "the class of the image processor is not known", ", ".join(_CLASSES)
@@ -266,8 +261,6 @@ def _normalisation(
     """Return (mean, std) for pixels / 255, from numbers for pixels · rescale_factor.
 
     (pixels · r − mean) / std = (pixels / 255 − mean / (255 r)) / (std / (255 r))
-
-    Errors: CheckpointError when a number is not valid, or when the numbers are not one for each channel.
     """
     factor = processor.rescale_factor if processor.do_rescale else 1.0
     if not factor > 0 or not math.isfinite(factor):

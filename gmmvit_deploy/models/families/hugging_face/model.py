@@ -16,8 +16,6 @@ from gmmvit_deploy.models.families.hugging_face.network import network_from_spec
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.layers.answered_network import AnsweredNetwork
 
-__all__ = ["HuggingFaceModel", "has_class_token"]
-
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head")
 
 
@@ -52,7 +50,7 @@ class HuggingFaceModel(AnsweredNetwork):
         return answer
 
     def _pooled(self, output: Any) -> Tensor:
-        """Return the features (B, D) of a backbone.  Errors: SpecError when transformers does not compute them."""
+        """Return the features (B, D) of a backbone."""
         if self.spec.pool == "cls":
             token: Tensor = output.last_hidden_state[:, 0]
             return token
@@ -81,10 +79,7 @@ class HuggingFaceModel(AnsweredNetwork):
         return logits, read[-1]
 
     def _classifier(self) -> nn.Linear:
-        """Return the linear layer that computes the logits.
-
-        Errors: SpecError when the network has no such layer, or several.
-        """
+        """Return the linear layer that computes the logits."""
         heads = dict(self.classifier_heads())
         if len(heads) != 1:
             held = " and ".join(heads) or "none"

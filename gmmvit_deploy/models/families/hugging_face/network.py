@@ -1,4 +1,4 @@
-"""Build the network of a spec with Hugging Face transformers.
+"""Build the network of a spec with Hugging Face transformers, and translate the names of tensors.
 
 Nothing is downloaded, and no code outside transformers runs: fields of the configuration with which transformers would
 do either are refused.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import MissingDependencyError, SpecError
@@ -18,7 +19,6 @@ from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["class_named", "config_of", "is_backbone", "network_config", "network_from_spec", "require_transformers"]
 
 _SUFFIXES = ("ForImageClassification", "ForImageClassificationWithTeacher")
 _REFUSED = {
@@ -180,3 +180,32 @@ def _cannot_build(architecture: str, where: str, exc: Exception) -> SpecError:
         f"{where}: transformers cannot build {architecture} from these fields: {type(exc).__name__}: {reason}",
         hint="copy or download config.json again",
     )
+
+
+def names_in_network(spec: HuggingFaceSpec, names: Iterable[str]) -> Mapping[str, str | None]:
+    """Map each name in a file to the name in the network, as transformers does when it loads the file.
+
+    A name that transformers does not know is mapped to itself. A tensor that transformers knows to be unused, such as
+    an index that it computes from the sizes of the model, is mapped to None.
+    """
+    import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    with torch.device("meta"):
+        network: Any = network_from_spec(spec)
+    state = network.state_dict()
+    transforms = get_model_conversion_mapping(network)
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    unused = [re.compile(pattern) for pattern in network._keys_to_ignore_on_load_unexpected or ()]
+    translated: dict[str, str | None] = {}
+    for name in names:
+        new, pattern = rename_source_key(name, renamings, converters, network.base_model_prefix, state)
+        if new not in state:
+            new, pattern = rename_source_key(name, [], [], network.base_model_prefix, state)
+        if new in state and pattern is None:
+            translated[name] = new
+        else:
+            translated[name] = None if any(p.search(new) or p.search(name) for p in unused) else name
+    return translated

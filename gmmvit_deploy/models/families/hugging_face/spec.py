@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from gmmvit_deploy.models.specs import ModelSpec, require, require_counts
 
-__all__ = ["HuggingFaceSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceSpec(ModelSpec):

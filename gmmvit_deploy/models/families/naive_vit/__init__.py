@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.families.naive_vit.tutorial import PARAMETER_POSITIONS, TUTORIAL
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["NAIVE_VIT"]
-
-
-def _build(spec: NaiveViTSpec) -> Model:
-    from gmmvit_deploy.models.families.naive_vit.model import NaiveViT
-
-    return NaiveViT(spec)
 
 
 def _small(mask: MaskSpec) -> NaiveViTSpec:
@@ -35,12 +27,6 @@ def _last_block(spec: NaiveViTSpec) -> LastBlock:
     return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
 
 
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.naive_vit.folding import stack_heads
-
-    return (stack_heads,)
-
-
 def _softmax_at_the_end(model: Model) -> bool:
     from torch import nn
 
@@ -54,19 +40,27 @@ def _positions_without_class_token(model: Model) -> bool:
     return True
 
 
+def _network() -> Network:
+    from gmmvit_deploy.models.families.naive_vit.model import NaiveViT, stack_heads
+
+    return Network(
+        build=NaiveViT,
+        folding_passes=(stack_heads,),
+        mistakes=(
+            ("the softmax of training in place of the logits", _softmax_at_the_end),
+            ("positions counted from the first patch", _positions_without_class_token),
+        ),
+    )
+
+
 NAIVE_VIT = Family(
     name="naive_vit",
     spec=NaiveViTSpec,
-    build=_build,
+    network=_network,
     sources=(TUTORIAL, PARAMETER_POSITIONS),
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
     last_block=_last_block,
-    folding_passes=_folding_passes,
-    mistakes=(
-        ("the softmax of training in place of the logits", _softmax_at_the_end),
-        ("positions counted from the first patch", _positions_without_class_token),
-    ),
     default_resize="stretch-bilinear",
 )

@@ -24,13 +24,12 @@ from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.step import Oddity
 from gmmvit_deploy.precision import Role
-
-__all__ = ["HeadwiseProjection", "NaiveViT"]
 
 
 class HeadwiseProjection(nn.Module):
@@ -55,10 +54,7 @@ class HeadwiseProjection(nn.Module):
 
 
 class NaiveViT(Model):
-    """Vision transformer with headwise projections and fixed positions, sinusoidal unless the checkpoint holds others.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Vision transformer with headwise projections and fixed positions: sinusoids, or those of the checkpoint."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 
@@ -106,3 +102,30 @@ def _block(spec: NaiveViTSpec) -> Block:
     )
     block.attention.qkv = HeadwiseProjection(spec.heads, spec.head_dim)
     return block
+
+
+@torch.no_grad()
+def stack_heads(model: nn.Module) -> tuple[str, ...]:
+    """Replace each `HeadwiseProjection` by a single linear layer, which our kernels, GPU engines and quantisers expect.
+
+    The maps W_h of the heads for Q, K or V  →  a block-diagonal matrix with the blocks W_h, and zeros elsewhere.
+    """
+    changed = []
+    for name, projection in list(model.named_modules()):
+        if isinstance(projection, HeadwiseProjection):
+            linear = _stacked(projection)
+            tokens = random_values(2, 5, linear.in_features)
+            require_same_output(f"{name}: stack_heads", projection, linear, tokens)
+            model.set_submodule(name, linear)
+            changed.append(name)
+    return tuple(changed)
+
+
+def _stacked(projection: HeadwiseProjection) -> nn.Linear:
+    parts, heads, head_dim, _ = projection.weight.shape
+    dim = heads * head_dim
+    linear = nn.Linear(dim, parts * dim).requires_grad_(False)
+    by_part = [torch.block_diag(*(weight.t() for weight in part)) for part in projection.weight]
+    linear.weight.copy_(torch.cat(by_part))
+    linear.bias.copy_(projection.bias.flatten())
+    return with_role(linear, "projection")

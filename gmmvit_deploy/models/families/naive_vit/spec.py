@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from gmmvit_deploy.models.specs import ModelSpec, require, require_counts, require_tiling
 
-__all__ = ["NaiveViTSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaiveViTSpec(ModelSpec):

@@ -7,34 +7,32 @@ blocks.{i}.mhsa.{q,k,v}_mappings.{h}      (D/H, D/H), separate for each of the H
 mlp.0                                     the linear layer that computes the logits
 positional_embeddings, or pos_embed       (N, D) or (1, N, D), the positions; in some copies of the tutorial's code only
 
-The file determines the width, the depth, the number of heads, the mlp width and the number of classes. The file does
-not determine the channels of the images, so the user types --set channels. The side of the images follows from
-the channels and the number of stored positions; without stored positions, the user gives the option --image-size.
+The file determines the width, the depth, the number of heads, the mlp width and the number of classes. If several
+numbers of channels fit the size of the patches, the user types --set channels. The side of the images follows from the
+channels and the number of stored positions; without stored positions, the user gives the option --image-size.
 
 The first version of MyViT has a single block at the root of the file (ln1, msa, ln2, enc_mlp) and is refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.shapes import Shapes, asked_image, exact_root, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.sources.patches import image_of_patches
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PARAMETER_POSITIONS", "TUTORIAL"]
 
-_MAPPER = "linear_mapper.weight"
+_MAPPER = "linear_mapper"
 _FIRST = "blocks.0.mhsa.q_mappings"
-_PARTS = ("weight", "bias")
 _BUFFER, _PARAMETER = "positional_embeddings", "pos_embed"
 _NAME = "the tutorial's MyViT"
 # The second name is of a norm in the first version of MyViT, which `_refuse_first_version` refuses by name.
@@ -45,26 +43,15 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, positions: str) -> NaiveViTS
     """Infer the spec from names and shapes.  ``hints`` give the channels of the images, and the side if needed.
 
     positions: the name of the tensor with the stored positions, if the file holds positions.
-    Errors: CheckpointError when the file has the format of the first version; when the channels, or the side of the
-    images, are not given or do not fit the size of the file's patches; or when a required tensor is missing.
     """
     source = shapes.source
     _refuse_first_version(shapes)
-    dim, values = shapes.of(_MAPPER, rank=2)
+    dim, values = shapes.of(f"{_MAPPER}.weight", rank=2)
     stored = positions in shapes
-    image_size, channels, patch_size = (
-        _image_of_grid(source, hints, values=values, grid=_stored_grid(shapes, positions))
-        if stored
-        else _given_image(source, hints, values=values)
-    )
-    heads = infer_heads(
-        source,
-        width=dim,
-        known=shapes.count(rf"{_FIRST}\.(\d+)\."),
-        evidence="the number of heads in the first block of the file is",
-        hints=hints,
-        preset_heads=None,
-    )
+    grid = _stored_grid(shapes, positions) if stored else None
+    image_size, channels, patch_size = image_of_patches(source, hints, name=_MAPPER, values=values, grid=grid)
+    evidence = "the number of heads in the first block of the file is"
+    heads = infer_heads(shapes, hints, width=dim, shown=(shapes.count(rf"{_FIRST}\.(\d+)\."), evidence))
     return NaiveViTSpec(
         image_size=image_size,
         channels=channels,
@@ -90,46 +77,9 @@ def _refuse_first_version(shapes: Shapes) -> None:
 
 
 def _stored_grid(shapes: Shapes, name: str) -> int:
-    """Return the number of patches along a side of the image, from the number of stored positions.
-
-    Errors: CheckpointError when the tensor is not (N, D) or (1, N, D), or N is not a square number plus 1.
-    """
+    """Return the number of patches along a side of the image, from the number of stored positions."""
     tokens = shapes.of(name, rank=3 if shapes.tensors[name].dim() == 3 else 2)[-2]
     return shapes.grid(tokens - 1, where=f"{name}, without the class token,")
-
-
-def _given_image(source: str, hints: LoadHints, *, values: int) -> tuple[int, int, int]:
-    """Return (side of the images, channels of the images, side of a patch) for a file without stored positions.
-
-    values: the number of values per patch.
-    Errors: CheckpointError when the side or the channels are not given, or do not fit the number of values per patch.
-    """
-    image_size, channels = asked_image(source, hints)
-    patch_size = exact_root(values / channels)
-    if patch_size is None or image_size % patch_size:
-        raise CheckpointError(
-            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p, where patches of "
-            f"p × p pixels tile an image of {image_size} × {image_size} pixels",
-            hint="type --image-size PIXELS and --set channels=C with the values that the model was trained with",
-        )
-    return image_size, channels, patch_size
-
-
-def _image_of_grid(source: str, hints: LoadHints, *, values: int, grid: int) -> tuple[int, int, int]:
-    """Return (side of the images, channels of the images, side of a patch) for a file with stored positions.
-
-    values: the number of values per patch.  grid: the number of patches along a side of the image.
-    The caller compares the side of the images with the option --image-size.
-    Errors: CheckpointError when the channels are not given, or do not fit the number of values per patch.
-    """
-    _, channels = asked_image(source, replace(hints, image_size=grid), example="--set channels=1")  # the side is known
-    patch_size = exact_root(values / channels)
-    if patch_size is None:
-        raise CheckpointError(
-            f"{source}: {_MAPPER} takes {values} values per patch; expected {channels}·p·p for patches of p × p pixels",
-            hint="type --set channels=C with the number that the model was trained with",
-        )
-    return grid * patch_size, channels, patch_size
 
 
 def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
@@ -144,21 +94,18 @@ def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
         return patches.permute(0, 2, 3, 1).flatten(1).contiguous()
 
     origins: dict[str, str | Conversion] = {
-        "patch_embedding.project.weight": Conversion(keys=(_MAPPER,), convert=channel_fastest),
-        "patch_embedding.project.bias": "linear_mapper.bias",
+        "patch_embedding.project.weight": Conversion(keys=(f"{_MAPPER}.weight",), convert=channel_fastest),
+        "patch_embedding.project.bias": f"{_MAPPER}.bias",
         "class_token": Conversion(keys=("class_token",), convert=lambda token: token[None]),
         "head.weight": "mlp.0.weight",
         "head.bias": "mlp.0.bias",
     }
     if spec.stored_positions:
         origins["positions"] = Conversion(keys=(positions,), convert=_batched)
-    pairs = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
+    layers = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
     for block in range(spec.depth):
-        origins |= {
-            f"blocks.{block}.{ours}.{part}": f"blocks.{block}.{theirs}.{part}"
-            for ours, theirs in pairs.items()
-            for part in _PARTS
-        }
+        names = {f"blocks.{block}.{ours}": f"blocks.{block}.{theirs}" for ours, theirs in layers.items()}
+        origins |= tensors_of_layers(names)
         keys = [f"blocks.{block}.mhsa.{part}_mappings.{head}" for part in "qkv" for head in range(spec.heads)]
         qkv = f"blocks.{block}.attention.qkv"
         origins[f"{qkv}.weight"] = Conversion(keys=tuple(f"{key}.weight" for key in keys), convert=_stacked_weights)

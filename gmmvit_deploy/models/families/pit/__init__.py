@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.family import Family, LastBlock
-from gmmvit_deploy.models.families.pit.presets import PRESETS
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network
 from gmmvit_deploy.models.families.pit.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["PIT"]
-
-
-def _build(spec: PiTSpec) -> Model:
+def _network() -> Network:
     from gmmvit_deploy.models.families.pit.model import PiT
 
-    return PiT(spec)
+    return Network(build=PiT)
 
 
 def _small(mask: MaskSpec) -> PiTSpec:
@@ -60,7 +53,7 @@ def _last_block(spec: PiTSpec) -> LastBlock:
 PIT = Family(
     name="pit",
     spec=PiTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),

@@ -24,19 +24,14 @@ from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
-from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.models.scores.attention import scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import PrefixMask, mask_from_spec
 from gmmvit_deploy.precision import Role
 
-__all__ = ["PiT"]
-
 
 class Pooling(nn.Module):
-    """Halve the grid of the patches and double the width of all tokens.
-
-    The docstring of this module describes the layers for the patches and for the class token.
-    """
+    """Halve the grid of the patches and double the width of all tokens."""
 
     def __init__(self, grid: int, dim: int) -> None:
         super().__init__()
@@ -65,10 +60,7 @@ class ShiftedPooling(nn.Module):
 
 
 class PiT(Model):
-    """Pooling-based vision transformer (PiT), plain or masked.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Pooling-based vision transformer (PiT), plain or masked."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 
@@ -86,7 +78,7 @@ class PiT(Model):
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2 + 1, spec.dim))
         self.stages = nn.ModuleList(
-            nn.Sequential(*(self._block(spec, stage) for _ in range(depth))) for stage, depth in enumerate(spec.depths)
+            nn.Sequential(*(_block(spec, stage) for _ in range(depth))) for stage, depth in enumerate(spec.depths)
         )
         pooling = ShiftedPooling if spec.spt else Pooling
         self.poolings = nn.ModuleList(
@@ -94,16 +86,6 @@ class PiT(Model):
         )
         self.head_norm = layer_norm(spec.dims[-1])
         self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
-
-    @staticmethod
-    def _block(spec: PiTSpec, stage: int) -> Block:
-        return Block(
-            dim=spec.dims[stage],
-            heads=spec.heads[stage],
-            head_dim=spec.head_dim,
-            mlp_dim=spec.mlp_dims[stage],
-            scores=_scores(spec, stage),
-        )
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]
@@ -120,9 +102,11 @@ class PiT(Model):
         return self.head(features), features
 
 
-def _scores(spec: PiTSpec, stage: int) -> AttentionScores:
-    heads, grid = spec.heads[stage], spec.grids[stage]
+def _block(spec: PiTSpec, stage: int) -> Block:
+    heads, head_dim, grid = spec.heads[stage], spec.head_dim, spec.grids[stage]
     if spec.lsa:
-        return locality_scores(heads=heads, head_dim=spec.head_dim, tokens=grid**2 + 1)
-    patches = mask_from_spec(spec.mask, heads=heads, grid=grid)
-    return scaled_scores(spec.head_dim**-0.5, mask=None if patches is None else PrefixMask(patches))
+        scores = locality_scores(heads=heads, head_dim=head_dim, tokens=grid**2 + 1)
+    else:
+        patches = mask_from_spec(spec.mask, heads=heads, grid=grid)
+        scores = scaled_scores(head_dim**-0.5, mask=None if patches is None else PrefixMask(patches))
+    return Block(dim=spec.dims[stage], heads=heads, head_dim=head_dim, mlp_dim=spec.mlp_dims[stage], scores=scores)

@@ -20,8 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.pit.presets import PRESETS
-from gmmvit_deploy.models.families.pit.spec import PiTSpec
+from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import block_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
@@ -29,8 +28,8 @@ from gmmvit_deploy.models.sources.shapes import (
     infer_heads,
     infer_mask,
     mask_heads,
-    preset_of,
 )
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.sources.spt_lsa import (
     PLAIN_FILES,
     has_shifted,
@@ -40,16 +39,12 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     temperature_heads,
 )
 
-__all__ = ["RELEASED", "SPT_LSA"]
-
-_BOTH = ("weight", "bias")
 _BLOCKS = r"layers\.0\.layers\.0\."
 _SHIFTED = "to_patch_embedding.merging"
 _TEMPERATURE = r"layers\.\d+\.layers\.\d+\.0\.fn\.scale$"
 
 
 def released_names(spec: PiTSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
     names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
     if spec.spt:
@@ -72,11 +67,10 @@ def released_names(spec: PiTSpec) -> dict[str, str]:
                 f"poolings.{s}.pointwise": f"layers.{2 * s + 1}.downsample.net.1",
                 f"poolings.{s}.class_token": f"layers.{2 * s + 1}.cls_ff",
             }
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def known_unused(spec: PiTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {f"layers.{2 * s}.mask": "a second copy of the stage's base mask" for s in range(len(spec.depths))}
 
 
@@ -129,8 +123,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     """Infer the spec from names and shapes.  The head dim is the same in all stages.
 
     The option ``--set heads`` sets the number of heads of the first stage.
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed but not given, or when a hint contradicts the file.
     """
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
@@ -142,16 +134,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
     mask, _ = infer_mask(shapes, hints, "layers.0.layers.0.0.fn.mask")
     spoken, widths = _spoken(shapes, stages), _widths(shapes, stages)
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
     temperatures = _temperatures(shapes, stages)
-    known, evidence = shown_heads(shapes, hints)
     head_dim = widths[0] // infer_heads(
-        source,
-        width=widths[0],
-        known=known,
-        evidence=evidence,
-        hints=hints,
-        preset_heads=preset.heads[0] if preset else None,
+        shapes, hints, width=widths[0], shown=shown_heads(shapes, hints), presets=PRESETS
     )
     if any(width % head_dim for width in widths):
         raise CheckpointError(

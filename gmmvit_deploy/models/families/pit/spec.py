@@ -1,11 +1,16 @@
-"""Spec of a PiT."""
+"""Spec of a PiT, and the presets: architectures that the paper authors' released code names.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from gmmvit_deploy.models.specs import (
+    MaskSpec,
     ModelSpec,
     require,
     require_counts,
@@ -13,8 +18,6 @@ from gmmvit_deploy.models.specs import (
     require_stages,
     require_tiling,
 )
-
-__all__ = ["PiTSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +62,20 @@ class PiTSpec(ModelSpec):
     @property
     def dims(self) -> tuple[int, ...]:
         return tuple(self.dim << stage for stage in range(len(self.depths)))
+
+
+def _pit(classes: int, image_size: int, mask: MaskSpec) -> PiTSpec:
+    return PiTSpec(
+        image_size=image_size,
+        patch_size=4 if image_size == 64 else 2,
+        classes=classes,
+        dim=96,
+        depths=(2, 6, 4),
+        heads=(2, 4, 8),
+        head_dim=48,
+        mlp_dims=(192, 384, 768),
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], PiTSpec]] = {"pit": _pit}

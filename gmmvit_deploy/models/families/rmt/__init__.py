@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from gmmvit_deploy.models.families.family import Family, Mistake, OwnPass
-from gmmvit_deploy.models.families.rmt.presets import PRESETS
+from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.families.rmt.released import RELEASED
-from gmmvit_deploy.models.families.rmt.spec import RMTSpec
+from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["RMT"]
+def _network() -> Network:
+    from gmmvit_deploy.models.families.rmt import folding, model
+    from gmmvit_deploy.models.families.rmt.mistakes import MISTAKES
 
-
-def _build(spec: RMTSpec) -> Model:
-    from gmmvit_deploy.models.families.rmt.model import RMT
-
-    return RMT(spec)
+    return Network(
+        build=model.RMT,
+        folding_passes=(
+            folding.merge_batch_norms,
+            folding.merge_scale_into_keys,
+            folding.merge_branch_scales,
+            folding.merge_residual_convolutions,
+            folding.fold_rotations,
+            folding.merge_token_weight,
+            folding.share_decays,
+        ),
+        engine_passes=(folding.join_rows,),
+        mistakes=MISTAKES,
+    )
 
 
 def _small(mask: MaskSpec) -> RMTSpec:
@@ -48,58 +53,13 @@ def _blocks(spec: RMTSpec) -> tuple[str, ...]:
     return (*names, "projection") if spec.projection_dim else tuple(names)
 
 
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.rmt import folding
-
-    return (
-        folding.merge_batch_norms,
-        folding.merge_scale_into_keys,
-        folding.merge_branch_scales,
-        folding.merge_residual_convolutions,
-        folding.fold_rotations,
-        folding.merge_token_weight,
-        folding.share_decays,
-    )
-
-
-def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.rmt.folding import join_rows
-
-    return (join_rows,)
-
-
-def _mistake(name: str) -> Callable[[Model], bool]:
-    """Return the function of `mistakes` with this name; the module, which imports torch, is imported at the call."""
-
-    def make(model: Model) -> bool:
-        from gmmvit_deploy.models.families.rmt import mistakes
-
-        changed: bool = getattr(mistakes, name)(model)
-        return changed
-
-    return make
-
-
-_MISTAKES: tuple[Mistake, ...] = (
-    ("attention to the whole grid in the decomposed stages", _mistake("whole_everywhere")),
-    ("decomposed attention in the stages that attend to the whole grid", _mistake("decomposed_everywhere")),
-    ("rotary position embedding left out", _mistake("rotation_left_out")),
-    ("rotary position embedding of halves of a head in place of pairs", _mistake("halves_rotated")),
-    ("rotary position embedding with positions counted column by column", _mistake("columns_first")),
-    ("the network of another release: 2023 for 2024, or 2024 for 2023", _mistake("other_release")),
-    ("BatchNorm with an epsilon of 1e-3", _mistake("batch_norm_epsilon")),
-)
-
 RMT = Family(
     name="rmt",
     spec=RMTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("decay",),
     small=_small,
     blocks=_blocks,
-    folding_passes=_folding_passes,
-    engine_passes=_engine_passes,
-    mistakes=_MISTAKES,
 )

@@ -12,30 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families.rmt.attention import (
+from gmmvit_deploy.models.families.rmt.model import (
+    RMT,
     DecomposedAttention,
     FoldedRotation,
+    GridConvolution,
+    LayerScale,
     ManhattanAttention,
+    NormedConvolution,
+    NormedLinear,
     PairRotation,
+    RMTBlock,
+    Stage,
     TokenAttention,
 )
-from gmmvit_deploy.models.families.rmt.convolutions import GridConvolution, NormedConvolution, NormedLinear
-from gmmvit_deploy.models.families.rmt.model import RMT, LayerScale, RMTBlock, Stage
 from gmmvit_deploy.models.layers.batch_norm import BatchNorm
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Constant
-
-__all__ = [
-    "fold_rotations",
-    "join_rows",
-    "merge_batch_norms",
-    "merge_branch_scales",
-    "merge_residual_convolutions",
-    "merge_scale_into_keys",
-    "merge_token_weight",
-    "share_decays",
-]
 
 
 @torch.no_grad()
@@ -47,8 +41,6 @@ def merge_batch_norms(model: nn.Module) -> tuple[str, ...]:
                                                 commutes with the mean over the tokens
 
     Ensures: no BatchNorm remains.
-    Returns the names of the changed modules.
-    Errors: FoldError when a BatchNorm remains.
     """
     changed = []
     for name, module in model.named_modules():
@@ -76,20 +68,14 @@ def merge_scale_into_keys(model: nn.Module) -> tuple[str, ...]:
     """Merge the scale of the scores into the projection of K: Q (W_k x + b_k)ᵀ · s  →  Q (s W_k x + s b_k)ᵀ.
 
     The rotation of Q and K is linear, so the scale commutes with the rotation.
-    Requires: all attentions between tokens of a module have the same scale.
     Ensures: no scale remains in an attention of an RMT.
-    Returns the names of the changed attentions.
-    Errors: FoldError when the requirement does not hold.
     """
     changed = []
     for name, attention in _attentions(model):
         steps = [(part.scores, step_name, step) for part in attention.attentions() for step_name, step in _scales(part)]
         if not steps:
             continue
-        factors = {step.factor for _, _, step in steps}
-        if len(factors) != 1 or len(steps) != len(attention.attentions()):
-            raise FoldError(f"{name}: expected the same scale before each softmax, got {sorted(factors)}")
-        (factor,) = factors
+        factor = steps[0][2].factor  # all attentions of a module have the same head dim, hence the same scale
         weight, bias = _stacked(name, attention)
         for tensor in (weight, bias):
             keys = tensor.chunk(3)[1]
@@ -105,8 +91,6 @@ def merge_branch_scales(model: nn.Module) -> tuple[str, ...]:
     """Merge each LayerScale into the last linear layer of its branch: γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b.
 
     Ensures: no LayerScale remains.
-    Returns the names of the merged modules.
-    Errors: FoldError when a LayerScale remains.
     """
     changed = []
     for name, block in model.named_modules():
@@ -132,7 +116,6 @@ def merge_residual_convolutions(model: nn.Module) -> tuple[str, ...]:
 
     δ: the kernel that is 1 at the centre and 0 elsewhere.
     Ensures: no depthwise convolution adds its input.
-    Returns the names of the changed convolutions.
     """
     changed = []
     for name, module in model.named_modules():
@@ -154,8 +137,6 @@ def fold_rotations(model: nn.Module) -> tuple[str, ...]:
 
     Ensures: on random inputs, the folded rotation of reordered features equals the reordered result of the trained
     rotation bit for bit.
-    Returns the names of the changed rotations.
-    Errors: FoldError when the results differ, or when Q, K and V are separate layers.
     """
     changed = []
     for name, stage in model.named_modules():
@@ -190,7 +171,6 @@ def share_decays(model: nn.Module) -> tuple[str, ...]:
 
     Requires: folded biases; other decays stay unchanged.
     Ensures: no two attentions of a stage hold equal constants in different tensors.
-    Returns the names of the attentions that read the tensor of an earlier attention.
     """
     changed = []
     for name, stage in model.named_modules():
@@ -216,7 +196,6 @@ def join_rows(model: nn.Module) -> tuple[str, ...]:
     Scores (B, h, H, w, w)  →  (B·h, H, w, w), and (B, w, H, h, h)  →  (B·w, H, h, h). All rows have the same decay.
 
     Ensures: the model computes the same products and sums in the same order.
-    Returns the names of the changed attentions.
     """
     changed = []
     for name, attention in _attentions(model):
@@ -231,7 +210,6 @@ def merge_token_weight(model: nn.Module) -> tuple[str, ...]:
     """Merge the weight of the token head into the head: ½ · max(W x + b)  →  max(½ W x + ½ b), bit for bit.
 
     Ensures: the logits are the sum of the logits of the head and of the largest logits of the token head.
-    Returns the name of the changed head.
     """
     if not isinstance(model, RMT) or model.token_head is None or model.token_weight == 1:
         return ()
@@ -252,10 +230,7 @@ def _scales(part: TokenAttention) -> list[tuple[str, Scale]]:
 
 
 def _stacked(name: str, attention: ManhattanAttention) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the linear layer that computes Q, K and V.
-
-    Errors: FoldError when Q, K and V are separate layers.
-    """
+    """Return weight and bias of the linear layer that computes Q, K and V."""
     if not isinstance(attention.qkv, nn.Linear):
         raise FoldError(
             f"{name}: expected a single linear layer for Q, K and V; run this pass before the engine passes"

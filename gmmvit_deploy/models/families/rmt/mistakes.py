@@ -1,7 +1,4 @@
-"""Mistakes that are often made when an RMT is deployed.  Each function makes a mistake in a trained model.
-
-Each function returns True if the model changed. The mistakes with the decay are in `scores.biases.ManhattanDecay`.
-"""
+"""Usual mistakes in an RMT.  The mistakes with the decay are in `scores.biases.ManhattanDecay`."""
 
 from __future__ import annotations
 
@@ -10,51 +7,31 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from gmmvit_deploy.models.families.rmt.attention import (
+from gmmvit_deploy.models.families.family import Mistake
+from gmmvit_deploy.models.families.rmt.model import (
+    RMT,
     DecomposedAttention,
     FoldedRotation,
     ManhattanAttention,
     PairRotation,
+    RMTBlock,
+    RMTMlp,
+    Stage,
 )
-from gmmvit_deploy.models.families.rmt.model import RMT, RMTBlock, RMTMlp, Stage
 from gmmvit_deploy.models.layers.batch_norm import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
 
-__all__ = [
-    "batch_norm_epsilon",
-    "columns_first",
-    "decomposed_everywhere",
-    "halves_rotated",
-    "other_release",
-    "rotation_left_out",
-    "whole_everywhere",
-]
-
-_EPSILON = 1e-3
+_EPSILON = 1e-3  # the default of another framework
 
 
-def whole_everywhere(model: Model) -> bool:
-    """Attend to the whole grid in the decomposed stages."""
-    return _replaced(model, DecomposedAttention, ManhattanAttention)
-
-
-def decomposed_everywhere(model: Model) -> bool:
-    """Decompose the attention of the stages that attend to the whole grid."""
-    return _replaced(model, ManhattanAttention, DecomposedAttention)
-
-
-def rotation_left_out(model: Model) -> bool:
-    """Compute Q Kᵀ without rotary position embedding."""
-
+def _rotation_left_out(model: Model) -> bool:
     def leave_out(stage: Stage, rotation: PairRotation) -> None:
         stage.rotation = None
 
     return _with_rotations(model, leave_out)
 
 
-def halves_rotated(model: Model) -> bool:
-    """Rotate the halves of a head, as language models do, although the checkpoint was trained with pairs."""
-
+def _halves_rotated(model: Model) -> bool:
     def halve(stage: Stage, rotation: PairRotation) -> None:
         cos, sin = rotation.tables()
         heads, half = _heads(stage), sin.shape[-1] // 2
@@ -65,9 +42,7 @@ def halves_rotated(model: Model) -> bool:
     return _with_rotations(model, halve)
 
 
-def columns_first(model: Model) -> bool:
-    """Count the positions of the rotation column by column."""
-
+def _columns_first(model: Model) -> bool:
     def count(stage: Stage, rotation: PairRotation) -> None:
         rows, columns = _first_attention(stage).grid
         by_column = rotation.positions.reshape(columns, rows).t()
@@ -76,13 +51,13 @@ def columns_first(model: Model) -> bool:
     return _with_rotations(model, count)
 
 
-def other_release(model: Model) -> bool:
+def _other_release(model: Model) -> bool:
     """Leave rotation and convolution of the MLP out of a network of 2024; rotate Q and K in a network of 2023."""
     return _rotated_by_formula(model) or _without_parts_of_2024(model)
 
 
 def _without_parts_of_2024(model: Model) -> bool:
-    changed = rotation_left_out(model)
+    changed = _rotation_left_out(model)
     for module in model.modules():
         if isinstance(module, RMTMlp) and module.convolution is not None:
             module.convolution = None
@@ -100,8 +75,7 @@ def _rotated_by_formula(model: Model) -> bool:
     return True
 
 
-def batch_norm_epsilon(model: Model) -> bool:
-    """Compute BatchNorm with the epsilon of another framework."""
+def _batch_norm_epsilon(model: Model) -> bool:
     norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
     for norm in norms:
         norm.eps = _EPSILON
@@ -153,3 +127,20 @@ def _of_class(attention: ManhattanAttention, new: type[ManhattanAttention]) -> M
     for changed in other.attentions():
         changed.scores.get_submodule("before.decay").get_buffer("decay").copy_(decay)
     return other.to(decay.dtype).eval()
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    (
+        "attention to the whole grid in the decomposed stages",
+        lambda model: _replaced(model, DecomposedAttention, ManhattanAttention),
+    ),
+    (
+        "decomposed attention in the stages that attend to the whole grid",
+        lambda model: _replaced(model, ManhattanAttention, DecomposedAttention),
+    ),
+    ("rotary position embedding left out", _rotation_left_out),
+    ("rotary position embedding of halves of a head in place of pairs", _halves_rotated),
+    ("rotary position embedding with positions counted column by column", _columns_first),
+    ("the network of another release: 2023 for 2024, or 2024 for 2023", _other_release),
+    ("BatchNorm with an epsilon of 1e-3", _batch_norm_epsilon),
+)

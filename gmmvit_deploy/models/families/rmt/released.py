@@ -18,19 +18,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.rmt.presets import IMAGE_SIZE, PRESETS, preset_named
-from gmmvit_deploy.models.families.rmt.spec import Release, RMTSpec
+from gmmvit_deploy.models.families.rmt.spec import IMAGE_SIZE, PRESETS, Release, RMTSpec, preset_named
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.recorded_preset import recorded_preset
 from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RELEASED"]
 
 _BOTH = ("weight", "bias")
 _BATCH_NORM = (*_BOTH, "running_mean", "running_var")
@@ -45,12 +43,7 @@ mask: every RMT has the decay.
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
-    """Infer the spec from names and shapes, and from the options or the preset what no tensor shows.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the tensors belong to
-    different releases, when the side of the images or the decomposed stages are unknown, or when a hint contradicts
-    the file.
-    """
+    """Infer the spec from names and shapes, and from the options or the preset what no tensor shows."""
     sizes = _sizes(shapes, hints)
     source, stages = shapes.source, len(sizes["depths"])
     given = hints.decomposed_stages
@@ -87,12 +80,7 @@ def _sizes(shapes: Shapes, hints: LoadHints) -> dict[str, Any]:
                 f"{dims[s]} divided by {heads[s]}, the number of entries of layers.{s}.Relpos.decay"
             )
     infer_heads(
-        shapes.source,
-        width=dims[0],
-        known=heads[0],
-        evidence="the number of decays of the first stage is",
-        hints=hints,
-        preset_heads=None if hints.preset is None else PRESETS[hints.preset](1, IMAGE_SIZE, MaskSpec()).heads[0],
+        shapes, hints, width=dims[0], shown=(heads[0], "the number of decays of the first stage is"), presets=PRESETS
     )
     channels = shapes.of(_FIRST, rank=4)[1]
     if channels not in CHANNELS:
@@ -118,7 +106,6 @@ def _counted(shapes: Shapes, pattern: str, tensor: str) -> int:
     """Return the number of stages or blocks that the names count from 0, and check that each has ``tensor``.
 
     tensor: the name of a tensor of each stage or block, with {} in place of the number.
-    Errors: CheckpointError when the tensor of a stage or block is missing.
     """
     count = shapes.count(pattern)
     for number in range(max(count, 1)):  # ends at the first missing number, however large the count is
@@ -130,10 +117,7 @@ def _counted(shapes: Shapes, pattern: str, tensor: str) -> int:
 
 
 def _release(shapes: Shapes, depths: list[int]) -> Release:
-    """Return the release whose network has these tensors.
-
-    Errors: CheckpointError when the file has tensors of several releases.
-    """
+    """Return the release whose network has these tensors."""
     projects, second_head = "proj.weight" in shapes, "aux_head.weight" in shapes
     convolutions = [
         f"layers.{s}.blocks.{b}.ffn.dwconv.conv.weight" in shapes
@@ -212,7 +196,6 @@ def taken_from(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> dict[str, str
 
 
 def tensor_origins(spec: RMTSpec) -> TensorOrigins:
-    """Return name in the model → the key of the file, or the conversion that computes the tensor."""
     pairs = {"head": "head"} | ({"token_head": "aux_head"} if spec.release == "token_label" else {})
     norms = {f"{ours}.norm": _next(theirs) for ours, theirs in _STEM}
     origins: dict[str, str | Conversion] = {}
@@ -231,9 +214,7 @@ def tensor_origins(spec: RMTSpec) -> TensorOrigins:
     else:
         pairs["projection.normed.linear"] = "proj"
         norms["projection.normed.norm"] = "norm"
-    origins |= {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in pairs.items() for part in _BOTH}
-    origins |= {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in norms.items() for part in _BATCH_NORM}
-    return origins
+    return origins | tensors_of_layers(pairs) | tensors_of_layers(norms, _BATCH_NORM)
 
 
 def _next(layer: str) -> str:
@@ -256,7 +237,7 @@ def _block_origins(spec: RMTSpec, s: int, b: int) -> dict[str, str | Conversion]
     if spec.release != "2023":
         pairs["mlp.convolution.convolution"] = "ffn.dwconv.conv"
     origins: dict[str, str | Conversion] = {
-        f"{ours}.{a}.{part}": f"{theirs}.{z}.{part}" for a, z in pairs.items() for part in _BOTH
+        **tensors_of_layers({f"{ours}.{a}": f"{theirs}.{z}" for a, z in pairs.items()})
     }
     for part in _BOTH:
         keys = tuple(f"{theirs}.retention.{name}_proj.{part}" for name in "qkv")
@@ -270,10 +251,7 @@ def _block_origins(spec: RMTSpec, s: int, b: int) -> dict[str, str | Conversion]
 
 
 def _stacked(*tensors: Tensor) -> Tensor:
-    """Stack the tensors of the linear layers of Q, K and V to the tensor of a single linear layer.
-
-    Errors: ValueError when the shapes differ.
-    """
+    """Stack the tensors of the linear layers of Q, K and V to the tensor of a single linear layer."""
     import torch
 
     if len({tensor.shape for tensor in tensors}) > 1:
@@ -282,14 +260,13 @@ def _stacked(*tensors: Tensor) -> Tensor:
 
 
 def _flat(gamma: Tensor) -> Tensor:
-    """Turn the factors of a LayerScale, (1, 1, 1, D), into (D).  Errors: ValueError when the shape is another."""
+    """Turn the factors of a LayerScale, (1, 1, 1, D), into (D)."""
     if gamma.dim() != 4 or gamma.shape[:3] != (1, 1, 1):
         raise ValueError("expected (1, 1, 1, D)")
     return gamma.flatten()
 
 
 def known_unused(spec: RMTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a file may contain but the network never reads."""
     stages = range(len(spec.depths))
     norms = [_next(theirs) for _, theirs in _STEM] + [f"layers.{s}.downsample.norm" for s in stages[:-1]] + ["norm"]
     counters = dict.fromkeys(

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.family import Family, OwnPass, Windows
-from gmmvit_deploy.models.families.swin.presets import PRESETS
+from gmmvit_deploy.models.families.family import Family, Network, Windows
 from gmmvit_deploy.models.families.swin.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["SWIN"]
+def _network() -> Network:
+    from gmmvit_deploy.models.families.swin.model import Swin, join_windows
 
-
-def _build(spec: SwinSpec) -> Model:
-    from gmmvit_deploy.models.families.swin.model import Swin
-
-    return Swin(spec)
-
-
-def _engine_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.swin.folding import join_windows
-
-    return (join_windows,)
+    return Network(build=Swin, engine_passes=(join_windows,))
 
 
 def _small(mask: MaskSpec) -> SwinSpec:
@@ -70,7 +57,7 @@ def _windows(spec: SwinSpec) -> Mapping[str, Windows]:
 SWIN = Family(
     name="swin",
     spec=SwinSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm"),
@@ -78,6 +65,5 @@ SWIN = Family(
     variants=_variants,
     blocks=_blocks,
     windows=_windows,
-    engine_passes=_engine_passes,
     default_resize="stretch-bilinear",
 )

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
@@ -32,8 +33,6 @@ from gmmvit_deploy.models.scores.biases import WindowBias, relative_position_ind
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.precision import Role
-
-__all__ = ["Swin", "WindowBlock"]
 
 
 class WindowBlock(nn.Module):
@@ -51,7 +50,7 @@ class WindowBlock(nn.Module):
     def __init__(self, spec: SwinSpec, *, stage: int, block: int) -> None:
         super().__init__()
         self.grid, self.window, self.shift = spec.grids[stage], spec.window, spec.shift(stage, block)
-        self.joined = False  # True after `folding.join_windows`, which moves windows into batch or heads
+        self.joined = False  # True after `join_windows`, which moves windows into batch or heads
         order = shifted_windows(self.grid, self.window, self.shift) if self.shift else torch.empty(0, dtype=torch.int64)
         self.register_buffer("in_windows", order, persistent=False)
         self.register_buffer("in_rows", order.argsort(), persistent=False)
@@ -141,10 +140,7 @@ class Stage(nn.Module):
 
 
 class Swin(Model):
-    """Swin transformer, plain or with a Gaussian mixture mask on the attention within each window.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Swin transformer, plain or with a Gaussian mixture mask on the attention within each window."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
 
@@ -176,3 +172,33 @@ class Swin(Model):
             x = stage(x)
         features: Tensor = self.norm(x).mean(dim=1)
         return self.head(features), features
+
+
+@torch.no_grad()
+def join_windows(model: nn.Module) -> tuple[str, ...]:
+    """Move the dimension of the W windows into that of the batch or of the H heads: fused kernels need four dimensions.
+
+    Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step on the scores differs between windows.
+
+    Requires: every step on the scores is folded, which means replaced by a constant.
+    Ensures: the model computes the same products and sums in the same order. If windows become heads, each constant is
+    repeated for each window, so that no constant is broadcast over windows; head h of window w gets the index w·H + h.
+    """
+    changed = []
+    for name, block in model.named_modules():
+        if not isinstance(block, WindowBlock) or block.joined:
+            continue
+        scores = block.attention.scores
+        steps = list(scores.steps())
+        if not all(step.is_constant for _, step in steps):
+            raise FoldError(
+                f"{name}: run fold_masks and fold_biases before join_windows, which needs constant masks and biases"
+            )
+        by_window = [matrix.shape[0] for _, step in steps if (matrix := step.matrix()).dim() == 4]
+        if by_window:
+            for step_name, step in steps:
+                scores.put(step_name, step.for_windows(by_window[0], block.attention.heads))
+            block.attention.windows = by_window[0]
+        block.joined = True
+        changed.append(name)
+    return tuple(changed)

@@ -21,8 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.swin.presets import PRESETS
-from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import mask_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
@@ -31,8 +30,8 @@ from gmmvit_deploy.models.sources.shapes import (
     infer_heads,
     infer_mask,
     mask_heads,
-    preset_of,
 )
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.sources.spt_lsa import (
     PLAIN_FILES,
     has_shifted,
@@ -42,16 +41,12 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     temperature_heads,
 )
 
-__all__ = ["RELEASED", "SPT_LSA"]
-
-_BOTH = ("weight", "bias")
 _SHIFTED = "patch_embed.merging"
 _TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
 _TABLES = r".*relative_position_bias_table"
 
 
 def released_names(spec: SwinSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"norm": "norm", "head": "head"}
     names = {"position_embedding": "absolute_pos_embed"}
     if spec.spt:
@@ -83,20 +78,15 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
         elif s < len(spec.depths) - 1:
             pairs[f"stages.{s}.merge.norm"] = f"layers.{s}.downsample.norm"
             names[f"stages.{s}.merge.reduce.weight"] = f"layers.{s}.downsample.reduction.weight"
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def known_unused(spec: SwinSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the window's base mask, at the root of the file"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
-    """Infer the spec from names and shapes.  The number of heads follows from the relative position bias tables.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, or when a hint contradicts
-    the file.
-    """
+    """Infer the spec from names and shapes.  The number of heads follows from the relative position bias tables."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
     dim, patch_size, channels = (
@@ -112,15 +102,8 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     if offsets is None or offsets % 2 == 0:
         raise CheckpointError(f"{source}: the position bias table has {tables[0][0]} rows; expected (2·window − 1)²")
     classes = shapes.of("head.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
-    infer_heads(
-        source,
-        width=dim,
-        known=tables[0][1],
-        evidence="the number of heads in the first position bias table of the file is",
-        hints=hints,
-        preset_heads=preset.heads[0] if preset else None,
-    )
+    evidence = "the number of heads in the first position bias table of the file is"
+    infer_heads(shapes, hints, width=dim, shown=(tables[0][1], evidence), presets=PRESETS)
     heads = [table[1] for table in tables]
     spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
     # In a stage with a single head, a shared mask and a per-head mask have the same shape. The masks are shared if

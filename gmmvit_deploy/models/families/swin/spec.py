@@ -1,11 +1,16 @@
-"""Spec of a Swin."""
+"""Spec of a Swin, and the presets: architectures that the paper authors' released code names.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from gmmvit_deploy.models.specs import (
+    MaskSpec,
     ModelSpec,
     require,
     require_counts,
@@ -13,8 +18,6 @@ from gmmvit_deploy.models.specs import (
     require_stages,
     require_tiling,
 )
-
-__all__ = ["SwinSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +76,20 @@ class SwinSpec(ModelSpec):
         otherwise 0.
         """
         return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0
+
+
+def _swin(classes: int, image_size: int, mask: MaskSpec) -> SwinSpec:
+    return SwinSpec(
+        image_size=image_size,
+        patch_size=4 if image_size == 64 else 2,
+        classes=classes,
+        dim=96,
+        depths=(2, 6, 4),
+        heads=(3, 6, 12),
+        window=4,
+        mlp_dims=(192, 384, 768),
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], SwinSpec]] = {"swin": _swin}

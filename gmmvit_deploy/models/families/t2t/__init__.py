@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
-from gmmvit_deploy.models.families.t2t.presets import PRESETS
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network
 from gmmvit_deploy.models.families.t2t.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["T2T"]
-
-
-def _build(spec: T2TSpec) -> Model:
+def _network() -> Network:
     from gmmvit_deploy.models.families.t2t import model
 
-    return model.T2T(spec)
-
-
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.t2t.folding import drop_unused, unfold_as_convolution
-
-    return (unfold_as_convolution, drop_unused)
+    return Network(build=model.T2T, folding_passes=(model.unfold_as_convolution, model.drop_unused))
 
 
 def _small(mask: MaskSpec) -> T2TSpec:
@@ -66,7 +53,7 @@ def _last_block(spec: T2TSpec) -> LastBlock | None:
 T2T = Family(
     name="t2t",
     spec=T2TSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
@@ -74,6 +61,5 @@ T2T = Family(
     variants=_variants,
     last_block=_last_block,
     blocks=_blocks,
-    folding_passes=_folding_passes,
     default_resize="stretch-bilinear",
 )

@@ -33,13 +33,11 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
 from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
-from gmmvit_deploy.models.layers.unfolding import Unfold
+from gmmvit_deploy.models.layers.unfolding import Unfold, unfolds_as_convolutions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.precision import Role
-
-__all__ = ["T2T", "TokenTransformer"]
 
 _SIDE = 3
 _PATCH = _SIDE**2
@@ -98,10 +96,7 @@ class T2TBlock(Block):
 
 
 class T2T(Model):
-    """Tokens-to-token vision transformer, plain or masked.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Tokens-to-token vision transformer, plain or masked."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
     unfolded_patches: ClassVar[tuple[str, int]] = ("token_transformers.0.qkv", _SIDE)
@@ -170,3 +165,28 @@ def _block_scores(spec: T2TSpec) -> AttentionScores:
     if spec.lsa:
         return locality_scores(heads=spec.heads, head_dim=spec.head_dim, tokens=spec.tokens)
     return scaled_scores(spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1]))
+
+
+def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
+    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit.
+
+    out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]
+    """
+    if not isinstance(model, T2T):
+        return ()
+    channels = [model.spec.views, *[model.spec.token_dim] * model.spec.token_layers]
+    return unfolds_as_convolutions("unfolds", model.unfolds, channels)
+
+
+def drop_unused(model: nn.Module) -> tuple[str, ...]:
+    """Remove the class token and the norm that the training code stores but the network never reads.
+
+    The T2T of the released code of SPT and LSA reads its class token, which stays.
+
+    Ensures: every remaining parameter of the model is read in the forward pass.
+    """
+    if not isinstance(model, T2T) or model.unused is None:
+        return ()
+    names = tuple(f"unused.{name}" for name in model.unused)
+    model.unused = None
+    return names

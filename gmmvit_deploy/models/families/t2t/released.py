@@ -24,8 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.t2t.presets import PRESETS
-from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import mask_names, released_source
 from gmmvit_deploy.models.sources.shapes import (
@@ -33,22 +32,17 @@ from gmmvit_deploy.models.sources.shapes import (
     exact_root,
     infer_heads,
     infer_mask,
-    preset_of,
 )
-from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, spt_lsa_source, temperature_heads
+from gmmvit_deploy.models.sources.source import tensors_of_layers
+from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, VIEWS, spt_lsa_source, temperature_heads
 from gmmvit_deploy.models.specs import CHANNELS
 
-__all__ = ["RELEASED", "SPT_LSA"]
-
-_BOTH = ("weight", "bias")
 _TOKENS = "tokens_to_token"
 _FIRST = r"tokens_to_token\.attention1\."
 _TEMPERATURE = r"(tokens_to_token\.attention|blocks\.)\d+\.attn\.scale$"
-_VIEWS = 5  # the image and four shifted copies
 
 
 def released_names(spec: T2TSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
     pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
     names = {
         "position_embedding": "pos_embed",
@@ -66,11 +60,10 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
         names |= mask_names(spec.mask, f"{ours}{attention}.scores.before.mask", f"{theirs}.attn.mask")
         if spec.lsa:
             names[f"{ours}{attention}.scores.before.temperature.temperature"] = f"{theirs}.attn.scale"
-    return names | {f"{a}.{part}": f"{z}.{part}" for a, z in pairs.items() for part in _BOTH}
+    return names | tensors_of_layers(pairs)
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     unused = {"mask": "a second copy of the base mask, at the root of the file"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
     unused |= {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
@@ -81,12 +74,11 @@ def _channels(shapes: Shapes) -> tuple[int, bool]:
     """Return (c, SPT): the number c of image channels, and whether the network reads shifted copies of the image.
 
     The input width of the first token transformer is 9·c, or 45·c with shifted copies. No supported c fits both.
-    Errors: CheckpointError when the input width is neither for a supported number of channels.
     """
     name = f"{_TOKENS}.attention1.attn.qkv.weight"
     values = shapes.of(name, rank=2)[1]
-    if values % (9 * _VIEWS) == 0 and values // (9 * _VIEWS) in CHANNELS:
-        return values // (9 * _VIEWS), True
+    if values % (9 * VIEWS) == 0 and values // (9 * VIEWS) in CHANNELS:
+        return values // (9 * VIEWS), True
     if values % 9 or values // 9 not in CHANNELS:
         raise CheckpointError(
             f"{shapes.source}: {name} has input width {values}; expected 9·c, or 45·c with shifted copies (SPT), for "
@@ -99,7 +91,6 @@ def _grid(shapes: Shapes) -> tuple[int, bool]:
     """Return (side of the grid of tokens, whether the network reads a class token).
 
     A network that reads its class token has a position for the class token.
-    Errors: CheckpointError when the number of positions is neither a square number nor a square number plus 1.
     """
     positions = shapes.of("pos_embed", rank=3)[1]
     if exact_root(positions) is None and exact_root(positions - 1) is not None:
@@ -119,31 +110,15 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
-    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed but not given, or when a hint contradicts the file.
-    """
-    source = shapes.source
+    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks."""
     grid, class_token = _grid(shapes)
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)
     channels, spt = _channels(shapes)
     mask, _ = infer_mask(shapes, hints, "blocks.0.attn.mask")
-    known, evidence = shown_heads(shapes, hints)
     inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     classes = shapes.of("head.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=image_size, mask=mask)
-    heads = infer_heads(
-        source,
-        width=inner_dim,
-        known=known,
-        evidence=evidence,
-        hints=hints,
-        preset_heads=preset.heads if preset else None,
-    )
-    if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=shown_heads(shapes, hints), presets=PRESETS)
     return T2TSpec(
         image_size=image_size,
         classes=classes,
@@ -155,7 +130,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         token_layers=token_layers,
         token_dim=shapes.of(f"{_TOKENS}.attention1.attn.proj.weight", rank=2)[0],
         token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
-        mask=mask,
+        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
         channels=channels,
         class_token=class_token,
         spt=spt,

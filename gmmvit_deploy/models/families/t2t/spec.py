@@ -1,13 +1,15 @@
-"""Spec of a T2T-ViT."""
+"""Spec of a T2T-ViT, and the presets: architectures that the paper authors' released code names.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import ModelSpec, require, require_counts, require_no_mask_with
-
-__all__ = ["T2TSpec"]
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require, require_counts, require_no_mask_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +41,7 @@ class T2TSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require_counts(
-            self,
-            "dim",
-            "depth",
-            "heads",
-            "head_dim",
-            "mlp_dim",
-            "token_layers",
-            "token_dim",
-            "token_mlp_dim",
+            self, "dim", "depth", "heads", "head_dim", "mlp_dim", "token_layers", "token_dim", "token_mlp_dim"
         )
         require(
             self.image_size % 2 ** (self.token_layers + 1) == 0,
@@ -78,3 +72,22 @@ class T2TSpec(ModelSpec):
     def grids(self) -> tuple[int, ...]:
         """The number of tokens along a side of the grid: for each token transformer, then for the ViT."""
         return tuple(self.image_size >> step for step in range(1, self.token_layers + 2))
+
+
+def _t2t(classes: int, image_size: int, mask: MaskSpec) -> T2TSpec:
+    return T2TSpec(
+        image_size=image_size,
+        classes=classes,
+        dim=256,
+        depth=12,
+        heads=4,
+        head_dim=64,
+        mlp_dim=512,
+        token_layers=2 if image_size == 64 else 1,
+        token_dim=64,
+        token_mlp_dim=64,
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], T2TSpec]] = {"t2t": _t2t}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.models.families.family import Family, OwnPass, Windows
-from gmmvit_deploy.models.families.timm.checkpoint import TIMM_FILES
-from gmmvit_deploy.models.families.timm.deit3_files import DEIT3_FILES
-from gmmvit_deploy.models.families.timm.dinov2_files import DINOV2_FILES
+from gmmvit_deploy.models.families.family import Family, Network, Windows
+from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.models.specs import MaskSpec
@@ -18,13 +16,20 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.models.specs import Interpolation
 
-__all__ = ["TIMM"]
 
-
-def _build(spec: TimmSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.timm import folding
     from gmmvit_deploy.models.families.timm.model import TimmModel
 
-    return TimmModel(spec)
+    return Network(
+        build=TimmModel,
+        folding_passes=(
+            folding.join_distilled_heads,
+            folding.fuse_batch_norms,
+            folding.merge_linear_layer_scale,
+            folding.narrow_class_token_block,
+        ),
+    )
 
 
 def _small(mask: MaskSpec) -> TimmSpec:
@@ -46,13 +51,13 @@ def _small(mask: MaskSpec) -> TimmSpec:
 
 
 def _blocks(spec: TimmSpec) -> tuple[str, ...]:
-    from gmmvit_deploy.models.families.timm.blocks import block_names
+    from gmmvit_deploy.models.families.timm.model import block_names
 
     return block_names(spec)
 
 
 def _windows(spec: TimmSpec) -> Mapping[str, Windows]:
-    from gmmvit_deploy.models.families.timm.blocks import windows_of
+    from gmmvit_deploy.models.families.timm.model import windows_of
 
     return windows_of(spec)
 
@@ -70,17 +75,10 @@ def _proof(model: Model) -> None:
     require_equal_logits(cast("TimmModel", model), hint=hint)
 
 
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.timm.block_passes import merge_linear_layer_scale, narrow_class_token_block
-    from gmmvit_deploy.models.families.timm.folding import fuse_batch_norms, join_distilled_heads
-
-    return (join_distilled_heads, fuse_batch_norms, merge_linear_layer_scale, narrow_class_token_block)
-
-
 TIMM = Family(
     name="timm",
     spec=TimmSpec,
-    build=_build,
+    network=_network,
     sources=(TIMM_FILES, TORCHVISION_FILES, DINOV2_FILES, DEIT3_FILES),
     mask_kinds=("plain", "elm", "decay", "gmm"),
     small=_small,
@@ -88,6 +86,5 @@ TIMM = Family(
     windows=_windows,
     distributions=("timm",),
     proof=_proof,
-    folding_passes=_folding_passes,
     resized=_resized,
 )

@@ -10,6 +10,7 @@ the model. ``--image-size`` must not contradict the file if timm builds the arch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,21 +18,85 @@ from typing import Any
 from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.models.families.timm.network import (
     architecture_from,
+    network_from_spec,
     present_name,
     refuse_arguments,
     require_timm,
     without_refused,
 )
-from gmmvit_deploy.models.families.timm.positions import Positions, positions_of
-from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
+from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT, TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import TrainingRecord
-from gmmvit_deploy.models.sources.shapes import Shapes
-
-__all__ = ["Arguments", "arguments_of", "default_cfg", "default_origin", "is_train_script", "name_of"]
+from gmmvit_deploy.models.sources.shapes import MAX_SIDE, Shapes, image_sides, refuse_depth
+from gmmvit_deploy.models.specs import MaskSpec
 
 _DEFAULT = "timm's default for"
-_MAX_SIDE = 2**14  # pixels; an image of this side has more pixels than the preprocessing takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """The position embeddings pos_embed (1, tokens, D) of a file: tokens = prefix + (height / patch) · (width / patch).
+
+    tokens: their number in the file.  prefix: how many belong to class token and registers.
+    patch: (height, width) of a patch in pixels.
+    """
+
+    tokens: int
+    prefix: int
+    patch: tuple[int, int]
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of the images in pixels, for a square grid; None if the tokens are those of no square."""
+        patches = self.tokens - self.prefix
+        side = math.isqrt(max(patches, 0))
+        return (side * self.patch[0], side * self.patch[1]) if side and side**2 == patches else None
+
+    @property
+    def as_square(self) -> str:
+        """Say that the size is that of a square, because the tokens do not tell it from a rectangle."""
+        return f"{self}; assumed to be square, else type --model-args '{{\"img_size\": [HEIGHT, WIDTH]}}'"
+
+    def tokens_for(self, size: tuple[int, int]) -> int:
+        """Return the number of position embeddings for images of ``size``."""
+        return self.prefix + (size[0] // self.patch[0]) * (size[1] // self.patch[1])
+
+    def __str__(self) -> str:
+        height, width = self.patch
+        return f"pos_embed ({self.tokens} tokens), patch {height if height == width else f'{height} × {width}'}"
+
+
+def positions_of(shapes: Shapes, architecture: str, model_args: Mapping[str, Any]) -> Positions | None:
+    """Return the position embeddings, or None if the file has none, or none that belong to the patches of a grid.
+
+    model_args: the arguments of ``timm.create_model``; their ``img_size`` is not read.
+    A model that timm cannot build gives None too: the later comparison with all tensors says why.
+    """
+    from torch import Tensor
+
+    from gmmvit_deploy.models.layers.shapes_only import shapes_only
+
+    stored, weight = shapes.tensors.get("pos_embed"), shapes.tensors.get("patch_embed.proj.weight")
+    if stored is None or stored.dim() != 3 or model_args.get("dynamic_img_size"):
+        return None
+    arguments = {name: value for name, value in model_args.items() if name != "img_size"}
+    with shapes_only():
+        spec = TimmSpec(architecture=architecture, model_args=arguments, image_size=1, classes=1, mask=MaskSpec())
+        try:
+            network = network_from_spec(spec)
+        except SpecError:
+            return None
+    own, embedding = getattr(network, "pos_embed", None), getattr(network, "patch_embed", None)
+    image, grid = (getattr(embedding, name, None) for name in ("img_size", "grid_size"))
+    if not isinstance(own, Tensor) or own.dim() != 3 or image is None or grid is None:
+        return None
+    own_weight = getattr(getattr(embedding, "proj", None), "weight", None)
+    if weight is not None and own_weight is not None and weight.shape[2:] != own_weight.shape[2:]:
+        return None  # the comparison of all tensors says that the patch differs
+    # DINOv2's files with registers have a position of the class token, which timm adds to the token itself.
+    prefix = 1 if "register_tokens" in shapes else own.shape[1] - math.prod(grid)
+    patch = (image[0] // grid[0], image[1] // grid[1])
+    return Positions(tokens=int(stored.shape[1]), prefix=prefix, patch=patch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +125,8 @@ def is_train_script(record: TrainingRecord) -> bool:
 def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     """Return the arguments for a file.
 
-    Errors:
-        CheckpointError: neither the file nor the user names an architecture; the image size in the file is not valid;
-            an option contradicts the file; the arguments ask for more blocks than the file has tensors; or
-            ``config.json`` names a place from which timm would download weights.
-        SpecError: timm does not know the architecture, or an argument is refused.
+    Errors: CheckpointError when no architecture is named, when an option contradicts the file, and when a value of the
+    file is not valid; SpecError when timm does not know the architecture, or an argument is refused.
     """
     record = shapes.record
     text, where = name_of(shapes, hints)
@@ -81,7 +143,8 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     model_args = {**stated, **hints.model_args}
     refuse_arguments(model_args, where=shapes.source)
     model_args = without_refused(model_args)
-    _refuse_depth(shapes, model_args)
+    depths = {name: model_args.get(name) for name in ("depth", "depths", "layers")}
+    refuse_depth(shapes, depths, where=shapes.source, hint="type --model-args with the values of training")
     if hints.heads is not None:
         if model_args.get("num_heads", hints.heads) != hints.heads:
             raise CheckpointError(
@@ -109,7 +172,6 @@ def _fitting(
 
     The position embeddings replace only a size that is timm's default for the architecture. If they fit no square
     image, the size stays, and the later comparison with all tensors says what differs.
-    Errors: CheckpointError when the user or the file states another size than the position embeddings show.
     """
     shown = positions.size
     if shown is None or (size is not None and positions.tokens_for(size) == positions.tokens):
@@ -137,7 +199,7 @@ def _with_dynamic_size(
     images = Shapes(shapes.tensors, shapes.source, record=without)
     size, where = _size(images, hints, stated, {})
     if size is None:
-        size, where = _pair(model_args.get("img_size")), "img_size of the model's arguments"
+        size, where = image_sides(model_args.get("img_size")), "img_size of the model's arguments"
     if size is None:
         size, where = _size(shapes, hints, stated, cfg)
     return Arguments(architecture=architecture, model_args=model_args, size=size, size_from=where, cfg=cfg)
@@ -204,22 +266,6 @@ def default_origin(text: str) -> str:
     return f"{_DEFAULT} {name}" + (f", now {present}" if present != name else "")
 
 
-def _refuse_depth(shapes: Shapes, model_args: Mapping[str, Any]) -> None:
-    """Errors: CheckpointError when the arguments ask for more blocks than the file has tensors.
-
-    timm would build the blocks one by one, for minutes, before a comparison with the file could begin.
-    """
-    for name in ("depth", "depths", "layers"):
-        value = model_args.get(name)
-        counts = [count for count in (value if isinstance(value, list | tuple) else [value]) if isinstance(count, int)]
-        if sum(counts) > len(shapes.tensors):
-            raise CheckpointError(
-                f"{shapes.source}: the argument {name} {value!r} asks for more blocks than the file has tensors "
-                f"({len(shapes.tensors)})",
-                hint=f"type --model-args with the {name} of training",
-            )
-
-
 def _size(
     shapes: Shapes, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
 ) -> tuple[tuple[int, int] | None, str]:
@@ -227,13 +273,11 @@ def _size(
 
     The size is the user's, else that in the file, else timm's default for the architecture. The default is used only if
     the architecture has a fixed input size, or if the args of timm's train.py state no size, as in most trainings.
-    Errors: CheckpointError when the size in the file is not valid, or when the size in the file differs from
-    --image-size and timm builds the architecture for a single size.
     """
     where, stated = _stated_size(shapes.record, hints, model_args)
     fixed = bool(cfg.get("fixed_input_size"))
     asked = None if hints.image_size is None else (hints.image_size, hints.image_size)
-    size = _pair(stated)
+    size = image_sides(stated)
     if asked is not None:
         if size not in (None, asked) and (fixed or "img_size" in model_args):
             raise CheckpointError(
@@ -244,11 +288,11 @@ def _size(
         return asked, "--image-size"
     of_train_script = is_train_script(shapes.record) or "img_size" in shapes.record.args
     if stated is None and (fixed or of_train_script):
-        return _pair(_last_two(cfg.get("input_size"))), default_origin(name_of(shapes, hints)[0])
+        return image_sides(_last_two(cfg.get("input_size"))), default_origin(name_of(shapes, hints)[0])
     if stated is not None and size is None:
         raise CheckpointError(
             f"{shapes.source}: {where} is {stated!r}; expected the height and the width of the images, each from 1 to "
-            f"{_MAX_SIDE} pixels",
+            f"{MAX_SIDE} pixels",
             hint="type --image-size with the size of the training images in pixels",
         )
     return size, where
@@ -267,13 +311,6 @@ def _stated_size(record: TrainingRecord, hints: LoadHints, model_args: Mapping[s
         "input_size of config.json": _last_two(record.config.get("input_size")),
     }
     return next(((name, value) for name, value in settings.items() if value is not None), ("", None))
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    """Return (height, width) of a side or of two sides in pixels, or None if the value is no size."""
-    sides = list(value) if isinstance(value, list | tuple) else [value, value]
-    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _MAX_SIDE for side in sides)
-    return (sides[0], sides[1]) if whole and len(sides) == 2 else None
 
 
 def _last_two(value: Any) -> Any:

@@ -1,18 +1,33 @@
 """Checkpoints of models that timm builds: how the spec is inferred, and the names of the tensors.
 
-The tensors have timm's names. timm builds the model from the name of the architecture and from arguments
-(`families.timm.arguments`); the tensors determine the number of classes and of channels.
+timm builds the model from the name of the architecture and from arguments (`families.timm.arguments`); the tensors
+determine the number of classes and of channels. The tensors have timm's names, or names that timm, or the code that
+timm took an architecture from, used before, or those of two codes of Meta:
+
+    DeiT III (facebookresearch/deit, models_v2.py)
+    blocks.{i}.gamma_1, gamma_2          ls1.gamma, ls2.gamma (LayerScale)
+
+    DINOv2, a backbone without a classifier: the user gives a linear head
+    register_tokens (1, R, D)            reg_token
+    cls_token, pos_embed (1, n+1, D)     in a model with registers, because timm adds no positions to class token and
+                                         registers: cls_token + pos_embed[0] → cls_token,  pos_embed[1:] → pos_embed
+    blocks.{i}.mlp.w12, w3               mlp.fc1, mlp.fc2 of the SwiGLU mlp (ViT-g)
+    mask_token                           stored, but read only in training
+
+These files do not hold timm's name of the architecture, so the user types this name, such as
+``deit3_small_patch16_224``, ``vit_small_patch14_dinov2`` or ``vit_small_patch14_reg4_dinov2``.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.images.resize_rules import CROP_MODES, RESIZE_RULES
 from gmmvit_deploy.models.families.timm.arguments import (
     Arguments,
@@ -22,16 +37,16 @@ from gmmvit_deploy.models.families.timm.arguments import (
     is_train_script,
     name_of,
 )
-from gmmvit_deploy.models.families.timm.network import require_timm
-from gmmvit_deploy.models.families.timm.older_names import with_present_names
+from gmmvit_deploy.models.families.timm.network import network_from_spec, require_timm
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes, infer_mask, mask_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, Interpolation, MaskSpec
 
-__all__ = ["HEAD_FILE", "TIMM_FILES", "asked_size"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HEAD_FILE = "head_file"
 """The prefix under which `checkpoints._model_folder` adds the tensors of a linear head to those of the backbone."""
@@ -42,11 +57,7 @@ _OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
-    """Infer the spec from the record of the file, the tensors, and the user's options.
-
-    Errors: CheckpointError when the file has no classifier, or when the image size is neither stated nor typed; and as
-    for `arguments_of`.
-    """
+    """Infer the spec from the record of the file, the tensors, and the user's options."""
     arguments = arguments_of(shapes, hints)
     model_args = dict(arguments.model_args)
     height, width = asked_size(shapes, arguments)
@@ -74,10 +85,7 @@ def taken_from(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> Mapping[str,
 
 
 def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
-    """Return the mask whose tensors the file holds, under the names of `gmmvit_deploy.timm.add_masks`.
-
-    Errors: CheckpointError when a tensor of a Gaussian mixture is missing, or when ``hints`` contradict the file.
-    """
+    """Return the mask whose tensors the file holds, under the names of `gmmvit_deploy.timm.add_masks`."""
     parts: dict[str, str] = {}
     paths: list[str] = []
     for name in shapes.tensors:
@@ -119,12 +127,12 @@ def asked_size(shapes: Shapes, arguments: Arguments) -> tuple[int, int]:
         raise CheckpointError(
             f"{shapes.source}: neither the file nor the architecture {arguments.architecture} states the size of the "
             "images",
-            hint=f"type --image-size with the size of the training images in pixels{_usual_size(arguments.cfg)}",
+            hint=f"type --image-size with the size of the training images in pixels{_default_size(arguments.cfg)}",
         )
     return arguments.size
 
 
-def _usual_size(cfg: Mapping[str, Any]) -> str:
+def _default_size(cfg: Mapping[str, Any]) -> str:
     size = cfg.get("input_size")
     return f", such as {size[-1]}, if training used timm's default" if isinstance(size, list | tuple) and size else ""
 
@@ -144,8 +152,6 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
     """Return (number of classes, argument ``num_classes`` of timm).
 
     The result is (0, 0) for a backbone without a classifier, if only its features are needed.
-    Errors: CheckpointError when the file has no classifier and the user gives no linear head, or when the user states
-    another number of classes than the tensors.
     """
     if hints.head is not None:
         return _head_classes(shapes, hints, hints.head), 0
@@ -176,11 +182,7 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
 
 
 def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
-    """Return the number of classes of a linear head.
-
-    Errors: CheckpointError when the features of the head are not the class tokens of ``head_blocks`` blocks, and with
-    ``head_average`` also the mean of the patches.
-    """
+    """Return the number of classes of a linear head."""
     classes, features = shapes.of(f"{HEAD_FILE}.weight", rank=2)
     token = shapes.tensors.get("cls_token")
     if token is not None and token.dim() == 3:
@@ -202,7 +204,6 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return a dict from name in the model to name in the file."""
     from gmmvit_deploy.models.families.timm.model import TimmModel
     from gmmvit_deploy.models.layers.shapes_only import shapes_only
 
@@ -222,7 +223,6 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
 
     Older versions of timm stored buffers that timm now computes from the sizes of the model.
     """
-    from gmmvit_deploy.models.families.timm.network import network_from_spec
     from gmmvit_deploy.models.layers.shapes_only import shapes_only
 
     with shapes_only():
@@ -250,7 +250,6 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
     """Return the resize rule, crop_pct, mean, std and labels that the file states.
 
     timm's train.py and ``config.json`` of a model folder state these values. train.py states no labels.
-    Errors: CheckpointError when timm cannot read the values, or when a value is not valid.
     """
     record = shapes.record
     if record.config:
@@ -270,10 +269,10 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
                 resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
         origins = {field: f"{key} of args" if args.get(key) else default_origin(name) for field, key in _FIELDS.items()}
         return replace(_from_data_config(shapes.source, spec.channels, resolved, {}), origins=origins)
-    return KnownImages(usual_resize=_usual_resize(shapes, hints))
+    return KnownImages(usual_resize=_default_resize(shapes, hints))
 
 
-def _usual_resize(shapes: Shapes, hints: LoadHints) -> str:
+def _default_resize(shapes: Shapes, hints: LoadHints) -> str:
     """Return the options for timm's default resize rule of the architecture, or an empty text."""
     resolved = _resolved(shapes.source, {}, default_cfg(name_of(shapes, hints)[0]))
     rule, crop_pct = f"{resolved['crop_mode']}-{resolved['interpolation']}", resolved["crop_pct"]
@@ -281,7 +280,7 @@ def _usual_resize(shapes: Shapes, hints: LoadHints) -> str:
 
 
 def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the preprocessing that timm reads from these settings.  Errors: CheckpointError when timm fails."""
+    """Return the preprocessing that timm reads from these settings."""
     resolve: Any = require_timm().data.resolve_data_config
     try:
         resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
@@ -299,7 +298,6 @@ def _from_data_config(
     """Return the preprocessing of a file as this package describes it.
 
     resolved: the result of `_resolved`.  config: the values of ``config.json``, with the labels; empty without labels.
-    Errors: CheckpointError when a value of ``resolved`` is not valid.
     """
     interpolation = resolved["interpolation"]
     # During training, "random" chooses a filter for each image; timm evaluates such models with the bilinear filter.
@@ -346,6 +344,97 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
+def with_present_names(shapes: Shapes, hints: LoadHints) -> dict[str, Tensor] | None:
+    """Return the tensors of the file under timm's present names, or None if timm's function names no tensor anew.
+
+    layers.0.downsample → layers.1.downsample, head → head.fc       a Swin of timm before 0.9, or of Microsoft's code
+
+    timm's module of an architecture has a function ``checkpoint_filter_fn`` that gives the tensors of such files their
+    present names. It also resamples tensors of another image size, and drops some tensors; the result here does
+    neither: a tensor that the function drops or computes stays as it is in the file, for the later comparison of all
+    tensors with the network.
+    """
+    from torch import Tensor
+
+    from gmmvit_deploy.models.layers.shapes_only import shapes_only
+
+    try:
+        arguments = arguments_of(shapes, hints)
+        with shapes_only():
+            network = network_from_spec(
+                TimmSpec(
+                    architecture=arguments.architecture,
+                    model_args={**arguments.model_args, "num_classes": 1},
+                    image_size=1,
+                    classes=1,
+                    mask=MaskSpec(),
+                )
+            )
+    except InputError:
+        return None
+    entry: Any = require_timm().models.model_entrypoint(arguments.architecture)
+    rename = getattr(sys.modules[entry.__module__], "checkpoint_filter_fn", lambda tensors, network: tensors)
+    try:
+        renamed = dict(rename(dict(shapes.tensors), network))
+    # timm's functions expect the files of their architecture, and raise errors of any class for other files.
+    except Exception:
+        return None
+    # A renamed or reshaped tensor shares the memory of the file's tensor; a computed one does not.
+    held = {(tensor.data_ptr(), tensor.numel()) for tensor in shapes.tensors.values()}
+    same = {
+        name: tensor
+        for name, tensor in renamed.items()
+        if isinstance(tensor, Tensor) and (tensor.data_ptr(), tensor.numel()) in held
+    }
+    used = {(tensor.data_ptr(), tensor.numel()) for tensor in same.values()}
+    left = {name: t for name, t in shapes.tensors.items() if (t.data_ptr(), t.numel()) not in used}
+    expected = network.state_dict().keys()
+    result = {**left, **same}
+    return result if len(expected - result.keys()) < len(expected - shapes.tensors.keys()) else None
+
+
+def _deit3_origins(spec: TimmSpec) -> TensorOrigins:
+    return {name: re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", str(key)) for name, key in tensor_origins(spec).items()}
+
+
+def _dinov2_origins(spec: TimmSpec) -> TensorOrigins:
+    plain = tensor_origins(spec)
+    origins: dict[str, str | Conversion] = dict(plain)
+    if _has_packed_mlp(spec):
+        for name, key in plain.items():
+            origins[name] = str(key).replace(".mlp.fc1.", ".mlp.w12.").replace(".mlp.fc2.", ".mlp.w3.")
+    if "network.reg_token" in plain:
+        origins["network.reg_token"] = "register_tokens"  # noqa: S105 - a key of a state dict
+        origins["network.cls_token"] = Conversion(keys=("cls_token", "pos_embed"), convert=_class_token)
+        origins["network.pos_embed"] = Conversion(keys=("pos_embed",), convert=lambda positions: positions[:, 1:])
+    return origins
+
+
+def _class_token(token: Tensor, positions: Tensor) -> Tensor:
+    return token + positions[:, :1]
+
+
+def _has_packed_mlp(spec: TimmSpec) -> bool:
+    """Return whether the mlp computes gate and values with a single linear layer."""
+    import torch
+
+    with torch.device("meta"):
+        network = network_from_spec(spec)
+    sizes = [module for path, module in network.named_modules() if path.endswith("blocks.0.mlp")]
+    return bool(sizes) and type(sizes[0]).__name__ == "GluMlp"
+
+
+def _dinov2_unused(spec: TimmSpec) -> Mapping[str, str]:
+    unused = dict(known_unused(spec))
+    unused["mask_token"] = "DINOv2 reads the mask token only in training"  # noqa: S105 - a key of a state dict
+    return unused
+
+
+def _dinov2_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation:
+    """Return the algorithm that resamples position embeddings: timm's for a model with registers, else DINO's."""
+    return "timm" if "register_tokens" in shapes else "dino"
+
+
 TIMM_FILES = CheckpointSource(
     name="timm",
     signature=(),  # every file: timm builds hundreds of architectures, and the other sources are more specific
@@ -357,4 +446,22 @@ TIMM_FILES = CheckpointSource(
     taken_from=taken_from,
     present_names=with_present_names,
     own_hints=("model_args",),
+)
+DINOV2_FILES = replace(
+    TIMM_FILES,
+    name="DINOv2",
+    signature=(r"mask_token$", r"cls_token$", r"blocks\.0\.ls1\.gamma$"),
+    tensors=_dinov2_origins,
+    known_unused=_dinov2_unused,
+    interpolation=_dinov2_interpolation,
+    present_names=lambda shapes, hints: None,
+)
+DEIT3_FILES = replace(
+    TIMM_FILES,
+    name="DeiT III",
+    signature=(r"blocks\.0\.gamma_1$", r"blocks\.0\.attn\.qkv\.weight$", r"cls_token$"),
+    absent=(r"blocks\.0\.attn\.proj_l\.",),  # CaiT, which stores LayerScale under the same names
+    tensors=_deit3_origins,
+    interpolation=lambda shapes, hints: "deit",
+    present_names=lambda shapes, hints: None,
 )

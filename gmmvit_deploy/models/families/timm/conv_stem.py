@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ConvStem", "conv_stem_vit"]
-
 _BATCH_NORM_EPS = 1e-5
 _LAYER_NORM_EPS = 1e-6
 

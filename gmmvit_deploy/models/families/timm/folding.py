@@ -1,22 +1,27 @@
-"""Folding passes for networks of timm: join the heads of a distilled model, merge BatchNorm into convolutions."""
+"""Folding passes for networks of timm.
+
+    (W x + b + W_d x_d + b_d) / 2  →  W' [x, x_d] + b'            the heads of a distilled model
+    BatchNorm behind W ∗ x         →  W' ∗ x + b'                 torchvision's convolution stem
+    γ ∘ (W x + b)                  →  (γ ∘ W) x + γ ∘ b           LayerScale merged into the linear map before it
+    x + mlp(norm(x))               →  in the last block, computed only for the prefix tokens, such as the class token
+
+The modules belong to timm, so each pass on them is `tried` on a copy.
+"""
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.subclasses import replace_methods
+from gmmvit_deploy.models.layers.tried_change import tried
 
 _TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
 _ONE_VECTOR = ("LevitDistilled",)
-
-__all__ = ["JoinedHeads", "fuse_batch_norms", "join_distilled_heads", "joined_forward_head", "pooled_forward_head"]
 
 
 class JoinedHeads(nn.Module):
@@ -41,39 +46,22 @@ class JoinedHeads(nn.Module):
         return logits
 
 
-@torch.no_grad()
-def join_distilled_heads(model: nn.Module) -> tuple[str, ...]:
+@tried
+def join_distilled_heads(model: Any) -> tuple[str, ...]:
     """Replace the two heads of a distilled model by one linear map.
 
     DeiT, PiT:  (W x + b + W_d x_d + b_d) / 2, of class token x and distillation token x_d  →  `JoinedHeads`
     LeViT:      (W n(x) + b + W_d n_d(x) + b_d) / 2, with BatchNorms n and n_d of one vector x  →  W' x + b'
-
-    Ensures: in float64 the heads and the linear map output the same logits up to rounding.
-    Returns the names of the heads; an empty tuple for other models.
-    Errors: FoldError when the logits differ.
     """
-    network: Any = getattr(model, "network", None)
-    heads = getattr(network, "head", None), getattr(network, "head_dist", None)
-    if not all(isinstance(head, nn.Module) and any(True for _ in head.parameters()) for head in heads):
-        return ()
-    first, second = (cast("nn.Module", head) for head in heads)
-    if isinstance(first, nn.Linear) and isinstance(second, nn.Linear) and type(network).__name__ in _TWO_TOKENS:
-        joined: nn.Module = JoinedHeads(first, second)
-        tokens = torch.randn(3, 2, first.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        parts, methods = (tokens[:, 0], tokens[:, 1]), joined_forward_head
-    elif hasattr(first, "fuse") and hasattr(second, "fuse") and type(network).__name__ in _ONE_VECTOR:
-        fused: list[Any] = [copy.deepcopy(first), copy.deepcopy(second)]
-        joined = _averaged(*(head.fuse() for head in fused))
-        tokens = torch.randn(3, joined.in_features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        parts, methods = (tokens, tokens), pooled_forward_head
+    network = model.network
+    heads: list[Any] = [getattr(network, name, None) for name in ("head", "head_dist")]
+    if type(network).__name__ in _TWO_TOKENS and all(isinstance(head, nn.Linear) for head in heads):
+        network.head, methods = JoinedHeads(*heads), joined_forward_head
+    elif type(network).__name__ in _ONE_VECTOR and all(hasattr(head, "fuse") for head in heads):
+        network.head, methods = _averaged(*(head.fuse() for head in heads)), pooled_forward_head
     else:
         return ()
-    trained = [copy.deepcopy(head).double()(part) for head, part in zip((first, second), parts, strict=True)]
-    largest = float((copy.deepcopy(joined).double()(tokens) - (trained[0] + trained[1]) / 2).abs().max())
-    scale = float(torch.stack(trained).abs().max())
-    if not largest <= 1e-6 * max(scale, 1.0):  # the joined weights are rounded to float32
-        raise FoldError(f"join_distilled_heads changed the logits by {largest:.2e}; expected only rounding")
-    network.head, network.head_dist = joined, nn.Identity()
+    network.head_dist = nn.Identity()
     replace_methods(network, methods)
     return ("network.head", "network.head_dist")
 
@@ -115,7 +103,6 @@ def fuse_batch_norms(model: nn.Module) -> tuple[str, ...]:
     W' = W·γ/√(v+ε),  b' = (b−m)·γ/√(v+ε) + β
 
     The exporter merges the BatchNorms of other networks.
-    Returns the names of the changed convolutions.
     """
     from gmmvit_deploy.models.families.timm.conv_stem import ConvStem
 
@@ -129,3 +116,59 @@ def fuse_batch_norms(model: nn.Module) -> tuple[str, ...]:
                     module.norms[index] = nn.Identity()
                     changed.append(f"{name}.convolutions.{index}")
     return tuple(changed)
+
+
+@tried
+def merge_linear_layer_scale(model: Any) -> tuple[str, ...]:
+    """Merge LayerScale into the output projection of each attention and the second linear layer of each mlp."""
+    changed = []
+    for path, block in model.network.named_modules():
+        for scale_name, part_name, layer_name in (("ls1", "attn", "proj"), ("ls2", "mlp", "fc2")):
+            scale, part = getattr(block, scale_name, None), getattr(block, part_name, None)
+            layer, gamma = getattr(part, layer_name, None), getattr(scale, "gamma", None)
+            if (
+                not isinstance(layer, nn.Linear)
+                or not isinstance(gamma, Tensor)
+                or gamma.shape != (layer.out_features,)
+            ):
+                continue
+            layer.weight.mul_(gamma[:, None])
+            if layer.bias is not None:
+                layer.bias.mul_(gamma)
+            setattr(block, scale_name, nn.Identity())
+            changed.append(f"network.{path}.{part_name}.{layer_name}")
+    return tuple(changed)
+
+
+@tried
+def narrow_class_token_block(model: Any) -> tuple[str, ...]:
+    """Compute the mlp of the last block only for the prefix tokens: class token, distillation token and registers.
+
+    Requires: a vision transformer of timm whose head reads no patches, without attention pooling and without a linear
+    head of DINO.
+    """
+    network = model.network
+    blocks = getattr(network, "blocks", None)
+    tokens = getattr(network, "num_prefix_tokens", 0)
+    reads_prefix = getattr(network, "global_pool", "") == "token" and getattr(network, "attn_pool", None) is None
+    if model.linear_head is not None or not reads_prefix or not tokens or not isinstance(blocks, nn.Sequential):
+        return ()
+    parts = ("norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
+    if not len(blocks) or not all(hasattr(blocks[-1], part) for part in parts) or blocks[-1].training:
+        return ()
+    if type(blocks[-1]).__name__ != "Block":
+        return ()
+    replace_methods(blocks[-1], narrowed_forward, str(tokens))
+    return (f"network.blocks.{len(blocks) - 1}",)
+
+
+def narrowed_forward(original: type, tokens: str) -> dict[str, Any]:
+    """Return a forward of timm's ``Block`` that outputs only the first ``tokens`` tokens."""
+
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), *args, **kwargs)))
+        x = x[:, : int(tokens)]
+        out: Tensor = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        return out
+
+    return {"forward": forward}

@@ -16,15 +16,6 @@ from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT, TimmSpec
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "architecture_from",
-    "is_timm_name",
-    "network_from_spec",
-    "present_name",
-    "refuse_arguments",
-    "require_timm",
-    "without_refused",
-]
 
 _PREFIX = "timm:"
 _REFUSED = {

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.families.timm.model import TimmModel
 
-__all__ = ["resized_model"]
 
 _LEAVE_OUT = "leave --resize-to out; gmmvit then exports the model at the image size of the training"
 _POSITIONS = "pos_embed"
@@ -89,7 +88,6 @@ def _check_mask(old: TimmSpec, new: TimmSpec) -> None:
 
     A mask inside windows belongs to the grid of a window. If the size of every window stays the same, the mask does not
     change.
-    Errors: InputError as for `check_mask_at_other_size`.
     """
     if old.mask.kind != "plain" and _mask_grids(old) != _mask_grids(new):
         check_mask_at_other_size(old.mask)
@@ -120,10 +118,7 @@ def _built(spec: TimmSpec) -> TimmModel:
 
 
 def _check_patches(network: nn.Module, size: tuple[int, int], *, old_size: tuple[int, int]) -> None:
-    """Check that the patches cover the whole image.
-
-    Errors: InputError when pixels would be left over; timm would ignore these pixels without a message.
-    """
+    """Check that the patches cover the whole image."""
     embedding = getattr(network, "patch_embed", None)
     convolution = getattr(embedding, "proj", None)
     if not isinstance(convolution, nn.Conv2d) or getattr(embedding, "dynamic_img_pad", False):

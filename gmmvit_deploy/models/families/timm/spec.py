@@ -16,8 +16,6 @@ from gmmvit_deploy.models.specs import (
     require_counts,
 )
 
-__all__ = ["CONV_STEM_VIT", "TimmSpec"]
-
 CONV_STEM_VIT = "torchvision:VisionTransformer"
 """The name of torchvision's vision transformer, with or without a convolution stem.  timm does not know this name."""
 

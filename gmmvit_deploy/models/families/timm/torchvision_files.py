@@ -25,8 +25,6 @@ from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["TORCHVISION_FILES"]
-
 _STEM = r"conv_proj\.conv_bn_relu_(\d+)\."
 _LAYER = r"encoder\.layers\.encoder_layer_(\d+)\."
 _EXAMPLE = (
@@ -44,10 +42,7 @@ _IN_BLOCK = {
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
-    """Infer the spec from the tensors and the user's ``num_heads`` and ``conv_stem_strides``.
-
-    Errors: CheckpointError when a value is not given, when an argument is unknown, or when a tensor is missing.
-    """
+    """Infer the spec from the tensors and the user's ``num_heads`` and ``conv_stem_strides``."""
     source = shapes.source
     if unknown := set(hints.model_args) - set(_TYPED):
         raise CheckpointError(
@@ -88,10 +83,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
 
 
 def _stem(shapes: Shapes, hints: LoadHints) -> tuple[list[list[int]], int]:
-    """Return ([output channels, kernel size, stride] of each convolution, number of image channels).
-
-    Errors: CheckpointError when the strides are not given, or do not fit the number of convolutions.
-    """
+    """Return ([output channels, kernel size, stride] of each convolution, number of image channels)."""
     count = shapes.count(_STEM)
     strides = hints.model_args.get("conv_stem_strides")
     # torchvision's last convolution, a 1×1 convolution of stride 1, may be counted or not.
@@ -113,7 +105,6 @@ def _stem(shapes: Shapes, hints: LoadHints) -> tuple[list[list[int]], int]:
 
 
 def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    """Return a dict from name in the model to name in the file."""
     import torch
 
     from gmmvit_deploy.models.families.timm.model import TimmModel

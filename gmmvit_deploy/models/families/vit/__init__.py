@@ -6,22 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.models.families.family import Family, LastBlock
-from gmmvit_deploy.models.families.vit.presets import PRESETS
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network
 from gmmvit_deploy.models.families.vit.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
-
-__all__ = ["VIT"]
-
-
-def _build(spec: ViTSpec) -> Model:
-    from gmmvit_deploy.models.families.vit.model import ViT
-
-    return ViT(spec)
 
 
 def _small(mask: MaskSpec) -> ViTSpec:
@@ -61,10 +52,18 @@ def _other_pooling(model: Model) -> bool:
     return True
 
 
+def _network() -> Network:
+    from gmmvit_deploy.models.families.vit.model import ViT
+
+    return Network(
+        build=ViT, mistakes=(("class token and mean of the tokens exchanged in the pooling", _other_pooling),)
+    )
+
+
 VIT = Family(
     name="vit",
     spec=ViTSpec,
-    build=_build,
+    network=_network,
     sources=(RELEASED, SPT_LSA),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
@@ -72,6 +71,5 @@ VIT = Family(
     variants=_variants,
     blocks=_blocks,
     last_block=_last_block,
-    mistakes=(("class token and mean of the tokens exchanged in the pooling", _other_pooling),),
     default_resize="stretch-bilinear",
 )

@@ -28,14 +28,9 @@ from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.precision import Role
 
-__all__ = ["ViT"]
-
 
 class ViT(Model):
-    """Vision transformer, plain or masked.
-
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
-    """
+    """Vision transformer, plain or masked."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
 
@@ -49,13 +44,7 @@ class ViT(Model):
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
         self.blocks = nn.ModuleList(
-            Block(
-                dim=spec.dim,
-                heads=spec.heads,
-                head_dim=spec.head_dim,
-                mlp_dim=spec.mlp_dim,
-                scores=_scores(spec),
-            )
+            Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=_scores(spec))
             for _ in range(spec.depth)
         )
         self.head_norm = layer_norm(spec.dim)

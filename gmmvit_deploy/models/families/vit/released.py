@@ -23,8 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.vit.presets import PRESETS
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
 from gmmvit_deploy.models.sources.released import block_names, released_source
@@ -32,8 +31,8 @@ from gmmvit_deploy.models.sources.shapes import (
     Shapes,
     infer_heads,
     infer_mask,
-    preset_of,
 )
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.sources.spt_lsa import (
     OPTION,
     PLAIN_FILES,
@@ -44,8 +43,6 @@ from gmmvit_deploy.models.sources.spt_lsa import (
     temperature_heads,
 )
 
-__all__ = ["RELEASED", "SPT_LSA"]
-
 _LAYERS = "transformer.layers"
 _FIRST = f"{_LAYERS}.0.0.fn"
 _TEMPERATURE = r"transformer\.layers\.\d+\.0\.fn\.scale$"
@@ -54,18 +51,12 @@ _ROOT_MASK = "mask"
 
 
 def released_names(spec: ViTSpec) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model."""
-    names = {
-        "position_embedding": "pos_embedding",
-        "head_norm.weight": "mlp_head.0.weight",
-        "head_norm.bias": "mlp_head.0.bias",
-        "head.weight": "mlp_head.1.weight",
-        "head.bias": "mlp_head.1.bias",
-    }
+    layers = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    names = {"position_embedding": "pos_embedding"}
     if spec.spt:
         names |= shifted_names("patch_embedding", _SHIFTED)
     else:
-        names |= {f"patch_embedding.project.{part}": f"{_LINEAR}.{part}" for part in ("weight", "bias")}
+        layers["patch_embedding.project"] = _LINEAR
     if spec.class_token:
         names |= {"class_token": "cls_token"}
     projects = not (spec.heads == 1 and spec.head_dim == spec.dim)
@@ -73,11 +64,10 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
         names |= block_names(f"blocks.{i}", f"{_LAYERS}.{i}", mask=spec.mask, projects=projects)
         if spec.lsa:
             names[f"blocks.{i}.attention.scores.before.temperature.temperature"] = f"{_LAYERS}.{i}.0.fn.scale"
-    return names
+    return names | tensors_of_layers(layers)
 
 
 def known_unused(spec: ViTSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a released file may contain but the network never reads."""
     return {"mask": "a second copy of the base mask, at the root of the file"}
 
 
@@ -94,11 +84,7 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
-    """Infer the spec from names and shapes.  ``hints`` give only the fields that names and shapes do not determine.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape, when the number of heads is
-    needed but not given, or when a hint contradicts the file.
-    """
+    """Infer the spec from names and shapes.  ``hints`` give only the fields that names and shapes do not determine."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
     if spt:
@@ -119,18 +105,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
     pools_all = _pools_all(shapes, hints, class_token=class_token, spt_lsa=spt or temperatures is not None)
     inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    preset = preset_of(hints, PRESETS, classes=classes, image_size=grid * patch_size, mask=mask)
-    known, evidence = shown_heads(shapes, hints)
-    heads = infer_heads(
-        source,
-        width=inner_dim,
-        known=known,
-        evidence=evidence,
-        hints=hints,
-        preset_heads=preset.heads if preset else None,
-    )
-    if heads == 1 and mask.shared:
-        mask = replace(mask, shared=False)  # a single head cannot share the mask with another head
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=shown_heads(shapes, hints), presets=PRESETS)
     return ViTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,
@@ -144,7 +119,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         spt=spt,
         lsa=temperatures is not None,
         pools_all=pools_all,
-        mask=mask,
+        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
         channels=channels,
     )
 
@@ -153,23 +128,20 @@ def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: 
     """Return True if the head reads the mean of all tokens, including the class token.
 
     spt_lsa: True if the tensors show SPT or LSA.
-    Errors: CheckpointError when the user must type ``--set pool``, or types a value that contradicts the file.
     """
     if not class_token:
         known_pool(shapes.source, hints, pool="mean", evidence="the file has no class token, so the pooling is")
         return False
     if _ROOT_MASK in shapes:
         evidence = "the tensor mask shows the paper authors' code, whose pooling is"
-        known_pool(shapes.source, hints, pool="cls", evidence=evidence)
-        return False
-    if spt_lsa:
+    elif spt_lsa:
         evidence = "the tensors show the code of SPT and LSA, whose pooling is"
-        known_pool(shapes.source, hints, pool="cls", evidence=evidence)
-        return False
-    if hints.source == "spt-lsa":
-        known_pool(shapes.source, hints, pool="cls", evidence="the pooling of --set source=spt-lsa is")
-        return False
-    return asked_pool(shapes.source, hints) == "mean"
+    elif hints.source == OPTION:
+        evidence = f"the pooling of --set source={OPTION} is"
+    else:
+        return asked_pool(shapes.source, hints) == "mean"
+    known_pool(shapes.source, hints, pool="cls", evidence=evidence)
+    return False
 
 
 RELEASED = released_source(

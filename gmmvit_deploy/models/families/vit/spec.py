@@ -1,13 +1,23 @@
-"""Spec of a ViT."""
+"""Spec of a ViT, and the presets: architectures that the paper authors' released code names.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import ModelSpec, require, require_counts, require_no_mask_with, require_tiling
-
-__all__ = ["ViTSpec"]
+from gmmvit_deploy.models.specs import (
+    MaskSpec,
+    ModelSpec,
+    require,
+    require_counts,
+    require_no_mask_with,
+    require_tiling,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +73,38 @@ class ViTSpec(ModelSpec):
     def tokens(self) -> int:
         """N: the number of patches, plus 1 if the model has a class token."""
         return self.grid**2 + int(self.class_token)
+
+
+def _preset(
+    dim: int, depth: int, heads: int = 12, patch_sizes: Mapping[int, int] = MappingProxyType({})
+) -> Callable[[int, int, MaskSpec], ViTSpec]:
+    """Return a preset.  patch_sizes: side of the images → side of a patch; else 8 for images of 64 pixels, or 4."""
+
+    def spec(classes: int, image_size: int, mask: MaskSpec) -> ViTSpec:
+        return ViTSpec(
+            image_size=image_size,
+            patch_size=patch_sizes.get(image_size, 8 if image_size == 64 else 4),
+            classes=classes,
+            dim=dim,
+            depth=depth,
+            heads=heads,
+            head_dim=dim // heads,
+            mlp_dim=2 * dim,
+            class_token=mask.kind == "plain",
+            mask=mask,
+        )
+
+    return spec
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ViTSpec]] = {
+    "vit": _preset(192, 9),  # the paper's ViT d9
+    "vit-base": _preset(256, 8, heads=4, patch_sizes={32: 2}),
+    "vit-heat": _preset(192, 8, heads=6, patch_sizes={32: 2, 64: 4}),
+    "vit_d6": _preset(252, 6),
+    "vit_d15": _preset(144, 15),
+    "vit_d30": _preset(72, 30),
+    "vit_d30*": _preset(108, 30),  # d30* in Table 3 of the paper
+    "vit_d30**": _preset(192, 30),  # d30** in Table 4 of the paper
+    "vit_d60": _preset(72, 60),
+}

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gmmvit_deploy.models.families.family import Family, LastBlock, OwnPass
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network
 from gmmvit_deploy.models.families.vit_pytorch.files import SOURCES
-from gmmvit_deploy.models.families.vit_pytorch.mistakes import MISTAKES
 from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
-if TYPE_CHECKING:
-    from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["VIT_PYTORCH"]
-
-
-def _build(spec: VitPytorchSpec) -> Model:
+def _network() -> Network:
+    from gmmvit_deploy.models.families.vit_pytorch import folding
+    from gmmvit_deploy.models.families.vit_pytorch.mistakes import MISTAKES
     from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
 
-    return VitPytorch(spec)
+    return Network(
+        build=VitPytorch,
+        folding_passes=(
+            folding.centre_head_mixing,
+            folding.merge_head_norm_into_values,
+            folding.merge_scale_into_query,
+        ),
+        mistakes=MISTAKES,
+    )
 
 
 def _small(mask: MaskSpec) -> VitPytorchSpec:
@@ -56,25 +58,13 @@ def _last_block(spec: VitPytorchSpec) -> LastBlock | None:
     )
 
 
-def _folding_passes() -> tuple[OwnPass, ...]:
-    from gmmvit_deploy.models.families.vit_pytorch.folding import (
-        centre_head_mixing,
-        merge_head_norm_into_values,
-        merge_scale_into_query,
-    )
-
-    return (centre_head_mixing, merge_head_norm_into_values, merge_scale_into_query)
-
-
 VIT_PYTORCH = Family(
     name="vit_pytorch",
     spec=VitPytorchSpec,
-    build=_build,
+    network=_network,
     sources=SOURCES,
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
     last_block=_last_block,
-    folding_passes=_folding_passes,
-    mistakes=MISTAKES,
 )

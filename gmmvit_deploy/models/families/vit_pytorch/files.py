@@ -30,18 +30,16 @@ from gmmvit_deploy.models.sources.hints import LoadHints, Pool
 from gmmvit_deploy.models.sources.patches import image_of_patches
 from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
+from gmmvit_deploy.models.sources.spt_lsa import VIEWS
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SOURCES", "Style"]
 
 _LAYERS = "transformer.layers"
-_BOTH = ("weight", "bias")
 _SHIFTED = "to_patch_embedding.to_patch_tokens"
-_VIEWS = 5  # the image and its four shifted copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +88,12 @@ class Style:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchSpec:
-    """Infer the spec from names and shapes.  ``hints`` give the values that names and shapes do not show.
-
-    Errors: CheckpointError when a required tensor is missing or has an impossible shape; when the number of heads, the
-    pooling, the channels or the side of the images must be given; or when a hint contradicts the file.
-    """
+    """Infer the spec from names and shapes.  ``hints`` give the values that names and shapes do not show."""
     embedding, linear = _embedding(shapes)
     dim, values = shapes.of(f"{linear}.weight", rank=2)
     class_token, latest = _class_token(shapes, dim)
     stored = not style.simple
-    views = _VIEWS if embedding == "shifted" else 1
+    views = VIEWS if embedding == "shifted" else 1
     if values % views:
         raise CheckpointError(
             f"{shapes.source}: {linear}.weight takes {values} values per patch; expected a multiple of {views}, "
@@ -149,8 +143,6 @@ def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
 
     dim: D, the width of the tokens.
     In the latest ViT, the token has the shape (1, D), or (0, D) in a network that pools the mean of the patches.
-    Errors: CheckpointError when the tensor has another number of dimensions or another width. The number of dimensions
-    decides what the classifier reads.
     """
     if "cls_token" not in shapes:
         return False, False
@@ -164,7 +156,7 @@ def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
 
 
 def _stored_grid(shapes: Shapes, *, class_token: bool) -> int:
-    """Return the number of patches along a side of the image.  Errors: CheckpointError for a grid without a square."""
+    """Return the number of patches along a side of the image."""
     name = "pos_embedding"
     rank = 2 if name in shapes and shapes.tensors[name].dim() == 2 else 3
     positions = shapes.of(name, rank=rank)[-2]
@@ -191,15 +183,7 @@ def _heads(shapes: Shapes, hints: LoadHints, style: Style, *, inner_dim: int, si
         evidence = "the number of heads in the head mixing matrices of the file is"
     elif single:
         known, evidence = 1, "the file has no output projection, so the number of heads is"
-    return infer_heads(
-        shapes.source,
-        width=inner_dim,
-        known=known,
-        evidence=evidence,
-        hints=hints,
-        preset_heads=None,
-        has_presets=False,
-    )
+    return infer_heads(shapes, hints, width=inner_dim, shown=(known, evidence))
 
 
 def _pool(shapes: Shapes, hints: LoadHints, *, class_token: bool, latest: bool) -> Pool:
@@ -212,7 +196,6 @@ def _pool(shapes: Shapes, hints: LoadHints, *, class_token: bool, latest: bool) 
 
 
 def tensor_origins(spec: VitPytorchSpec, *, style: Style) -> TensorOrigins:
-    """Return name in the model → the key of the file, or the conversion that adds a dimension of the batch."""
     pairs = {"final_norm": "transformer.norm"} if spec.final_norm else {}
     pairs |= _embedding_names(spec.embedding)
     pairs |= {"head_norm": f"{style.head}.0", "head": f"{style.head}.1"} if spec.head_norm else {"head": style.head}
@@ -237,7 +220,7 @@ def tensor_origins(spec: VitPytorchSpec, *, style: Style) -> TensorOrigins:
             pairs[f"{scores}.after.norm"] = f"{branch}reattn_norm.1"
         elif spec.attention == "lsa":
             origins[f"{scores}.before.temperature.temperature"] = f"{branch}temperature"
-    return origins | {f"{a}.{part}": f"{b}.{part}" for a, b in pairs.items() for part in _BOTH}
+    return origins | tensors_of_layers(pairs)
 
 
 def _embedding_names(embedding: EmbeddingKind) -> dict[str, str]:
@@ -259,7 +242,6 @@ def _batched(tensor: Tensor) -> Tensor:
 
 
 def known_unused(spec: VitPytorchSpec) -> dict[str, str]:
-    """Return key → reason, for the keys that a file may contain but the network never reads."""
     return {} if spec.class_token else {"cls_token": "an empty class token: the network has no class token"}
 
 

@@ -7,22 +7,18 @@ folded graph can give other logits than the same mistake in the trained network,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from gmmvit_deploy.models.families.family import Mistake
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gmmvit_deploy.models.layers.model import Model
-    from gmmvit_deploy.models.scores.heads import CentredHeadNorm
-
-__all__ = ["MISTAKES"]
+from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing
+from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
+from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.heads import CentredHeadNorm, HeadMixing
 
 
 def _other_pooling(model: Model) -> bool:
-    from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
-
     if not isinstance(model, VitPytorch) or model.class_token is None:
         return False
     model.pools = "mean" if model.pools == "cls" else "cls"
@@ -30,10 +26,6 @@ def _other_pooling(model: Model) -> bool:
 
 
 def _mixing_transposed(model: Model) -> bool:
-    import torch
-
-    from gmmvit_deploy.models.scores.heads import HeadMixing
-
     weights = [step.weight for step in model.modules() if isinstance(step, HeadMixing)]
     with torch.no_grad():
         for weight in weights:
@@ -42,8 +34,6 @@ def _mixing_transposed(model: Model) -> bool:
 
 
 def _centred_mixing_transposed(model: Model) -> bool:
-    from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing
-
     return bool(centre_head_mixing(model)) and _mixing_transposed(model)
 
 
@@ -54,9 +44,6 @@ def _division(deviation: Callable[[CentredHeadNorm, Tensor], Tensor | float]) ->
     """
 
     def make(model: Model) -> bool:
-        from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing
-        from gmmvit_deploy.models.scores.heads import CentredHeadNorm
-
         class Divided(CentredHeadNorm):
             def forward(self, scores: Tensor) -> Tensor:
                 weight, bias = self.matrix()

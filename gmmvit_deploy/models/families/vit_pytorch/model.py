@@ -5,8 +5,22 @@ x = x + attention(norm(x));  x = x + mlp(norm(x))          depth times, pre-norm
 x = norm(x)                                                if the network has a final norm
 logits = head(norm(pooled x))                              the norm only if the network has a norm before the head
 
-The pooled x is the class token, or the mean of all tokens including the class token. `attention` and `embedding`
-describe the kinds of attention and of patch embedding.
+The pooled x is the class token, or the mean of all tokens including the class token.
+
+Attention: out = A V. W mixes the heads, and norm is a LayerNorm over the heads of each pair of tokens (i, j).
+
+plain         A = softmax(Q Kᵀ · d^(−1/2))
+lsa           A = softmax(T · Q Kᵀ + B)               T = exp(temperature), B = −∞ on the diagonal and 0 elsewhere
+reattention   A = norm(Wᵀ · softmax(Q Kᵀ · d^(−1/2)))
+
+Patch embedding:
+
+linear    x = W · patch + b
+normed    x = norm(W · norm(patch) + b)
+shifted   x = W · norm(patch of five images) + b
+
+The five images are the image and four copies that are shifted by a pixel: to the right, to the left, down and up.
+Pixels outside the image are 0. The copies are further channels, so a patch has 5·c·p·p values.
 """
 
 from __future__ import annotations
@@ -18,22 +32,125 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.families.vit_pytorch.attention import attention_from_spec
-from gmmvit_deploy.models.families.vit_pytorch.embedding import embedding_from_spec, sinusoidal_positions
-from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
-from gmmvit_deploy.models.layers.blocks import Block, layer_norm
+from gmmvit_deploy.models.families.vit_pytorch.spec import EmbeddingKind, VitPytorchSpec
+from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
+from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding, flat_patches, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.normed_patches import NormedPatchEmbedding
 from gmmvit_deploy.models.layers.roles import with_role
+from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
+from gmmvit_deploy.models.scores.grids import lattice_points
+from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
+from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.precision import Role
 
-__all__ = ["VitPytorch"]
+_LONGEST_WAVE = 10000.0
+_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
+"""(rows, columns) by which the contents of each of the five images are moved down and to the right."""
+_VIEWS = len(_SHIFTS)
+
+
+class ReAttention(MaskedAttention):
+    """`MaskedAttention` with head mixing and a norm over the heads after softmax.
+
+    value_factor: None, or the factor f (H, 1, 1) after `folding.merge_head_norm_into_values`. The output of head h for
+    each token is then Σ_j A[h, i, j] · V[h, j] + f[h] · Σ_j V[h, j].
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {
+        **MaskedAttention.operator_roles,
+        "sum": "pooling",
+        "mul": "scale",
+        "add": "bias",
+    }
+    value_factor: Tensor | None
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, scores: AttentionScores) -> None:
+        super().__init__(dim=dim, heads=heads, head_dim=head_dim, scores=scores)
+        self.register_buffer("value_factor", None)
+
+    def forward(self, x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
+        query, key, value = (heads_of(part, self.heads) for part in projected(self.qkv, x, 3))
+        mixed = self.scores.weights(query, key) @ value
+        if self.value_factor is not None:
+            mixed = mixed + self.value_factor * value.sum(dim=-2, keepdim=True)
+        out: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
+        return out
+
+
+def _attention(spec: VitPytorchSpec) -> MaskedAttention:
+    dim, heads, head_dim, scores = spec.dim, spec.heads, spec.head_dim, _scores(spec)
+    if spec.attention == "reattention":
+        return ReAttention(dim=dim, heads=heads, head_dim=head_dim, scores=scores)
+    projects = spec.output != "absent"
+    attention = MaskedAttention(dim=dim, heads=heads, head_dim=head_dim, scores=scores, projects_output=projects)
+    if spec.output == "no bias":
+        attention.out = with_role(nn.Linear(heads * head_dim, dim, bias=False), "projection")
+    return attention
+
+
+def _scores(spec: VitPytorchSpec) -> AttentionScores:
+    factor = spec.head_dim**-0.5
+    if spec.attention == "plain":
+        return scaled_scores(factor)
+    if spec.attention == "lsa":
+        return AttentionScores(
+            before={
+                "temperature": LearnedTemperature(torch.tensor(factor).log(), is_logarithm=True, usual=factor),
+                "diagonal": MaskedDiagonal(spec.tokens),
+            }
+        )
+    return AttentionScores(
+        before={"scale": Scale(factor)},
+        after={
+            "mixing": HeadMixing(torch.randn(spec.heads, spec.heads)),
+            "norm": HeadNorm(torch.ones(spec.heads), torch.zeros(spec.heads)),
+        },
+    )
+
+
+class ShiftedPatchEmbedding(PatchEmbedding):
+    """Shifted patch tokenization (SPT) with shifts of a single pixel."""
+
+    view_count: ClassVar[int] = _VIEWS
+    operator_roles: ClassVar[Mapping[str, Role]] = {"pad": "shape"}
+
+    def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
+        super().__init__(patch_size, dim, channels=_VIEWS * channels)
+        self.patch_norm = layer_norm(_VIEWS * channels * patch_size**2)
+
+    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
+        rows, columns = images.shape[-2:]
+        padded = nn.functional.pad(images, (1, 1, 1, 1))
+        views = [padded[..., 1 - down : 1 - down + rows, 1 - right : 1 - right + columns] for down, right in _SHIFTS]
+        patches = flat_patches(torch.cat(views, dim=1), self.patch_size)
+        tokens: Tensor = self.project(self.patch_norm(patches))
+        return tokens
+
+
+_EMBEDDINGS: Mapping[EmbeddingKind, type[PatchEmbedding]] = {
+    "linear": PatchEmbedding,
+    "normed": NormedPatchEmbedding,
+    "shifted": ShiftedPatchEmbedding,
+}
+
+
+def sinusoidal_positions(grid: int, dim: int) -> Float[Tensor, "1 n dim"]:
+    """Return the positions of a square grid, computed in float32 as in vit-pytorch, also for a model in float64.
+
+    Row r, column s, k = 0 … D/4 − 1:  [sin(s·ω_k), cos(s·ω_k), sin(r·ω_k), cos(r·ω_k)]    ω_k = 10000^(−k / (D/4 − 1))
+    dim: the width D, a multiple of 4 and at least 8.
+    """
+    waves = 1.0 / _LONGEST_WAVE ** (torch.arange(dim // 4) / (dim // 4 - 1))
+    rows, columns = (points[:, None] * waves for points in lattice_points(grid).unbind(1))
+    return torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=1)[None]
 
 
 class VitPytorch(Model):
     """A network of vit-pytorch.
 
     pools: what the head reads, ``cls`` or ``mean``; equal to the field ``pool`` of the spec.
-    forward: images (B, c, S, S), normalised, float32 → logits (B, C).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
@@ -45,7 +162,7 @@ class VitPytorch(Model):
         super().__init__()
         self.spec = spec
         self.pools = spec.pool
-        self.patch_embedding = embedding_from_spec(spec)
+        self.patch_embedding = _EMBEDDINGS[spec.embedding](spec.patch_size, spec.dim, channels=spec.channels)
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim)) if spec.class_token else None
         if spec.stored_positions:
             self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
@@ -74,7 +191,7 @@ class VitPytorch(Model):
 
 
 def _block(spec: VitPytorchSpec) -> Block:
-    attention = attention_from_spec(spec)
+    attention = _attention(spec)
     block = Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=attention.scores)
     block.attention = attention
     return block

@@ -8,8 +8,6 @@ from typing import ClassVar, Literal, get_args
 from gmmvit_deploy.models.sources.hints import POOLS, Pool
 from gmmvit_deploy.models.specs import MaskKind, ModelSpec, require, require_counts, require_tiling
 
-__all__ = ["AttentionKind", "EmbeddingKind", "OutputKind", "VitPytorchSpec"]
-
 AttentionKind = Literal["plain", "reattention", "lsa"]
 """plain: softmax(Q Kᵀ/√d).  reattention: softmax, head mixing, LayerNorm over the heads (DeepViT).  lsa: a learned
 temperature for each layer and a masked diagonal (locality self-attention of the small-data ViT)."""

@@ -13,18 +13,6 @@ from gmmvit_deploy.models.families.custom import permission, running
 from gmmvit_deploy.models.families.custom.permission import OwnFile
 from tests.documented import PAGES, blocks
 
-__all__ = [
-    "ARGUMENTS",
-    "IMAGE",
-    "LABELS",
-    "NETWORK",
-    "documented_code",
-    "forget_files",
-    "own_file",
-    "save_weights",
-    "with_code",
-]
-
 IMAGE = ("--image-size", "16", "--set", "channels=3")
 LABELS = "a,b,c,d,e"
 ARGUMENTS: dict[str, Any] = {"depth": 2, "heads": 2}

@@ -17,9 +17,8 @@ from gmmvit_deploy.bundle.variants import onnx_file, open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.precision import PRECISIONS, QUANTIZED, ROLES, Precision
+from gmmvit_deploy.precision import PRECISIONS, QUANTIZED, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
@@ -95,26 +94,6 @@ def weights_before_division(network: Any, images: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         scores = network.attention.linear_0(network.attention.conv1(network.stem(images)).flatten(2))
         return scores.softmax(-1)
-
-
-def test_batch_norm_is_folded_and_every_operator_has_a_role(external: External) -> None:
-    graph = graph_in(external, "fp32").graph
-    assert "BatchNormalization" not in {node.op_type for node in graph.node}
-    roles = {node.name: declared_role(node) for node in graph.node}
-    assert set(roles.values()) <= set(ROLES) - {"unknown"}
-    inside = [
-        (node.op_type, roles[node.name])
-        for node in graph.node
-        if node.name.startswith("network.attention/") and roles[node.name] != "shape"
-    ]
-    assert inside == [
-        ("Softmax", "softmax"),
-        ("ReduceSum", "norm"),
-        ("Add", "norm"),
-        ("Div", "norm"),
-        ("Add", "residual"),
-        ("Relu", "activation"),
-    ]
 
 
 def test_both_memories_have_the_values_of_the_file(external: External) -> None:

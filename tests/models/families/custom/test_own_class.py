@@ -14,7 +14,7 @@ from gmmvit_deploy.bench.outputs import Expected, stored_inputs
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.own_class import permit_class_of
-from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
+from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
@@ -434,19 +434,3 @@ def test_adaptive_average_pooling_to_any_size(size: tuple[int, int], operator: s
 def test_a_spec_alone_runs_nothing() -> None:
     with pytest.raises(InputError, match="runs a file only if --model names the file; expected a file with the SHA"):
         model_from_spec(SPEC)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("code_sha256", "00"),
-        ("code_sha256", None),
-        ("code_file", ""),
-        ("class_name", 3),
-        ("model_args", [1]),
-        ("mask", {"kind": "elm", "kernels": 0, "shared": False, "closed_form": False}),
-    ],
-)
-def test_a_spec_that_contradicts_itself(field: str, value: object) -> None:
-    with pytest.raises(SpecError):
-        spec_from_json({**spec_to_json(SPEC), field: value})
