@@ -15,8 +15,6 @@ from itertools import takewhile
 from gmmvit_deploy.checkpoints._wrapping import CLASSIFIER, of_training
 from gmmvit_deploy.checkpoints.reading import TensorFile
 
-__all__ = ["Backbone", "backbone_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backbone:

@@ -25,8 +25,6 @@ from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, origin_keys
 from gmmvit_deploy.models.specs import ModelSpec
 
-__all__ = ["FittedFile", "errors_that_name", "fitted_file", "refuse_misfits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedFile:

@@ -12,25 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "BUILDERS",
-    "NAMESPACE",
-    "NUMPY_DTYPE",
-    "NUMPY_SCALARS",
-    "TENSOR_WITH_TYPE",
-    "Name",
-    "Namespace",
-    "OtherTensor",
-    "Record",
-    "StorageRef",
-    "TensorRef",
-    "checked_key",
-    "dtype_of_storage",
-    "kind_of",
-    "known_name",
-    "whole_number",
-]
-
 _MAX_DIMENSIONS = 64
 
 

@@ -41,8 +41,6 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["read_checkpoint", "with_linear_head", "with_network_names"]
-
 _MAX_JSON_BYTES = 2**24
 _DINO = "linear."
 """The prefix in files of DINO's eval_linear.py, whose features interleave class token and mean of the patches."""

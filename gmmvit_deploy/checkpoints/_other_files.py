@@ -12,16 +12,6 @@ from zipfile import is_zipfile
 
 from gmmvit_deploy.errors import CheckpointError
 
-__all__ = [
-    "EXPECTED",
-    "RESAVE_HINT",
-    "refuse_adapter",
-    "refuse_archive",
-    "refuse_file",
-    "refuse_folder",
-    "unknown_name",
-]
-
 EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
 RESAVE_HINT = (
     "where the file was made, save torch.save({'model_state_dict': model.state_dict()}, 'weights.pth') "

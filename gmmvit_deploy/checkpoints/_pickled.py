@@ -33,8 +33,6 @@ from gmmvit_deploy.checkpoints._inert import (
 from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, unknown_name
 from gmmvit_deploy.errors import CheckpointError
 
-__all__ = ["read_pickle"]
-
 _MAX_BYTES = 64 << 20  # a checkpoint of 2,400 tensors has a pickle of about half a megabyte
 _MAX_OPCODES = 5_000_000
 

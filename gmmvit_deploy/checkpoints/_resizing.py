@@ -8,8 +8,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import Interpolation
 
-__all__ = ["resized_as_asked"]
-
 _LEAVE_OUT = "leave --resize-to out; gmmvit then exports the model at the image size of the training"
 
 

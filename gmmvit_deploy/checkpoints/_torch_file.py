@@ -32,8 +32,6 @@ from gmmvit_deploy.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
 
-__all__ = ["TorchFile", "damaged", "open_torch_file"]
-
 _ZIP_MAGIC = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., length of the name, length of the extra field
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C

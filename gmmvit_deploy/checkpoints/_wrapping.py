@@ -21,21 +21,6 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import PlainValue, RecordedOptions, TrainingRecord
 
-__all__ = [
-    "CLASSIFIER",
-    "WRAPPER_KEYS",
-    "ChosenWeights",
-    "PlainNames",
-    "choose_weights",
-    "must_choose",
-    "names_without_prefix",
-    "of_training",
-    "part_of",
-    "prefix_of_network",
-    "record_of",
-    "refuse_choice",
-]
-
 _TRAINED = ("model_state_dict", "state_dict", "model", "net")
 _AVERAGED = ("state_dict_ema", "model_ema")
 _TEACHER = "teacher"  # the key of DINO, which trains a student to match a teacher and evaluates the teacher

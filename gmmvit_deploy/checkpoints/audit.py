@@ -19,8 +19,6 @@ from gmmvit_deploy.models.scores.masks import stored_base, stored_base_limits
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["DEAD_MASK", "Finding", "audit_dead_masks", "audit_model", "audit_tensors", "layer_of"]
-
 DEAD_MASK = (
     "the mask of this layer has no influence on the logits: after this attention the network reads only tokens whose "
     "row and column are not masked, such as the class token; the export leaves the mask out"

@@ -29,8 +29,6 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, input_shape
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["load_own_class", "permit_class_of", "require_same_class"]
-
 
 def _read(path: str) -> OwnFile:
     """Read a Python file without running it.  Errors: InputError when the file cannot be read."""

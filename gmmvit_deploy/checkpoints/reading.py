@@ -34,21 +34,6 @@ from gmmvit_deploy.models.sources.record import TrainingRecord
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "IMAGES_METADATA_KEY",
-    "INDEX_FILES",
-    "MODEL_METADATA_KEY",
-    "SPEC_METADATA_KEY",
-    "WEIGHTS_FILES",
-    "WEIGHTS_METADATA_KEY",
-    "TensorFile",
-    "read_tensors",
-    "require_checkpoint",
-    "under_prefix",
-    "weights_bytes",
-    "with_shared",
-]
-
 SPEC_METADATA_KEY = "gmmvit_spec"
 """Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of the paper
 authors' released code. Bundles (the folders that ``gmmvit export`` writes) up to format gmmvit-bundle/2 have such a

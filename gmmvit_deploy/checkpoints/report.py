@@ -12,8 +12,6 @@ from gmmvit_deploy.models.families.counting import multiply_accumulates, trainab
 from gmmvit_deploy.models.layers.shapes_only import shapes_only
 from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 
-__all__ = ["describe_checkpoint", "describe_spec"]
-
 
 def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
     """Return a description of the file, of the spec (`describe_spec`), of the unused keys and of the audit findings.

@@ -20,25 +20,14 @@ from gmmvit_deploy.bundle.artifacts import Manifest
 from gmmvit_deploy.checkpoints._wrapping import of_training
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, TensorFile, read_tensors
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.models.families import model_from_spec, spec_from_json, spec_to_json
+from gmmvit_deploy.models.families import model_from_spec, spec_from_json
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.shapes_only import shapes_only
 from gmmvit_deploy.models.sources.source import Conversion, TensorOrigins, origin_keys
-from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = [
-    "as_float32",
-    "bytes_from_model",
-    "filled_model",
-    "listed",
-    "misfits",
-    "model_from_bundle",
-    "tensor_from_file",
-    "without_training",
-]
 
 _MOST_LISTED = 12
 

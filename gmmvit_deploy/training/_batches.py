@@ -18,8 +18,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.training.recipe import Recipe
 
-__all__ = ["Batches", "Key", "seed_everything", "seed_image"]
-
 Key = tuple[int, int]
 """(index of an image, seed of its augmentation)."""
 _REPEATS = 3

@@ -27,11 +27,8 @@ from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.models.families import spec_to_json
-from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 from gmmvit_deploy.training.trainer import Epoch, Step, Trainer
-
-__all__ = ["CHECKPOINT", "LOG", "Log", "Settings", "load", "save"]
 
 CHECKPOINT, LOG, EVENTS = "checkpoint.pth", "log.jsonl", "tensorboard"
 _TRAINING = "gmmvit_training"

@@ -19,8 +19,6 @@ from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 from gmmvit_deploy.training._batches import Key, seed_image
 from gmmvit_deploy.training.recipe import Recipe
 
-__all__ = ["Batch", "LabelledTensors", "TrainingData", "collated", "labels_of", "mean_and_std"]
-
 Batch = tuple[Tensor, Tensor] | ImageError
 """Images float32 (B, c, S, S) and classes int64 (B,); an error in their place if an image cannot be decoded."""
 

@@ -18,8 +18,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import own_class_of
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, input_shape
 
-__all__ = ["network_for_training", "spec_of_preset", "spec_of_timm", "timm_arguments"]
-
 _KERNELS = 5
 
 

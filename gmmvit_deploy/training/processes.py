@@ -14,8 +14,6 @@ from torch import distributed as dist
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["Device", "Processes", "processes"]
-
 Device = Literal["auto", "cpu", "cuda"]
 
 

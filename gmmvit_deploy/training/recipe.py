@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["POLICIES", "RECIPES", "REPETITIONS", "Policy", "Recipe", "Repetition", "image_size_of", "recipe_from"]
-
 Repetition: TypeAlias = Literal["passes", "batches", "none"]
 """passes: an epoch is three passes over the images, as in the released code. batches: an image is three times in a
 batch, each time augmented differently, and an epoch has a third of the images, as "repeated augmentation" is defined.

@@ -27,8 +27,6 @@ from gmmvit_deploy.training.processes import Device, Processes, processes
 from gmmvit_deploy.training.recipe import Recipe, image_size_of
 from gmmvit_deploy.training.trainer import Epoch, Trainer
 
-__all__ = ["TrainOptions", "TrainResult", "train"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:

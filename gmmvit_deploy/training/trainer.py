@@ -27,8 +27,6 @@ from gmmvit_deploy.training.images import Batch, LabelledTensors, TrainingData, 
 from gmmvit_deploy.training.processes import Processes
 from gmmvit_deploy.training.recipe import Recipe
 
-__all__ = ["Epoch", "Step", "Trainer"]
-
 _TEST_BATCH = 256
 
 

@@ -10,8 +10,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import input_shape
 
-__all__ = ["drop_dead_masks"]
-
 _IMAGES = 2
 
 

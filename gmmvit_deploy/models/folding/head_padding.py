@@ -10,8 +10,6 @@ from gmmvit_deploy.models.layers.attention import masked_attentions
 from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.layers.roles import with_role_of
 
-__all__ = ["pad_heads"]
-
 
 @torch.no_grad()
 def pad_heads(model: nn.Module) -> tuple[str, ...]:

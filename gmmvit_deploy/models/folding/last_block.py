@@ -12,8 +12,6 @@ from gmmvit_deploy.models.layers.blocks import PreNormBlock
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 
-__all__ = ["narrow_last_block"]
-
 
 @torch.no_grad()
 def narrow_last_block(model: Model) -> tuple[str, ...]:

@@ -20,18 +20,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores, attention_sco
 from gmmvit_deploy.models.scores.step import Constant, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "FoldingPass",
-    "fold_biases",
-    "fold_masks",
-    "fold_scales",
-    "merge_biases",
-    "merge_scale",
-    "merge_scale_into",
-    "merge_scale_into_mixing",
-    "require_constant_steps",
-]
-
 FoldingPass = Callable[[Model], tuple[str, ...]]
 _Pair = tuple[tuple[str, Step], tuple[str, Step]]  # (name of the step, step), twice
 

@@ -7,8 +7,6 @@ from torch import nn
 
 from gmmvit_deploy.models.layers.attention import SeparateProjections, stacked_projection
 
-__all__ = ["separate_projections"]
-
 
 @torch.no_grad()
 def separate_projections(model: nn.Module) -> tuple[str, ...]:

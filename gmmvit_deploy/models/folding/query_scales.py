@@ -10,8 +10,6 @@ from gmmvit_deploy.models.layers.attention import query_rows
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.step import Constant, Step
 
-__all__ = ["merge_temperature_into_query"]
-
 _TOKENS = 3
 
 

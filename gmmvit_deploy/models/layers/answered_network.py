@@ -28,8 +28,6 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
 
-__all__ = ["ATTENTION", "MASK", "AnsweredNetwork", "answered_blocks", "require_equal_logits"]
-
 ATTENTION = "attention"
 """The name of the submodule that replaces the fused attention function in an attention without a mask."""
 MASK = "mask"

@@ -19,19 +19,6 @@ from gmmvit_deploy.models.layers.roles import with_role, with_role_of
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "MaskedAttention",
-    "SeparateProjections",
-    "attention_names",
-    "attentions_without_scores",
-    "heads_of",
-    "masked_attentions",
-    "memories",
-    "projected",
-    "query_rows",
-    "stacked_projection",
-]
-
 
 def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:
     """Split the last dimension into heads, and move the dimension of the heads before the dimension of the tokens."""

@@ -16,17 +16,6 @@ from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "LAYER_NORM_EPS",
-    "Block",
-    "Mlp",
-    "PatchEmbedding",
-    "PreNormBlock",
-    "flat_patches",
-    "layer_norm",
-    "linear_filters",
-]
-
 LAYER_NORM_EPS = 1e-5
 
 

@@ -23,8 +23,6 @@ from gmmvit_deploy.models.scores.biases import PrefixBias
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import input_shape
 
-__all__ = ["can_be_dead", "dead_masks"]
-
 _IMAGES = 2
 
 

@@ -22,8 +22,6 @@ from gmmvit_deploy.models.layers.roles import layer_role
 from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.models.layers.unfolding import unfolded_filters
 
-__all__ = ["PatchFilters", "PositionEmbeddings", "patch_filters", "position_embeddings"]
-
 _NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
 _PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number
 

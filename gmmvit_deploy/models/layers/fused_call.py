@@ -30,16 +30,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import PassedBias
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "DRY_IMAGES",
-    "AnsweredAttention",
-    "FusedCall",
-    "answer_fused_call",
-    "answered_forward",
-    "fused_calls",
-    "use_fused_calls",
-]
-
 Answer = Callable[..., Tensor]
 DRY_IMAGES = 2
 """The batch size of the dry run in `fused_calls`."""

@@ -24,8 +24,6 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Add, Step
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["RELEASED_NAMES", "MaskedAttention"]
-
 RELEASED_NAMES: Mapping[str, str] = {
     "alpha": "alpha",
     "sigma": "sigma",

@@ -15,8 +15,6 @@ from gmmvit_deploy.models.specs import ModelSpec, OutputName
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.token_grids import TokenGrids
 
-__all__ = ["Model"]
-
 
 class Model(nn.Module):
     """Abstract base class: each family derives its model class from `Model`.

@@ -12,8 +12,6 @@ from torch import nn
 from gmmvit_deploy.models.layers.blocks import PatchEmbedding
 from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
 
-__all__ = ["flatten_channel_first"]
-
 
 @torch.no_grad()
 def flatten_channel_first(model: nn.Module) -> bool:

@@ -39,8 +39,6 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.specs import Interpolation, interpolation_named
 
-__all__ = ["Grid", "resample_positions"]
-
 Grid = tuple[int, int]
 """(rows, columns) of patches."""
 

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["shapes_only"]
-
 _FILLING = (Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_)
 _DRAWING: Mapping[str, Callable[..., Any]] = {"randn": torch.empty, "rand": torch.empty}
 """Name of a function that draws a tensor → function with the same arguments that leaves it unwritten."""

@@ -22,8 +22,6 @@ from gmmvit_deploy.models.layers.blocks import flat_patches, layer_norm, linear_
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 
-__all__ = ["VIEWS", "ShiftedMerging", "ShiftedPatches", "ShiftedViews", "picked_tokens"]
-
 VIEWS = 5
 """The image and its four shifted copies."""
 

@@ -11,8 +11,6 @@ import torch
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import input_shape
 
-__all__ = ["tried"]
-
 _IMAGES = 2
 _ROUNDING = 1e-5
 """Largest change of the float64 logits, relative to the largest logit. Merged weights such as γ ∘ W are rounded to

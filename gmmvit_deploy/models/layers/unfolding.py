@@ -18,8 +18,6 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 
-__all__ = ["Unfold", "UnfoldConvolution", "unfolded_filters", "unfolds_as_convolutions"]
-
 
 class Unfold(nn.Module):
     """(B, c, S, S) → (B, tokens, c·side²): the neighbourhoods of ``side`` × ``side`` entries, with zero padding."""

@@ -27,8 +27,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["WideHeads", "same_for_all_heads"]
-
 
 class WideHeads(nn.Module):
     """Base class of an attention with wide heads.

@@ -21,8 +21,6 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["AttentionScores", "attention_scores", "scaled_scores"]
-
 
 class AttentionScores(nn.Module):
     """Compute the attention weights after(softmax(before(Q Kᵀ))) from Q and K.

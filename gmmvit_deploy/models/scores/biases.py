@@ -17,17 +17,6 @@ from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_col
 from gmmvit_deploy.models.scores.step import Add, Constant, Multiply, Oddity, Step, StepNumbers
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "ManhattanDecay",
-    "PassedBias",
-    "PrefixBias",
-    "WindowBias",
-    "manhattan_distances",
-    "relative_position_index",
-    "retention_decays",
-    "shift_mask",
-]
-
 _OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 
 

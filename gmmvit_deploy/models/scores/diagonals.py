@@ -18,8 +18,6 @@ from torch import Tensor
 from gmmvit_deploy.models.scores.step import Add, Multiply, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["MaskedDiagonal", "ZeroDiagonal"]
-
 _MISSING = "the diagonal not masked"
 _LARGE = -987654321.0  # LSA's released code puts this number on the diagonal in its ViT
 

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.scores.step import Operation, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["CentredHeadNorm", "HeadBatchNorm", "HeadBias", "HeadMixing", "HeadNorm"]
-
 
 class HeadMixing(Step):
     """Head mixing: S'[g] = Σ_h S[h] · weight[h, g], computed as a single matrix product.

@@ -16,8 +16,6 @@ from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Step
 
-__all__ = ["initial_temperature", "locality_scores"]
-
 
 def initial_temperature(heads: int, head_dim: int, *, scales_query: bool = False) -> LearnedTemperature:
     """Return the temperatures with which training starts: d^(−1/2) for each of the H heads."""

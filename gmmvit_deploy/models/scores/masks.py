@@ -24,20 +24,6 @@ from gmmvit_deploy.models.scores.step import Constant, Multiply, Oddity, Step, S
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "SIGMA_EPS",
-    "ClosedFormGaussianMask",
-    "ElementwiseMask",
-    "GaussianMask",
-    "GaussianMixtureMask",
-    "Mask",
-    "PrefixMask",
-    "mask_from_spec",
-    "squared_distances",
-    "stored_base",
-    "stored_base_limits",
-]
-
 SIGMA_EPS = 1e-5  # ε, which keeps the exponent 1/(σ²+ε) finite; the models were trained with this ε
 _DEAD = 1e-6  # a Gaussian has no effect if |alpha| is below this fraction of the largest |alpha| of the mask
 

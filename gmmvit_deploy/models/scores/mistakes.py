@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["matrix_mistakes"]
-
 
 def matrix_mistakes(matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield (description of the mistake, matrix with the mistake) for each usual mistake.

@@ -26,8 +26,6 @@ from gmmvit_deploy.models.scores.masks import (
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["check_mask_at_other_size", "mask_at_other_size"]
-
 _STORED = (
     "the file stores the base mask of the training grid, whose small entries have underflowed to zero; a base mask of "
     "another grid would be another network"

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.scores.step import Multiply, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["LearnedTemperature", "Scale"]
-
 
 class Scale(Multiply):
     """A constant scale: S' = factor · S.

@@ -23,8 +23,6 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.scores.mistakes import matrix_mistakes
 from gmmvit_deploy.precision import Role
 
-__all__ = ["Add", "Constant", "Multiply", "Oddity", "Operation", "Step", "StepNumbers", "matrix_oddities"]
-
 Operation = Literal["multiply", "add", "mix", "normalise"]
 _FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below this fraction of the largest |entry|
 

@@ -14,23 +14,6 @@ from typing import Any, Literal, TypeAlias, get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.specs import CHANNELS, INTERPOLATIONS, Interpolation, interpolation_named
 
-__all__ = [
-    "OWN_HINTS",
-    "POOLS",
-    "SETTINGS",
-    "SOURCES",
-    "TYPED_POOLS",
-    "WEIGHTS_KINDS",
-    "LoadHints",
-    "OwnHint",
-    "Pool",
-    "Setting",
-    "TypedPool",
-    "WeightsKind",
-    "own_class_of",
-    "settings_from",
-]
-
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
 """trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
 WEIGHTS_KINDS: tuple[WeightsKind, ...] = get_args(WeightsKind)

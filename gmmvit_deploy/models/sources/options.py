@@ -8,8 +8,6 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.source import CheckpointSource
 
-__all__ = ["check_options", "refuse_own_options"]
-
 
 def check_options(path: str, source: CheckpointSource, hints: LoadHints, names: Iterable[str]) -> None:
     """Check that the source of a file reads every option that the user typed, and that ``--set source`` names it.

@@ -9,8 +9,6 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import asked_image, exact_root
 from gmmvit_deploy.models.specs import CHANNELS
 
-__all__ = ["image_of_patches"]
-
 
 def image_of_patches(
     source: str, hints: LoadHints, *, name: str, values: int, grid: int | None

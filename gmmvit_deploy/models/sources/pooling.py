@@ -5,8 +5,6 @@ from __future__ import annotations
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints, Pool
 
-__all__ = ["asked_pool", "known_pool"]
-
 
 def asked_pool(source: str, hints: LoadHints) -> Pool:
     """Return the user's ``--set pool``.  Errors: CheckpointError without the option.  source: the name of the file."""

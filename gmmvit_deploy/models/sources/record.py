@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.images.labels import Task
 
-__all__ = ["KnownImages", "PlainValue", "RecordedOptions", "TrainingRecord"]
-
 PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | tuple[PlainValue, ...] | set[PlainValue] | dict[PlainValue, PlainValue] | None"  # noqa: E501 - a string cannot be split in a recursive alias
 """Text, bytes, numbers, booleans, None, and lists, tuples, sets and dicts of such values."""
 

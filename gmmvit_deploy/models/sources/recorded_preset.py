@@ -13,8 +13,6 @@ from typing import Generic, TypeVar
 from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.specs import ModelSpec
 
-__all__ = ["RecordedPreset", "recorded_preset"]
-
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 
 

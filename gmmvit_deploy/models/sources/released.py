@@ -13,8 +13,6 @@ from gmmvit_deploy.models.sources.shapes import Shapes, heads_of_preset
 from gmmvit_deploy.models.sources.source import CheckpointSource
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["block_names", "mask_names", "released_source"]
-
 
 def released_source(
     *,

@@ -20,22 +20,6 @@ from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "MissingTensorError",
-    "Shapes",
-    "asked_image",
-    "check_image_hints",
-    "compared_with_preset",
-    "exact_root",
-    "field_differences",
-    "heads_of_preset",
-    "infer_heads",
-    "infer_mask",
-    "mask_heads",
-    "preset_differences",
-    "preset_of",
-]
-
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 _RELEASED_CHANNELS = 3
 _CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size

@@ -20,8 +20,6 @@ from gmmvit_deploy.models.specs import Interpolation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CheckpointSource", "Conversion", "TensorOrigins", "origin_keys"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:

@@ -20,16 +20,6 @@ from gmmvit_deploy.models.sources.released import released_source
 from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.sources.source import CheckpointSource
 
-__all__ = [
-    "OPTION",
-    "PLAIN_FILES",
-    "has_shifted",
-    "shifted_names",
-    "shifted_patch",
-    "spt_lsa_source",
-    "temperature_heads",
-]
-
 OPTION = "spt-lsa"
 """The value of ``--set source`` for files of the released code of SPT and LSA."""
 PLAIN_FILES = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
