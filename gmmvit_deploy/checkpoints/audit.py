@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gmmvit_deploy.models.layers.dead_masks import dead_masks
+from gmmvit_deploy.models.folding.dead_masks import dead_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.masks import stored_base, stored_base_limits

@@ -19,14 +19,12 @@ def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
 
     t[h] · (W[h] x + b[h]) Kᵀ  →  (t[h]·W[h] x + t[h]·b[h]) Kᵀ, with W[h] and b[h] the rows of head h
 
-    The graph then multiplies no scores by a temperature.
     Requires: folded scales.
     Unchanged: the scale d^(−1/2), which is the same for all heads; a temperature behind another step; and an attention
     whose Q projection is not a linear layer.
     Ensures: no temperature is the first step of an attention with a linear Q projection, and in float64 the new Q
     projection gives the old Q times the temperatures, up to rounding.
     Returns the names of the changed attentions.
-    Errors: FoldError when a temperature is not folded yet, or when the end state does not hold.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -47,10 +45,6 @@ def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
 
 
 def _first_temperature(name: str, scores: AttentionScores) -> tuple[str, Step] | None:
-    """Return the first step before softmax if this step is a learned temperature, or None.
-
-    Errors: FoldError when the temperature is not folded yet.
-    """
     steps = scores.steps_before()
     if not steps or steps[0][1].role != "scale":
         return None
@@ -60,7 +54,6 @@ def _first_temperature(name: str, scores: AttentionScores) -> tuple[str, Step] |
 
 
 def _by_row(name: str, temperatures: Tensor, rows: int) -> Tensor:
-    """Return the temperature of each row of the Q projection.  temperatures: (H, 1, 1), or a scalar."""
     factors = temperatures.flatten()
     if rows % len(factors):
         raise FoldError(f"{name}: {rows} rows of Q are not a multiple of {len(factors)} temperatures")

@@ -28,8 +28,7 @@ def locality_scores(
 ) -> AttentionScores:
     """Return the scores of locality self-attention.
 
-    head_dim: d; training starts with the temperature d^(−1/2).  tokens: N, with the class token.
-    bias: the step that adds B before the diagonal is masked; None omits B.
+    tokens: N, with the class token.  bias: the step that adds B.
     scales_query: True multiplies Q by the temperature in place of Q Kᵀ.
     """
     return AttentionScores(

@@ -32,9 +32,6 @@ class Scale(Multiply):
     def forward(self, scores: Tensor) -> Tensor:
         return scores * self.factor
 
-    def folded(self) -> Step:
-        return self
-
     def for_windows(self, windows: int, heads: int) -> Step:
         return self
 
