@@ -1,4 +1,4 @@
-"""Passes that make a folded model fit the fused attention kernels of GPU engines: padded heads, separate projections."""
+"""Passes that make a folded model fit the fused attention kernels of GPU engines: padded heads, split projections."""
 
 from __future__ import annotations
 

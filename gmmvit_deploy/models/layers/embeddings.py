@@ -31,8 +31,7 @@ class PatchFilters:
     """The filters of a patch embedding.
 
     name: the name of the layer.  views: V, the number of images that the layer reads together: 1, or 5 with SPT.
-    filters: (D, V · c, rows, columns), for D features and images of c channels; the channels of a view follow the
-    channels of the view before it.
+    filters: (D, V · c, rows, columns), view after view.
     """
 
     name: str
@@ -80,11 +79,8 @@ def patch_filters(model: Model) -> PatchFilters | None:
 
 
 def position_embeddings(model: Model) -> Iterator[PositionEmbeddings]:
-    """Yield the position embeddings, recognised by the usual names of such parameters and buffers.
-
-    Position embeddings that the network computes from its sizes, such as sinusoids, are buffers outside of the state
-    dict. Tensors whose tokens are no prefix tokens and a grid of patches are left out.
-    """
+    """Yield the position embeddings of prefix tokens and a grid, recognised by the common names of such tensors."""
+    # Those that the network computes from its sizes, such as sinusoids, are buffers outside of the state dict.
     stored = model.state_dict()
     for name, tensor in (stored | dict(model.named_buffers())).items():
         if name.rpartition(".")[2] in _NAMES and tensor.dim() == 3 and tensor.shape[0] == 1:

@@ -54,7 +54,7 @@ class _WithoutValues(TorchFunctionMode):
 
 
 def _are_meta(operands: Sequence[Any]) -> bool:
-    """Return whether at least one operand is a tensor, all tensors are on the device ``meta``, and the rest numbers."""
+    """Return whether the operands are tensors on the device ``meta``, at least one, and numbers."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     numbers = [operand for operand in operands if isinstance(operand, (int, float))]
     return bool(tensors) and len(tensors) + len(numbers) == len(operands) and all(tensor.is_meta for tensor in tensors)
