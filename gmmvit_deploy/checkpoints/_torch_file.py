@@ -4,9 +4,8 @@
     older file    five pickles: magic number, format version, byte order and type sizes, data, list of storage keys;
                   then for each storage key: the number of elements as int64, and the elements
 
-Opening a file reads only the pickles. `TorchFile.tensor` reads the storage of a tensor on request, so a caller that
-needs only the weights never reads the state of an optimiser. Tensors that share a storage in the file also share the
-storage in memory.
+Opening a file reads only the pickles. `TorchFile.tensor` reads the storage of a tensor on request: the state of an
+optimiser is never read. Tensors that share a storage in the file also share it in memory.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from gmmvit_deploy.checkpoints._inert import OtherTensor, StorageRef, TensorRef
 from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_archive
-from gmmvit_deploy.checkpoints._pickled import read_pickle
+from gmmvit_deploy.checkpoints._pickled import OtherTensor, StorageRef, TensorRef, read_pickle
 from gmmvit_deploy.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -44,12 +42,10 @@ _PLAIN_DTYPE = re.compile(r"bool|b?float|complex|u?int")  # not quantised, not r
 class TorchFile:
     """An open PyTorch file.
 
-    value: the object that `torch.save` saved, with a placeholder for each tensor: a `TensorRef`
-    for a dense tensor, an `OtherTensor` for a sparse or quantised tensor.
+    value: the object that `torch.save` saved, with a `TensorRef` or an `OtherTensor` for each tensor.
     places: key of a storage → (first byte, number of bytes) in the file.
-    checksums: key of a storage → CRC-32 of its bytes; a storage whose checksum the file does not state has no entry.
-    big_endian: True if the elements of the storages are stored in big-endian byte order.
-    storages: key of a storage → the storage, for the storages that were already read.
+    checksums: key of a storage → CRC-32 of its bytes, where the file states it.
+    storages: key of a storage → the storage, for those that were already read.
     """
 
     path: Path
@@ -61,11 +57,7 @@ class TorchFile:
     checksums: Mapping[str, int] = field(default_factory=dict)
 
     def tensor(self, name: str, ref: TensorRef | OtherTensor) -> Tensor:
-        """Read a tensor.  name: the name of the tensor, for messages.
-
-        Errors: CheckpointError when the tensor is sparse, quantised or expanded, when the tensor extends beyond the end
-        of its storage, or when the file does not contain all elements of the storage.
-        """
+        """Read a tensor.  Errors: CheckpointError when it is sparse, quantised, expanded or damaged."""
         import torch
 
         dtype = getattr(torch, ref.dtype, None) if isinstance(ref, TensorRef) else None
@@ -90,7 +82,6 @@ class TorchFile:
             raise damaged(self.path, name) from exc
 
     def _storage(self, ref: StorageRef, itemsize: int) -> UntypedStorage:
-        """Return a storage; the first call for a storage reads its elements from the file."""
         import torch
 
         if ref.key not in self.storages:
@@ -117,10 +108,7 @@ class TorchFile:
 
 
 def damaged(path: Path, name: str = "") -> CheckpointError:
-    """Return the error for a file that is truncated, or whose parts contradict each other.
-
-    name: the name of the tensor that cannot be read, if a tensor is damaged.
-    """
+    """Return the error for a damaged file.  name: the tensor that cannot be read, if any."""
     place = f" at tensor {name}" if name else ""
     return CheckpointError(
         f"{path}: the file is truncated or damaged{place} ({path.stat().st_size} bytes)",
@@ -132,8 +120,7 @@ def damaged(path: Path, name: str = "") -> CheckpointError:
 def open_torch_file(path: Path) -> Iterator[TorchFile]:
     """Open a PyTorch file of either format.  Tensors can be read until the context ends.
 
-    Errors: CheckpointError when the file is damaged, is no PyTorch file, is an archive of another kind, has a pickle
-    that is too large, or was written by the module pickle, whose tensors only code of the file could build.
+    Errors: CheckpointError when the file is damaged, too large, or of another kind.
     """
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP_MAGIC
@@ -221,10 +208,7 @@ def _something_else(path: Path) -> CheckpointError:
 
 
 def _places_in_order(file: BufferedReader, keys: Any, storages: Mapping[str, StorageRef]) -> dict[str, tuple[int, int]]:
-    """Return storage key → (first byte, number of bytes) for the storages that follow the pickles of an older file.
-
-    keys: the storage keys in the order of the storages in the file.
-    """
+    """Return `TorchFile.places` of the storages that follow the pickles of an older file, in the order of ``keys``."""
     import torch
 
     size_bytes = os.fstat(file.fileno()).st_size

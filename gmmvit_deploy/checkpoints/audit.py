@@ -1,8 +1,7 @@
 """Audit a checkpoint before it is served.
 
-Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load, because such values make
-every result meaningless. All other findings are only reported, and the user decides whether to use the checkpoint.
-In this module a kernel is a Gaussian of a Gaussian mixture mask.
+Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load; all others are only
+reported. In this module a kernel is a Gaussian of a Gaussian mixture mask.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Finding:
 
     severity: ``error`` makes every result meaningless, ``warning`` should be examined, ``note`` is for information.
     where: the name of the tensor, or of the layer with head and kernel.
-    what: the description of the finding.
     """
 
     severity: Literal["error", "warning", "note"]
@@ -56,10 +54,9 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
 
 
 def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Audit a loaded model: every step on the attention scores, such as a mask, the classifier head, and the family.
+    """Audit the steps on the attention scores, the classifier head, and what the family knows (`Model.oddities`).
 
-    unused: name → tensor, for the tensors of the file that the model does not read. Base masks among these tensors are
-    compared with the base masks that the model uses.
+    unused: the tensors of the file that the model does not read; base masks among them are compared with the used ones.
     """
     findings: list[Finding] = []
     bases: dict[str, Tensor] = {}
@@ -97,10 +94,7 @@ def _audit_heads(model: Model) -> Iterator[Finding]:
 
 
 def audit_dead_masks(model: Model) -> list[Finding]:
-    """Return a note for each mask of a loaded model that has no influence on the logits.
-
-    If the model has masks with prefix tokens, such as a class token, the function runs the network (`dead_masks`).
-    """
+    """Return a note for each mask of a loaded model that has no influence on the logits (`dead_masks`)."""
     dead = dict.fromkeys(layer for layer, _ in dead_masks(model))
     return [Finding(severity="note", where=layer_of(layer), what=DEAD_MASK) for layer in dead]
 
@@ -113,11 +107,6 @@ def layer_of(attention: str) -> str:
 def _audit_bases(
     bases: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]], unused: Mapping[str, Tensor]
 ) -> Iterator[Finding]:
-    """Yield findings about the stored base masks.
-
-    Base masks of the same size should be equal, should match sqrt(exp(−d²)) for the distance d of two tokens, and
-    should have no underflowed entries.
-    """
     first_of_size: dict[int, str] = {}
     for layer, base in bases.items():
         first = first_of_size.setdefault(base.shape[-1], layer)

@@ -45,13 +45,13 @@ CHANNELS = (1, 2, 3, 4)
 
 
 def require(condition: bool, message: str, hint: str = "") -> None:
-    """Check a condition.  Errors: SpecError with ``message`` and ``hint`` when the condition is false."""
+    """Errors: SpecError when the condition is false."""
     if not condition:
         raise SpecError(message, hint=hint)
 
 
 def interpolation_named(name: str) -> Interpolation:
-    """Return the name of an algorithm that resamples position embeddings.  Errors: SpecError for another name."""
+    """Errors: SpecError for a name that is not in `INTERPOLATIONS`."""
     for interpolation in INTERPOLATIONS:
         if interpolation == name:
             return interpolation
@@ -59,10 +59,7 @@ def interpolation_named(name: str) -> Interpolation:
 
 
 def require_counts(spec: object, *names: str) -> None:
-    """Check that every named field is an integer of at least 1, or a tuple of such integers.
-
-    Errors: SpecError when a field has another value.
-    """
+    """Errors: SpecError when a named field is neither an integer of at least 1 nor a tuple of such integers."""
     for name in names:
         value = getattr(spec, name)
         numbers = value if isinstance(value, tuple) else (value,)
@@ -79,10 +76,7 @@ def require_tiling(image_size: int, patch_size: int) -> None:
 
 
 def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
-    """Check that none of the named flags is True in a spec with a mask on the attention scores.
-
-    Errors: SpecError when a flag is True and the mask is not ``plain``.
-    """
+    """Errors: SpecError when a named flag is True in a spec with a mask."""
     for flag in flags:
         require(
             not getattr(spec, flag) or spec.mask.kind == "plain",
@@ -148,8 +142,7 @@ class ModelSpec:
     channels: c, the image channels.
     mask_kinds: the kinds of mask that the architecture supports.
     headless: True if networks of the family can have no classifier.
-    flags: the fields of variants, which are False in a network without the variant; JSON omits them while they are
-    False, so that the JSON of such a network is the same as before the variant was supported.
+    flags: the fields of variants, which JSON omits while they are False.
     Errors: SpecError when a value is invalid.
     """
 

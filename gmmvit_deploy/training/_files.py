@@ -36,11 +36,7 @@ _TRAINING = "gmmvit_training"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a resumed run must have in common with the run before.
-
-    spec, image, labels: of the network.  recipe: as JSON.  images: the number of training images.
-    processes: the number of processes.
-    """
+    """What a resumed run must have in common with the run before.  images, processes: their numbers."""
 
     spec: ModelSpec
     image: ImageSpec
@@ -63,11 +59,7 @@ class Settings:
 
 
 def save(folder: Path, trainer: Trainer, settings: Settings, *, log_bytes: int) -> None:
-    """Write ``checkpoint.pth``: aside, synced to the disk, then renamed.
-
-    log_bytes: the length of the log so far.
-    Errors: OutputError when writing fails.
-    """
+    """Write ``checkpoint.pth``.  log_bytes: the length of the log so far.  Errors: OutputError."""
     averaged = {} if trainer.average is None else {"state_dict_ema": trainer.average.module.state_dict()}
     content = {
         "model_state_dict": trainer.network.state_dict(),
@@ -86,9 +78,8 @@ def save(folder: Path, trainer: Trainer, settings: Settings, *, log_bytes: int) 
 def load(folder: Path, trainer: Trainer, settings: Settings) -> int:
     """Restore the trainer from ``checkpoint.pth``, and return the length of the log at that moment.
 
-    Errors:
-        CheckpointError: the file cannot be read, or `save` did not write the file.
-        InputError: the file is absent, or its run had other settings; the message lists the differences.
+    Errors: CheckpointError when `save` did not write the file; InputError when it is absent, or its run had other
+    settings.
     """
     path = folder / CHECKPOINT
     if not path.is_file():
@@ -115,7 +106,6 @@ def load(folder: Path, trainer: Trainer, settings: Settings) -> int:
 
 
 def _require_equal(path: Path, recorded: Mapping[str, Any], typed: Mapping[str, Any]) -> None:
-    """Errors: InputError when the settings of two runs differ; the message lists every difference."""
     names = [name for name in {**recorded, **typed} if recorded.get(name) != typed.get(name)]
     if names:
         listed = "; ".join(f"{name}: {_short(recorded.get(name))}, now {_short(typed.get(name))}" for name in names)

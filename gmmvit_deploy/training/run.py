@@ -35,12 +35,9 @@ class TrainOptions:
     data: the images, ``kind:path`` or ``kind:path#split``; the default split is train.
     test: the images for the accuracy; None for the split test of ``data``, if it has this split.
     preset, model: a preset of a family, or an architecture of timm with the arguments ``model_args``.
-    mask: the mask on the attention scores.
-    image_size, channels: the images that the network takes; ``image_size`` None is the usual size of the data set.
+    image_size: None for the size of the data set's images.
     mean, std: the normalisation; None for the data set's, or measured on the training images.
-    resize, crop_pct: how images get the network's size, in training and on a server.
-    recipe, seed: the numbers of the run, and where its random numbers start.
-    device, workers: where the network runs, and how many processes prepare images.
+    workers: how many processes prepare images.
     save_steps: write a checkpoint after every so many steps, too; 0 for only after every epoch.
     Errors: InputError when not exactly one of ``preset`` and ``model`` is given, or a number is out of range.
     """
@@ -105,8 +102,7 @@ def train(
     Errors:
         InputError: the data, the network, the recipe and the options do not fit together, an image cannot be decoded,
             or the settings differ from those of the run to resume.
-        OutputError: ``out`` exists, or cannot be written.
-        MissingDependencyError: a package of the extra ``train`` is missing.
+        OutputError: ``out`` exists, or cannot be written.  MissingDependencyError.
         GmmvitError: the loss is not finite; the last checkpoint remains.
     """
     require("torchvision", package="torchvision", extra="train")
@@ -153,7 +149,7 @@ def train(
 
 
 def _begin(out: Path, trainer: Trainer, settings: Settings, *, force: bool) -> None:
-    """Write the folder with a checkpoint of the random weights: a folder of a run always has a checkpoint."""
+    # With a checkpoint of the random weights: a folder of a run always has a checkpoint.
     with new_folder(out, force=force) as folder:
         save(folder, trainer, settings, log_bytes=0)
         (folder / LOG).touch()
@@ -192,7 +188,6 @@ def _last_epoch(log: Path) -> dict[str, Any]:
 
 
 def _data(options: TrainOptions) -> TrainingData:
-    """Open the data, and return it with what the network and a server must know about the images."""
     kind = kind_of_data(options.data)
     train_images = open_data(options.data, split="train")
     test_name = options.test or held_out_of(options.data)

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints import _pickled as pickled
-from gmmvit_deploy.checkpoints._inert import BUILDERS
+from gmmvit_deploy.checkpoints._pickled import BUILDERS
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
 

@@ -16,11 +16,10 @@ def image_of_patches(
     """Return (side of the images, channels of the images, side of a patch).
 
     source: the name of the file.  name: the name of the linear layer.
-    values: the number of values of a patch of the image, c·p·p for c channels and patches of p × p pixels.
+    values: of a patch of the image, c·p·p for c channels and patches of p × p pixels.
     grid: the number of patches along a side of the image, or None for a file without position embeddings.
     The caller compares the side of the images with ``--image-size``.
-    Errors: CheckpointError when the user must give the channels or the side of the images, or gives a value that does
-    not fit ``values``.
+    Errors: CheckpointError when the user must give the channels or the size, or gives one that does not fit ``values``.
     """
     sides = {c: side for c in CHANNELS if (side := exact_root(values / c)) is not None and hints.channels in (None, c)}
     if len(sides) > 1 and hints.image_size is not None:

@@ -1,8 +1,8 @@
 """Infer a spec from the names and shapes of tensors: functions shared by all families.
 
-Shapes determine almost every field of a spec. The number of heads follows only from certain tensors, such as per-head
-masks, position bias tables and head mixing matrices. If a file has no such tensor, the user must give the number of
-heads: a model with a wrong number of heads loads without an error and computes wrong predictions.
+The number of heads follows only from certain tensors, such as per-head masks, position bias tables and head mixing
+matrices. Without such a tensor, the user must give it: a model with a wrong number of heads loads without an error and
+computes wrong predictions.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class MissingTensorError(CheckpointError):
 class Shapes:
     """The shapes of a file's tensors by name.  The errors of the methods state the expected shape.
 
-    tensors: name → tensor.  source: the name of the file, for messages.
-    channels: the number of image channels that the user gave, or None.
-    record: the plain values that the training script stored beside the tensors; empty if not given.
+    source: the name of the file, for messages.  channels: the number of image channels that the user gave, or None.
+    record: the plain values that the training script stored beside the tensors.
     """
 
     def __init__(
@@ -58,10 +57,7 @@ class Shapes:
         return name in self.tensors
 
     def of(self, name: str, *, rank: int) -> tuple[int, ...]:
-        """Return the shape of a tensor.
-
-        Errors: CheckpointError when the tensor is absent, empty, or not of rank ``rank``.
-        """
+        """Return the shape of a tensor.  Errors: CheckpointError when it is absent, empty, or of another rank."""
         if name not in self.tensors:
             raise MissingTensorError(
                 f"{self.source}: tensor {name} is missing; its shape determines the size of the model",
@@ -80,8 +76,7 @@ class Shapes:
         """Return the number of layers, blocks or heads that the names count from 0, such as 9 for ``blocks.8.norm``.
 
         pattern: a regular expression that matches the start of a name, whose first group is the number in the name.
-        The result is 1 + the largest number, or 0 if no name matches.
-        Errors: CheckpointError when the result is larger than the number of tensors.
+        Errors: CheckpointError when the result, 1 + the largest number, is larger than the number of tensors.
         """
         matches = [match for match in map(re.compile(pattern).match, self.tensors) if match]
         last = max(matches, key=lambda match: int(match.group(1)), default=None)
@@ -96,8 +91,7 @@ class Shapes:
     def grid(self, positions: int, *, where: str) -> int:
         """Return the side of the square grid with this number of positions.
 
-        where: the tensor that shows the number of positions, for messages.
-        Errors: CheckpointError when ``positions`` is not a square number.
+        where: the tensor that shows the number.  Errors: CheckpointError when it is not a square number.
         """
         side = exact_root(positions)
         if side is None:
@@ -105,12 +99,10 @@ class Shapes:
         return side
 
     def linear_patch(self, name: str, *, views: int = 1) -> tuple[int, int]:
-        """Return (p, c) for a linear patch embedding: p, the side of a patch in pixels, and c, the number of channels.
+        """Return (p, c) for a linear patch embedding (D, views·c·p·p): the side of a patch in pixels, and the channels.
 
-        The tensor ``name`` has the shape (D, c·p·p), so the shape gives only the product c·p·p. If the user gives no
-        number of channels, c is 3, because the paper authors' released code trains on RGB images.
-        views: the number of shifted copies of the image that a patch holds, with the image: 5 with shifted patch
-        tokenisation, where the shape is (D, 5·c·p·p).
+        The shape gives only the product c·p·p. If the user gives no channels, c is 3, as in the paper authors' code.
+        views: 5 with shifted patch tokenisation, whose patches hold the image and four copies.
         Errors: CheckpointError when c·p·p is not c times a square number.
         """
         values = self.of(name, rank=2)[1]
@@ -132,7 +124,6 @@ class Shapes:
     def convolution_patch(self, name: str) -> tuple[int, int, int]:
         """Return (D, p, c) for a patch convolution whose weight has the shape (D, c, p, p).
 
-        D: the width.  p: the side of a patch in pixels.  c: the number of image channels.
         Errors: CheckpointError when the tensor has another shape, or an unsupported number of channels.
         """
         dim, channels, height, width = self.of(name, rank=4)
@@ -155,7 +146,7 @@ def exact_root(value: float) -> int | None:
 def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
     """Return (mask spec, number of heads) for an attention; the number of heads is None if the mask does not show it.
 
-    prefix: the common start of the names of the mask's tensors, without the last dot.
+    prefix: of the names of the mask's tensors, without the last dot.
     Errors: CheckpointError when a tensor of the mask is missing or a hint contradicts the file.
     """
     source = shapes.source
@@ -198,10 +189,8 @@ def infer_heads(
     """Return the number of heads from the file, else from ``hints``, else from the preset.
 
     width: the width of q, which is the number of heads times the head dim.
-    known: the number of heads that the tensors of the file show, or None.
-    evidence: a clause such as "the number of heads in the masks of the file is", which a message continues with
-    ``known``.
-    preset_heads: the number of heads of the preset, or None without a preset.
+    known: the number that the tensors show, or None.  evidence: the start of a clause that ``known`` ends, such as "the
+    number of heads in the masks of the file is".
     has_presets: False for a family without presets, whose users can only type the number.
     Errors: CheckpointError when the number of heads is unknown, contradictory, or no divisor of ``width``.
     """
@@ -235,7 +224,6 @@ def infer_heads(
 
 
 def _divisors(width: int) -> list[int]:
-    """Return the possible numbers of heads: the divisors of ``width`` up to 64."""
     return [n for n in range(1, 65) if width % n == 0]
 
 
@@ -289,11 +277,7 @@ def preset_of(
     image_size: int,
     mask: MaskSpec,
 ) -> SpecT | None:
-    """Return the spec of the preset in ``hints``, or None if ``hints`` name no preset.
-
-    presets: the presets of the file's family. `checkpoints.loading` has checked that the preset is in this dict.
-    classes, image_size, mask: the values of the file.
-    """
+    """Return the spec of the preset in ``hints``, one of the file's family, or None."""
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
 
 
@@ -302,8 +286,7 @@ def heads_of_preset(
 ) -> dict[str, str]:
     """Return ``heads`` → the option ``--preset``, if no tensor shows the number of heads; else an empty dict.
 
-    shown: the function of the family that returns the number of heads that the tensors show, or None, and the evidence
-    for `infer_heads`.
+    shown: returns ``known`` and ``evidence`` of `infer_heads`.
     """
     if hints.preset is None or shown(shapes, hints)[0] is not None:
         return {}
@@ -311,11 +294,7 @@ def heads_of_preset(
 
 
 def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
-    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
-
-    The image size, the channels, the classes, the mask, the class token, SPT and LSA are not compared. The patch size
-    is compared only for the image sizes for which the paper authors' released code has a patch size.
-    """
+    """Return a text for each size of the network in which the specs differ, such as ``heads 4 (the preset has 8)``."""
     left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
     if spec.image_size not in _CONFIGURED_SIZES:
         left_out.add("patch_size")
@@ -323,10 +302,7 @@ def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
 
 
 def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collection[str]) -> list[str]:
-    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
-
-    left_out: the names of the fields that are not compared.
-    """
+    """Return a text for each field that is not left out and in which the specs differ."""
     return [
         f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
         for field in type(spec).__dataclass_fields__
@@ -335,11 +311,7 @@ def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collectio
 
 
 def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
-    """Check that the spec of a file matches the preset.
-
-    name: the name of the preset.  source: the name of the file.  Both are for the message.
-    Errors: CheckpointError when fields differ; the message lists every differing field.
-    """
+    """Errors: CheckpointError that lists every field in which the spec of a file and the preset ``name`` differ."""
     if differing := preset_differences(spec, preset):
         raise CheckpointError(
             f"{source}: the file does not match the preset {name}: {', '.join(differing)}",
