@@ -47,11 +47,14 @@ from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FIL
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import check_image_hints, compared_with_preset
+from gmmvit_deploy.models.sources.shapes import check_image_hints, field_differences
 from gmmvit_deploy.models.sources.source import CheckpointSource, origin_keys
 from gmmvit_deploy.models.specs import Interpolation, ModelSpec
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
+
+
+_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,11 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
 
 def _signed(file: TensorFile) -> bool:
     """Return whether a source other than timm, which takes any names, recognises the names of the tensors."""
-    return any(source.signature and source.recognises(file.tensors) for family in FAMILIES for source in family.sources)
+    return any(source.signature for source in _recognising(file))
+
+
+def _recognising(file: TensorFile) -> list[CheckpointSource]:
+    return [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
 
 
 def _refuse_beside(backbone: Backbone, hints: LoadHints, name: str) -> None:
@@ -228,9 +235,9 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
             return source
     if hints.model is not None or file.record.config:
         return TIMM_FILES
-    sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
-    most = max(len(source.signature) for source in sources)
-    possible = [source for source in sources if len(source.signature) == most]
+    sources = _recognising(file)
+    longest = max(len(source.signature) for source in sources)
+    possible = [source for source in sources if len(source.signature) == longest]
     stated = (file.record.entries.get("arch"), file.record.args.get("model"))
     if TIMM_FILES not in possible and hints.preset is None and any(map(is_timm_name, stated)):
         # Some scripts store their default name beside a network of another code, so timm's network must fit.
@@ -252,11 +259,11 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
 
 def _other_sources(file: TensorFile) -> list[str]:
     """Return the names of the sources that recognise a file whose tensors do not have timm's names."""
-    possible = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
-    most = max(possible, key=lambda source: len(source.signature))  # TIMM_FILES, without signature, takes every file
-    if any(source is most for source in _family_of_source(TIMM_FILES).sources):
+    possible = _recognising(file)
+    best = max(possible, key=lambda source: len(source.signature))  # TIMM_FILES, without signature, takes every file
+    if any(source is best for source in _family_of_source(TIMM_FILES).sources):
         return []
-    return [source.name for source in possible if len(source.signature) == len(most.signature)]
+    return [source.name for source in possible if len(source.signature) == len(best.signature)]
 
 
 def _refuse_incomplete(file: TensorFile, source: CheckpointSource, hints: LoadHints) -> None:
@@ -300,9 +307,17 @@ def _check_preset(family: Family, hints: LoadHints) -> None:
 
 
 def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None:
-    if hints.preset is not None:
-        preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
-        compared_with_preset(spec, preset, name=hints.preset, source=source)
+    if hints.preset is None:
+        return
+    preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
+    left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
+    if spec.image_size not in _CONFIGURED_SIZES:
+        left_out.add("patch_size")
+    if differing := field_differences(spec, preset, left_out=left_out):
+        raise CheckpointError(
+            f"{source}: the file does not match the preset {hints.preset}: {', '.join(differing)}",
+            hint=f"omit --preset {hints.preset}, or type the preset that the model was trained with",
+        )
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:

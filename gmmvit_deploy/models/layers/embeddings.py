@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.layers.blocks import PatchEmbedding
@@ -106,3 +107,29 @@ def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:
         if side > 0 and side**2 + prefix == tokens:
             return (side, side), prefix
     return None
+
+
+@torch.no_grad()
+def flatten_channel_first(model: nn.Module) -> bool:
+    """Make a model compute what the same weights give on patches that are flattened as (channel, row, column).
+
+    The linear layers of this package read patches in the order (row, column, channel), as vit-pytorch and the code of
+    SPT and LSA do. A convolution has the other order, so copies of these networks often confuse the two.
+    Returns True if the model changed.
+    """
+    changed = False
+    for module in model.modules():
+        if isinstance(module, PatchEmbedding):
+            side, norm = module.patch_size, getattr(module, "patch_norm", None)
+        elif isinstance(module, ShiftedPatches):
+            side, norm = module.side, module.norm
+        else:
+            continue
+        values = module.project.in_features
+        if side == 1 or values == side**2:
+            continue
+        order = torch.arange(values).reshape(-1, side, side).permute(1, 2, 0).flatten()
+        for tensor in (module.project.weight, *(() if norm is None else (norm.weight, norm.bias))):
+            tensor.copy_(tensor[..., order].clone())
+        changed = True
+    return changed

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 _RELEASED_CHANNELS = 3
-_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
 
 class MissingTensorError(CheckpointError):
@@ -281,26 +280,6 @@ def preset_of(
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
 
 
-def heads_of_preset(
-    shapes: Shapes, hints: LoadHints, *, shown: Callable[[Shapes, LoadHints], tuple[int | None, str]]
-) -> dict[str, str]:
-    """Return ``heads`` → the option ``--preset``, if no tensor shows the number of heads; else an empty dict.
-
-    shown: returns ``known`` and ``evidence`` of `infer_heads`.
-    """
-    if hints.preset is None or shown(shapes, hints)[0] is not None:
-        return {}
-    return {"heads": f"--preset {hints.preset}"}
-
-
-def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
-    """Return a text for each size of the network in which the specs differ, such as ``heads 4 (the preset has 8)``."""
-    left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
-    if spec.image_size not in _CONFIGURED_SIZES:
-        left_out.add("patch_size")
-    return field_differences(spec, preset, left_out=left_out)
-
-
 def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collection[str]) -> list[str]:
     """Return a text for each field that is not left out and in which the specs differ."""
     return [
@@ -308,12 +287,3 @@ def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collectio
         for field in type(spec).__dataclass_fields__
         if field not in left_out and getattr(spec, field) != getattr(preset, field)
     ]
-
-
-def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
-    """Errors: CheckpointError that lists every field in which the spec of a file and the preset ``name`` differ."""
-    if differing := preset_differences(spec, preset):
-        raise CheckpointError(
-            f"{source}: the file does not match the preset {name}: {', '.join(differing)}",
-            hint=f"omit --preset {name}, or type the preset that the model was trained with",
-        )
