@@ -87,7 +87,7 @@ class TestWrappings:
         loaded = load_checkpoint(saved(tmp_path, content, _use_new_zipfile_serialization=not old))
         assert logits(loaded).equal(expected)
         assert loaded.file.wrapping == f"training checkpoint, weights under '{key}'"
-        assert loaded.file.record.args == PLAIN_ARGS
+        assert loaded.file.record == TrainingRecord(args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 3})
 
     @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
     def test_bare_state_dict(self, old: bool, state: dict[str, Tensor], expected: Tensor, tmp_path: Path) -> None:
@@ -185,15 +185,6 @@ class TestTrainedAndAveraged:
             assert caught.value.hint == "leave --set weights out"
 
 
-class TestRecord:
-    def test_values_beside_the_weights(self, state: dict[str, Tensor], tmp_path: Path) -> None:
-        content = {"epoch": 7, "arch": "vit_tiny", "metric": 61.5, "optimizer": optimiser(), "args": ARGS, "net": state}
-        record = read_tensors(saved(tmp_path, content)).record
-        assert record == TrainingRecord(
-            args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5}
-        )
-
-
 class TestStorages:
     @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
     def test_tied_and_transposed(self, old: bool, tmp_path: Path) -> None:
@@ -248,23 +239,6 @@ class TestStorages:
                     data = struct.pack(">2f", *struct.unpack("<2f", data))
                 target.writestr(name, b"big" if name.endswith("byteorder") else data)
         assert read_tensors(swapped).tensors["a"].tolist() == [1.0, -2.5]
-
-
-@pytest.mark.nightly
-def test_option_of_the_command_line(
-    state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path, gmmvit: Any
-) -> None:
-    path = saved(tmp_path, {"state_dict": state, "state_dict_ema": averaged, "args": ARGS})
-    refused = gmmvit("export", path, "-o", tmp_path / "bundle", "--dataset", "cifar10")
-    assert refused.returncode == 1
-    assert "'state_dict'" in refused.stderr
-    assert "'state_dict_ema'" in refused.stderr
-    assert "hint: type --set weights=trained" in refused.stderr
-    assert not (tmp_path / "bundle").exists()
-    assert "no weights under 'best'" in gmmvit("inspect", path, "--set", "weights=best").stderr
-    inspected = gmmvit("inspect", path, "--set", "weights=averaged")
-    assert inspected.returncode == 0, inspected.stderr
-    assert "state_dict_ema" in inspected.stdout
 
 
 OWN = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -17,21 +16,17 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.dead_masks import dead_masks, drop_dead_masks
-from gmmvit_deploy.models.folding.fold import fold, folding_passes
+from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.folding.passes import fold_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.masks import ElementwiseMask, Mask, PrefixMask
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
-from tests.conftest import Golden, golden
+from tests.conftest import Golden
+from tests.golden_files import trained
 from tests.models.families.test_families import pit_specs
 
 LAST_OF_PIT = "stages.2.0.attention"
-
-
-def trained(name: str) -> Model:
-    case = golden(name)
-    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
 
 
 def vit(masks: Callable[[], Mask | None], *, class_token: bool, depth: int = 3) -> Model:
@@ -63,16 +58,6 @@ def test_only_the_last_mask_of_a_pit_is_removed(each_golden: Golden) -> None:
                                                            "stages.1.1.attention"]  # fmt: skip
         assert [name for name, _ in dict(attention_scores(result.model))[LAST_OF_PIT].steps()] == ["before.scale"]
     assert fold(result.model).passes["drop_dead_masks"] == ()
-
-
-@pytest.mark.parametrize("name", ["pit_gmm", "pit_elm"])
-def test_the_logits_are_the_same_bits(name: str) -> None:
-    model, images = trained(name), torch.from_numpy(golden(name).inputs)
-    without = fold(model)
-    kept = fold(model, [run for run in folding_passes(model.spec) if run is not drop_dead_masks])
-    assert len(kept.masks) == len(without.masks) + 1
-    assert without.model(images).equal(kept.model(images))
-    np.testing.assert_allclose(without.model(images).numpy(), golden(name).logits, rtol=0, atol=golden(name).atol)
 
 
 @settings(max_examples=15, deadline=None)
