@@ -210,10 +210,7 @@ def _refuse_several(path: Path, filled: list[str]) -> None:
     for kind, keys in (("trained", (*_TRAINED, _TEACHER)), ("averaged", _AVERAGED)):
         held = [key for key in keys if key in filled]
         if len(held) > 1:
-            raise CheckpointError(
-                f"{path}: holds several sets of {kind} weights, under {' and '.join(map(repr, held))}",
-                hint=f"type --set weights={' or --set weights='.join(held)}",
-            )
+            raise must_choose(path, f"several sets of {kind} weights, under {' and '.join(map(repr, held))}", held)
 
 
 def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | None = None) -> ChosenWeights:

@@ -20,7 +20,7 @@ from gmmvit_deploy.checkpoints._fitting import (
 from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head
 from gmmvit_deploy.checkpoints._other_files import refuse_adapter
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
-from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
+from gmmvit_deploy.checkpoints.audit import audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.own_class import load_own_class, refuse_own_options, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
 from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, tensor_from_file
@@ -45,6 +45,7 @@ from gmmvit_deploy.models.families.timm.network import is_timm_name
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.step import Oddity
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import check_image_hints, field_differences
@@ -71,7 +72,7 @@ class LoadedCheckpoint:
     spec: ModelSpec
     model: Model
     unused: dict[str, str]
-    findings: tuple[Finding, ...]
+    findings: tuple[Oddity, ...]
     images: KnownImages = field(default_factory=KnownImages)
     taken_from: dict[str, str] = field(default_factory=dict)
 
@@ -396,7 +397,7 @@ def released_state_dict(model: Model) -> dict[str, Tensor]:
     return {key: state[ours] for ours, key in origins.items() if isinstance(key, str)}
 
 
-def _refuse(source: str, findings: list[Finding]) -> None:
+def _refuse(source: str, findings: list[Oddity]) -> None:
     errors = [f"{finding.where}: {finding.what}" for finding in findings if finding.severity == "error"]
     if errors:
         raise CheckpointError(

@@ -54,11 +54,16 @@ class StepNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oddity:
-    """An unusual property of a step.  where: the head and the Gaussian ("kernel"), such as `` head 1 kernel 2``."""
+    """An unusual property of a step or a checkpoint.
+
+    severity: ``error`` makes every result meaningless, ``warning`` should be examined, ``note`` is for information.
+    where: of a step, the head and the Gaussian ("kernel"), such as `` head 1 kernel 2``; of a checkpoint, the name of
+    the tensor, or of the layer with head and kernel.
+    """
 
     severity: Literal["error", "warning", "note"]
-    what: str
     where: str = ""
+    what: str
 
 
 class Step(nn.Module):
