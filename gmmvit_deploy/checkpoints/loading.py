@@ -124,7 +124,9 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
     try:
         return _fitted_network(file, hints, name)
     except InputError:
-        backbone = None if hints.head is not None or _signed(file) else backbone_of(file)
+        # timm takes any names; a file that another source recognises is no backbone of timm.
+        signed = any(source.signature for source in _recognising(file))
+        backbone = None if hints.head is not None or signed else backbone_of(file)
         if backbone is None:
             raise
         if not backbone.layer:
@@ -136,11 +138,6 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
         "network's own pooling and without an activation before it, which no tensor would show"
     )
     return source, hints, replace(fitted, taken_from={**fitted.taken_from, "classifier": classifier})
-
-
-def _signed(file: TensorFile) -> bool:
-    """Return whether a source other than timm, which takes any names, recognises the names of the tensors."""
-    return any(source.signature for source in _recognising(file))
 
 
 def _recognising(file: TensorFile) -> list[CheckpointSource]:

@@ -129,14 +129,16 @@ def train(
         )
         log_bytes = load(out, trainer, settings) if resume else 0
         if those.first and not resume:
-            _begin(out, trainer, settings, force=force)
+            with new_folder(out, force=force) as folder:
+                save(folder, trainer, settings, log_bytes=0)  # a folder of a run always has a checkpoint
+                (folder / LOG).touch()
         those.wait()  # no process goes on before the others have read the checkpoint
         if not those.first:
             for _ in trainer.run():
                 pass
             return None
         _run(out, trainer, settings, log_bytes, options, those, on_progress)
-    last = _last_epoch(out / LOG)
+    last = json.loads((out / LOG).read_text(encoding="utf-8").splitlines()[-1])
     return TrainResult(
         checkpoint=out / CHECKPOINT,
         log=out / LOG,
@@ -146,13 +148,6 @@ def train(
         accuracy=last["accuracy"],
         test_images=0 if data.test is None else len(data.test),
     )
-
-
-def _begin(out: Path, trainer: Trainer, settings: Settings, *, force: bool) -> None:
-    # With a checkpoint of the random weights: a folder of a run always has a checkpoint.
-    with new_folder(out, force=force) as folder:
-        save(folder, trainer, settings, log_bytes=0)
-        (folder / LOG).touch()
 
 
 def _run(
@@ -179,12 +174,6 @@ def _run(
                 save(out, trainer, settings, log_bytes=log.flushed_size())
             step = f"epoch {record.epoch} of {options.recipe.epochs}"
             on_progress(Progress(step, record.step, trainer.total_steps, f"loss {record.loss:.3f}{accuracy}"))
-
-
-def _last_epoch(log: Path) -> dict[str, Any]:
-    *_, line = log.read_text(encoding="utf-8").splitlines()
-    last: dict[str, Any] = json.loads(line)
-    return last
 
 
 def _data(options: TrainOptions) -> TrainingData:

@@ -32,7 +32,8 @@ def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
         while rows is not None and (first := _first_temperature(name, scores)):
             step_name, step = first
             linear, count = rows
-            factors = _by_row(name, step.matrix(), count)
+            temperatures = step.matrix().flatten()
+            factors = temperatures.repeat_interleave(count // len(temperatures))
             before = _queries(linear, count)
             linear.weight[:count] *= factors[:, None]
             if linear.bias is not None:
@@ -51,13 +52,6 @@ def _first_temperature(name: str, scores: AttentionScores) -> tuple[str, Step] |
     if not steps[0][1].is_constant:
         raise FoldError(f"{name}: the temperature must be a constant; run fold_scales first")
     return steps[0] if isinstance(steps[0][1], Constant) else None
-
-
-def _by_row(name: str, temperatures: Tensor, rows: int) -> Tensor:
-    factors = temperatures.flatten()
-    if rows % len(factors):
-        raise FoldError(f"{name}: {rows} rows of Q are not a multiple of {len(factors)} temperatures")
-    return factors.repeat_interleave(rows // len(factors))
 
 
 def _queries(linear: nn.Linear, rows: int) -> Tensor:

@@ -52,10 +52,6 @@ def _yes_or_no(text: str) -> bool:
     return {"yes": True, "no": False}[text]
 
 
-def _stages(text: str) -> tuple[int, ...]:
-    return () if text == "none" else tuple(int(part) for part in text.split(","))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadHints:
     """Values of the command line's options; None for an option that is not given. `SETTINGS` explains the others.
@@ -144,7 +140,7 @@ class LoadHints:
         "of an RMT: the stages, counted from 1, whose attention is decomposed into rows and columns, or none. A wrong "
         "list raises no error, but the predictions are wrong",
         "1,2,3",
-        _stages,
+        lambda text: () if text == "none" else tuple(map(int, text.split(","))),
     )
     only_features: bool = False
     only_tensors: bool = False

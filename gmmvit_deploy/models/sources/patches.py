@@ -23,7 +23,11 @@ def image_of_patches(
     """
     sides = {c: side for c in CHANNELS if (side := exact_root(values / c)) is not None and hints.channels in (None, c)}
     if len(sides) > 1 and hints.image_size is not None:
-        sides = {c: side for c, side in sides.items() if _tiles(hints.image_size, side, grid)} or sides
+        sides = {
+            c: side
+            for c, side in sides.items()
+            if hints.image_size % side == 0 and grid in (None, hints.image_size // side)
+        } or sides
     if not sides:
         possible = [c for c in CHANNELS if exact_root(values / c) is not None]
         fitting = " or ".join(f"--set channels={c}" for c in possible)
@@ -53,7 +57,3 @@ def image_of_patches(
             hint="type the --image-size that the model was trained with",
         )
     return image_size, channels, patch_size
-
-
-def _tiles(image_size: int, patch_size: int, grid: int | None) -> bool:
-    return image_size % patch_size == 0 if grid is None else image_size == grid * patch_size
