@@ -188,7 +188,7 @@ def must_choose(path: Path, what: str, keys: Iterable[str]) -> CheckpointError:
 
 
 def _same_weights(own: Iterable[tuple[int, ...]], other: Iterable[tuple[int, ...]]) -> bool:
-    """Return True if most tensors of either set have the shape of a tensor of the other set."""
+    """Return True if more than half of the tensors of either set have the shape of one of the other."""
     first, second = Counter(own), Counter(other)
     return 2 * (first & second).total() > max(first.total(), second.total())
 

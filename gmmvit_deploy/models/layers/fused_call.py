@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
+import torch.nn.functional as F  # noqa: N812 - its common name
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
