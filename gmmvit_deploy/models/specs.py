@@ -45,13 +45,13 @@ CHANNELS = (1, 2, 3, 4)
 
 
 def require(condition: bool, message: str, hint: str = "") -> None:
-    """Errors: SpecError when the condition is false."""
+    """Raise SpecError with ``message`` and ``hint`` unless the condition holds."""
     if not condition:
         raise SpecError(message, hint=hint)
 
 
 def interpolation_named(name: str) -> Interpolation:
-    """Errors: SpecError for a name that is not in `INTERPOLATIONS`."""
+    """Return the name of an algorithm that resamples position embeddings.  Errors: SpecError for another name."""
     for interpolation in INTERPOLATIONS:
         if interpolation == name:
             return interpolation
@@ -59,7 +59,7 @@ def interpolation_named(name: str) -> Interpolation:
 
 
 def require_counts(spec: object, *names: str) -> None:
-    """Errors: SpecError when a named field is neither an integer of at least 1 nor a tuple of such integers."""
+    """Require an integer of at least 1, or a tuple of such integers, in each named field.  Errors: SpecError."""
     for name in names:
         value = getattr(spec, name)
         numbers = value if isinstance(value, tuple) else (value,)
@@ -70,13 +70,14 @@ def require_counts(spec: object, *names: str) -> None:
 
 
 def require_tiling(image_size: int, patch_size: int) -> None:
+    """Require a patch size that divides the image size.  Errors: SpecError."""
     require(
         image_size % patch_size == 0, f"patch size: expected a divisor of the image size {image_size}, got {patch_size}"
     )
 
 
 def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
-    """Errors: SpecError when a named flag is True in a spec with a mask."""
+    """Require that no named flag is True in a spec with a mask.  Errors: SpecError."""
     for flag in flags:
         require(
             not getattr(spec, flag) or spec.mask.kind == "plain",
@@ -85,6 +86,7 @@ def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
 
 
 def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:
+    """Require a depth, a number of heads and an mlp width for each stage.  Errors: SpecError."""
     require(
         len(depths) == len(heads) == len(mlp_dims),
         "expected a depth, a number of heads and an mlp width for each stage, "
