@@ -180,34 +180,22 @@ def test_broken_config(case: str, work: Path) -> None:
 # ---- options -------------------------------------------------------------------------------------------------------
 
 WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    # case: (file, changed options, part of the error, part of the hint)
-    "no weights": ("timm_vit", {"weights": None}, "whose logits differ", "type --set weights=trained"),
-    "no model-args": ("timm_deit_distilled", {"model_args": None}, "do not fit", "--model-args"),
-    "no architecture": ("timm_vit_qk_norm", {"model": None}, "unknown architecture", "type --model with timm's name"),
+    # case: (file, changed options, part of the error, part of the hint); tests/checkpoints/test_hints.py has others
     "other architecture": ("timm_deit_distilled", {"model": "vit_tiny_patch16_224"}, "dist_token", "type --model"),
     "no ViT": ("timm_vit", {"model": "convnext_atto"}, "head.fc.weight of convnext_atto is missing", "type --model"),
     "empty model": ("timm_vit", {"model": "timm:"}, "--model: timm", "type --model with a name of timm"),
-    "hub": ("timm_vit", {"model": "hf-hub:timm/x"}, "--model: 'hf-hub:timm/x' makes timm read", "type --model"),
-    "depth": ("timm_vit", {"model_args": {"depth": 3}}, "blocks.2.norm1.weight", "--model-args"),
-    "pretrained": ("timm_vit", {"model_args": {"pretrained": True}}, "--model-args: the argument", "remove pretrained"),
-    "size of the file": ("timm_vit", {"image_size": 33}, "--image-size 33 contradicts the file", "omit --image-size"),
-    "size of tensors": ("timm_vit_qk_norm", {"image_size": 48}, "the file has pos_embed (65 tokens)", "--image-size"),
     "endless strides": (
         "torchvision_vit_conv_stem",
         {"model_args": {"num_heads": 4, "conv_stem_strides": [10**9, 2, 2]}},
         "cannot build",
         "type --model-args",
     ),
-    "no strides": ("torchvision_vit_conv_stem", {"model_args": {"num_heads": 4}}, "no tensor of this file", "strides"),
-    "head blocks": ("dino_linear", {"head_blocks": 4}, "--set head_blocks=4: 24", "type --set head_blocks=3"),
-    "no head": ("dino_linear", {"head": None, "head_blocks": None}, "no classifier", "add --head FILE"),
     "no class token": (
         "dino_linear",
         {"model": "swin_tiny_patch4_window7_224", "model_args": None},
         "has no class token",
         "type --model",
     ),
-    "averaged teacher": ("dino_linear", {"weights": "averaged"}, "the teacher is taken", "leave --set weights out"),
 }
 
 
@@ -221,13 +209,6 @@ def test_wrong_options(case: str, work: Path) -> None:
     assert part in error
     assert str(copy) in error or error.startswith("--")
     assert advice in hint
-
-
-def test_closed_form_without_a_mixture(work: Path) -> None:
-    copy = Path(shutil.copy(golden("timm_vit").path, work / "vit.pth.tar"))
-    error, hint = refusal(copy, *options_of("timm_vit"), "--set", "closed_form=yes")
-    assert "holds no Gaussian mixture" in error
-    assert hint == "leave --set closed_form out"
 
 
 # ---- the real command, and the network -----------------------------------------------------------------------------
