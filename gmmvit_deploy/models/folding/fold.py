@@ -114,16 +114,16 @@ class FoldedModel:
 
 
 @torch.no_grad()
-def fold(model: Model, passes: Sequence[FoldingPass] | None = None, *, in_place: bool = False) -> FoldedModel:
+def fold(model: Model, *, in_place: bool = False) -> FoldedModel:
     """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
-    passes: by default `folding_passes`.  in_place: True to fold ``model`` itself, without the memory of a copy.
+    in_place: True to fold ``model`` itself, without the memory of a copy.
     Errors: FoldError when the requirements or the end state of a pass do not hold, or when a step remains that no pass
     folds.
     """
     trained = {key: step.matrix().detach().clone() for key, step in _steps(model).items()}
     folded = (model if in_place else copy.deepcopy(model)).requires_grad_(False)
-    changed = {run.__name__: run(folded) for run in (folding_passes(model.spec) if passes is None else passes)}
+    changed = {run.__name__: run(folded) for run in folding_passes(model.spec)}
     require_constant_steps(folded)
     return FoldedModel(
         model=folded,
