@@ -48,14 +48,11 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.step import Oddity
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import check_image_hints, field_differences
+from gmmvit_deploy.models.sources.shapes import check_image_hints, preset_differences
 from gmmvit_deploy.models.sources.source import CheckpointSource, origin_keys
 from gmmvit_deploy.models.specs import Interpolation, ModelSpec
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
-
-
-_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,10 +305,7 @@ def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None
     if hints.preset is None:
         return
     preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
-    left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
-    if spec.image_size not in _CONFIGURED_SIZES:
-        left_out.add("patch_size")
-    if differing := field_differences(spec, preset, left_out=left_out):
+    if differing := preset_differences(spec, preset):
         raise CheckpointError(
             f"{source}: the file does not match the preset {hints.preset}: {', '.join(differing)}",
             hint=f"omit --preset {hints.preset}, or type the preset that the model was trained with",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
-from gmmvit_deploy.models.sources.shapes import Shapes
+from gmmvit_deploy.models.sources.shapes import Shapes, heads_of_preset
 from gmmvit_deploy.models.sources.source import CheckpointSource
 from gmmvit_deploy.models.specs import MaskSpec
 
@@ -30,7 +30,7 @@ def released_source(
     """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
     names: spec → dict from name in the model to name in the released file.
-    shown_heads: returns ``known`` and ``evidence`` of `infer_heads`; None if every file shows the number of heads.
+    shown_heads: the function for `heads_of_preset`; None if the tensors of every file show the number of heads.
     The others are fields of `CheckpointSource`. The stored base masks, which a model with the closed form never reads,
     are added to ``known_unused``.
     """
@@ -44,9 +44,7 @@ def released_source(
         return reasons | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
 
     def taken_from(shapes: Shapes, hints: LoadHints, model_spec: Any) -> Mapping[str, str]:
-        if shown_heads is None or hints.preset is None or shown_heads(shapes, hints)[0] is not None:
-            return {}
-        return {"heads": f"--preset {hints.preset}"}
+        return {} if shown_heads is None else heads_of_preset(shapes, hints, shown=shown_heads)
 
     return CheckpointSource(
         name=name,

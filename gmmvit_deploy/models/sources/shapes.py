@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 _RELEASED_CHANNELS = 3
+_CONFIGURED_SIZES = (32, 64)  # the image sizes for which the paper authors' released code has a patch size
 
 
 class MissingTensorError(CheckpointError):
@@ -188,8 +189,10 @@ def infer_heads(
     """Return the number of heads from the file, else from ``hints``, else from the preset.
 
     width: the width of q, which is the number of heads times the head dim.
-    known: the number that the tensors show, or None.  evidence: the start of a clause that ``known`` ends, such as "the
-    number of heads in the masks of the file is".
+    known: the number of heads that the tensors of the file show, or None.
+    evidence: a clause such as "the number of heads in the masks of the file is", which a message continues with
+    ``known``.
+    preset_heads: the number of heads of the preset, or None without a preset.
     has_presets: False for a family without presets, whose users can only type the number.
     Errors: CheckpointError when the number of heads is unknown, contradictory, or no divisor of ``width``.
     """
@@ -276,8 +279,37 @@ def preset_of(
     image_size: int,
     mask: MaskSpec,
 ) -> SpecT | None:
-    """Return the spec of the preset in ``hints``, one of the file's family, or None."""
+    """Return the spec of the preset in ``hints``, or None if ``hints`` name no preset.
+
+    presets: the presets of the file's family. `checkpoints.loading` has checked that the preset is in this dict.
+    classes, image_size, mask: the values of the file.
+    """
     return None if hints.preset is None else presets[hints.preset](classes, image_size, mask)
+
+
+def heads_of_preset(
+    shapes: Shapes, hints: LoadHints, *, shown: Callable[[Shapes, LoadHints], tuple[int | None, str]]
+) -> dict[str, str]:
+    """Return ``heads`` → the option ``--preset``, if no tensor shows the number of heads; else an empty dict.
+
+    shown: the function of the family that returns the number of heads that the tensors show, or None, and the evidence
+    for `infer_heads`.
+    """
+    if hints.preset is None or shown(shapes, hints)[0] is not None:
+        return {}
+    return {"heads": f"--preset {hints.preset}"}
+
+
+def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
+    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
+
+    The image size, the channels, the classes, the mask, the class token, SPT and LSA are not compared. The patch size
+    is compared only for the image sizes for which the paper authors' released code has a patch size.
+    """
+    left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
+    if spec.image_size not in _CONFIGURED_SIZES:
+        left_out.add("patch_size")
+    return field_differences(spec, preset, left_out=left_out)
 
 
 def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collection[str]) -> list[str]:

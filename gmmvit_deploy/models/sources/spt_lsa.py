@@ -69,12 +69,16 @@ def shifted_patch(shapes: Shapes, prefix: str) -> tuple[int, int, int]:
 
 
 def shifted_names(ours: str, theirs: str) -> dict[str, str]:
-    """Return name in the model → name in the file, for the tensors of a `ShiftedPatches`."""
+    """Return a dict from name in the model to name in the file, for the tensors of a `ShiftedPatches`.
+
+    ours, theirs: the name of the module in the model, and the start of its names in the file.
+    """
     pairs = {"norm": "1", "project": "2"}
     return {f"{ours}.{a}.{part}": f"{theirs}.{b}.{part}" for a, b in pairs.items() for part in ("weight", "bias")}
 
 
 def has_shifted(shapes: Shapes, prefix: str) -> bool:
+    """Return whether the file has tensors of shifted patch tokenisation.  prefix: as for `shifted_patch`."""
     return any(name.startswith(f"{prefix}.") for name in shapes.tensors)
 
 
