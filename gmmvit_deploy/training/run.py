@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +196,7 @@ def _data(options: TrainOptions) -> TrainingData:
             mean, std = ((values * 3)[: options.channels] for values in (known.mean, known.std))
         else:
             mean, std = mean_and_std(train_images, image)
-    image = ImageSpec(
-        height=size,
-        width=size,
-        channels=options.channels,
-        mean=mean,
-        std=std,
-        resize=options.resize,
-        crop_pct=options.crop_pct,
-    )
+    image = replace(image, mean=mean, std=std, resize=options.resize, crop_pct=options.crop_pct)
     return TrainingData(train=train_images, test=test, image=image, labels=labels)
 
 
