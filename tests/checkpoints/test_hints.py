@@ -596,14 +596,14 @@ EXPORTS = {
         ("--image-size N and --set channels=N", "--image-size 28 and --set channels=1"),
     ),
     "a size that the patches of MyViT do not tile": Export(
-        golden("naive_vit/mnist_vit.pt"),
-        {**TENSOR, "--image-size": "27", "--set channels": "1"},
-        ("--image-size PIXELS and --set channels=C", "--image-size 28 and --set channels=1"),
+        write=golden("naive_vit/mnist_vit.pt"),
+        typed={**TENSOR, "--image-size": "27", "--set channels": "1"},
+        fill=("--image-size PIXELS and --set channels=C", "--image-size 28 and --set channels=1"),
     ),
     "channels that do not fit the positions of MyViT": Export(
-        saved(lambda: torch.load(GOLDEN / "naive_vit/mnist_vit.pt") | {"pos_embed": torch.randn(50, 8)}),
-        {**TENSOR, "--set channels": "3"},
-        ("channels=C", "channels=1"),
+        write=saved(lambda: torch.load(GOLDEN / "naive_vit/mnist_vit.pt") | {"pos_embed": torch.randn(50, 8)}),
+        typed={**TENSOR, "--set channels": "3"},
+        fill=("channels=C", "channels=1"),
     ),
     "no scales of a DeepViT": Export(golden("deepvit/deepvit_patch.pth.tar"), TENSOR, ("=NUMBER", "=1")),
     "neither size nor stages of an RMT": Export(

@@ -104,7 +104,7 @@ class Family:
     windows:        spec → dict: name of an attention → `Windows`; an attention without an entry attends to all tokens
     folding_passes: () → additional folding passes, which run after the passes on the attention scores and before
                     `folding.last_block.narrow_last_block`
-    engine_passes:  () → additional passes for GPU engines, which run before `folding.engine_forms.pad_heads`
+    engine_passes:  () → additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
     unavailable:    spec → the reason why this process cannot build the model, for example because the code of the model
                     is in a file that the user did not name; empty if the process can build the model
     resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →

@@ -58,7 +58,7 @@ ensures."""
 
 
 def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
-    """Return the passes that `fold` runs for this spec, in execution order."""
+    """Return the shared passes and the passes of the family that `fold` runs for this spec, in execution order."""
     return (*SCORE_PASSES, *family_of(spec).folding_passes(), narrow_last_block)
 
 
